@@ -99,8 +99,8 @@ test: ## Everything that needs no GPU, with its gates
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 golden: $(STAMP) ## Write the catalogue of readings, docs/metrics.md, docs/checks.md, the alert rules and the role READMEs from the code
-	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/test_readings.py tests/unit/test_metrics_page.py
-	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/test_readings.py tests/unit/test_alerts.py # with the new catalogue
+	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/agent/exporter/test_metrics_page.py
+	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/fleet/integrations/test_alerts.py # with the new catalogue
 	$(BIN)/python -m deploy.galaxy.role_readmes
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS, SEED): no crash, no wrong accept, no write outside

@@ -1,6 +1,6 @@
 """The readings of the collectors: name -> unit, labels and help text.
 
-The control node imports no collector, and the lint must know which readings exist. tests/unit/test_readings.py generates
+The control node imports no collector, and the lint must know which readings exist. tests/unit/schemas/test_readings.py generates
 `readings.json` from the collectors and fails if the file is out of date.
 """
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests import ROOT
+
 # What hundreds of processes of ours are started with is compiled once, and not by each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -24,8 +26,14 @@ gc.disable()  # while the tests are collected, of which nothing is garbage
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 LONGEST = (
-    *("unit/test_hostile", "lab/test_resume", "lab/test_acceptance", "lab/test_roles", "lab/test_revalidate"),
-    *("lab/test_burnin", "lab/test_gangs", "unit/test_collection", "lab/test_schedule", "lab/test_silence"),
+    *(
+        "unit/fleet/records/test_hostile",
+        "lab/test_resume",
+        "lab/test_acceptance",
+        "lab/test_roles",
+        "lab/test_revalidate",
+    ),
+    *("lab/test_burnin", "lab/test_gangs", "unit/playbooks/test_collection", "lab/test_schedule", "lab/test_silence"),
     *("lab/test_monitoring", "lab/test_faults_over_ssh", "lab/test_strangers", "lab/test_dashboards"),
 )
 """From five minutes to half a minute: begun first, so that in the end no worker is left alone with one of them."""
@@ -44,7 +52,7 @@ def _signals() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files in the order in which workers take them, one after the other."""
     place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(f"{item.path.parent.name}/{item.path.stem}", len(place)))
+    items.sort(key=lambda item: place.get(str(item.path.relative_to(ROOT / "tests").with_suffix("")), len(place)))
 
 
 def pytest_collection_finish() -> None:

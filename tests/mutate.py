@@ -56,7 +56,7 @@ class Room:
     targets: tuple[str, ...]
     """Files, or `FILE:FUNCTION`."""
     tests: tuple[str, ...]
-    """NAME of tests/unit/test_NAME.py: the quick ones. What starts real launches, or judges whole fleets, takes too long."""
+    """Files of tests/unit, without `.py`: the quick ones. What starts real launches, or judges whole fleets, takes too long."""
     fewest: float
     """Noticed of all."""
     ends_processes: bool = False
@@ -77,15 +77,22 @@ ROOMS = {
             *("fleet/report/summary.py:reasons", "fleet/report/summary.py:status_of"),
         ),
         tests=(
-            "judge_edges", "judge_paths", "judge_evidence", "judge_baseline", "judge_digests", "judge_stragglers", "judge_drift",
-            "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "localise", "culprits", "passes",
-            "tally", "waivers", "severity", "outliers", "uniformity", "power", "manifest", "criteria", "xid",
+            "fleet/judge/test_edges", "fleet/judge/test_paths", "fleet/judge/test_evidence", "fleet/judge/test_baseline",
+            "fleet/judge/test_digest_edges", "fleet/judge/test_straggler_edges", "fleet/judge/test_drift",
+            "fleet/judge/test_packs", "fleet/criteria_lint/test_lint", "fleet/judge/localization/test_gang_launches",
+            "fleet/judge/test_power_edges", "fleet/judge/test_manifest_edges", "fleet/judge/localization/test_localization",
+            "fleet/judge/test_culprits", "fleet/judge/test_passes", "fleet/judge/test_tally", "fleet/judge/test_waivers",
+            "fleet/judge/test_severity", "fleet/judge/test_outliers", "fleet/judge/test_uniformity",
+            "fleet/judge/test_power", "fleet/judge/test_manifest", "fleet/judge/test_criteria", "collectors/test_xid",
         ),
         fewest=0.90,
     ),
     "plan": Room(
         targets=("fleet/planning/plan.py", "fleet/inventory/ansible.py", "schemas/plans.py"),
-        tests=("plan", "plan_edges", "manifest", "scaling", "soak"),
+        tests=(
+            "fleet/planning/test_plan", "fleet/planning/test_plan_edges", "fleet/judge/test_manifest",
+            "fleet/scaling/test_scaling", "agent/soak/test_soak",
+        ),
         fewest=0.85,
     ),
     "supervisor": Room(
@@ -96,8 +103,9 @@ ROOMS = {
             "agent/launch/process_tree.py", "agent/run/work_directory.py",
         ),
         tests=(
-            "supervise", "supervise_edges", "supervise_guard", "heartbeat", "heartbeat_edges", "heartbeat_exchange",
-            "heartbeat_culprit", "oom", "live",
+            "agent/launch/test_supervise", "agent/launch/test_supervise_edges", "agent/launch/test_guard",
+            "agent/gang/test_heartbeat", "agent/gang/test_rank_state", "agent/gang/test_peer_channel",
+            "agent/gang/test_culprit", "agent/sampling/test_oom", "agent/exporter/test_live",
         ),
         fewest=0.85,
         ends_processes=True,
@@ -503,7 +511,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="try so many of each file's mutants (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument(
-        "--tests", nargs="+", help="by which (default: the quick ones): names of tests/unit/test_NAME.py"
+        "--tests", nargs="+", help="by which (default: the quick ones): files of tests/unit, without .py"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
@@ -531,7 +539,7 @@ def _score(name: str, room: Room, targets: list[str], options: argparse.Namespac
         drawn = draw.sample(mutants_, min(options.sample or len(mutants_), len(mutants_)))
         chosen += sorted(drawn, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
     trial = Trial(chosen, options.jobs, room.ends_processes)
-    paths = [str(ROOT / f"tests/unit/test_{test}.py") for test in options.tests or room.tests]
+    paths = [str(ROOT / f"tests/unit/{test}.py") for test in options.tests or room.tests]
     pytest.main(["-q", "--no-header", *paths], plugins=[trial])
     for target, mutants_ in every.items():
         own = set(mutants_) & set(chosen)

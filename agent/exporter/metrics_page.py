@@ -23,7 +23,7 @@ from collectors.base import IDENTITY, Absent, Family
 HEAD = """# Metrics
 
 Every metric of `rackproof export`. The dashboards and alert rules use these names. `UPDATE_GOLDEN=1 pytest
-tests/unit/test_metrics_page.py` generates this page from the code.
+tests/unit/agent/exporter/test_metrics_page.py` generates this page from the code.
 
 - Names end with the base unit, and those of counters with `_total`. A flag is 0 or 1.
 - A missing reading has no series, never a zero: `rackproof_readings_absent` counts them, and

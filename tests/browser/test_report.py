@@ -18,7 +18,7 @@ from fleet.report.html.page import MAX_BYTES, render_html
 from schemas.reports import FleetReport
 from tests.browser import fleets
 from tests.browser.conftest import Watched
-from tests.unit.test_render import HOSTILE, invaded, rehearsal
+from tests.unit.fleet.report.test_render import HOSTILE, invaded, rehearsal
 
 SCROLLS = "document.documentElement.scrollWidth > innerWidth"
 CONTRAST = """() => {

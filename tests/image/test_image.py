@@ -1,7 +1,7 @@
 """The image, built and run for real: `make test-image`, as root, with buildah and debootstrap; no engine and no registry.
 
 The base is a Debian of debootstrap with the torch of the environment that runs this, as NVIDIA's base brings one.
-It takes about four minutes and 5 GB of disk, so that `make test` has tests/unit/test_image.py in its place.
+It takes about four minutes and 5 GB of disk, so that `make test` has tests/unit/deploy/test_image.py in its place.
 """
 
 from __future__ import annotations

@@ -1,0 +1,386 @@
+"""The benchmarks that train, on CPUs and gloo: two ranks that work, and two ranks of which one is made to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent.benchmarks.collectives import overlap
+from agent.benchmarks.runner import run_benchmark
+from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.training import (
+    checkpoint,
+    dataloader,
+    fashion_mnist,
+    model_parallel,
+    training_loop,
+    transformer,
+    variants,
+)
+from schemas.benchmarks.training import TRAINING
+from schemas.records import Observation
+from tests import ROOT, ranks
+from tests.unit.agent.benchmarks.test_benchmarks import (
+    check_every_output_once,
+    cpu_settings,
+    observations,
+    request,
+    run_as_agent,
+    write_request,
+)
+
+QUICK: dict[str, dict[str, Any]] = {
+    "dataloader": {"workers": [1, 2], "batch_size": 8, "seconds": 0.2},
+    "training": {"epochs": 2, "batch_size": 16, "max_steps": 3, "data_directories": []},
+    "fashion_mnist": {"batch_size": 32, "max_steps": 60, "data_directories": []},
+    "scaling": {"max_steps": 4, "batch_size": 16, "precision": "bf16", "workers": 1, "data_directories": []},
+    "variants": {"variants": ["fp32", "bf16_channels_last", "fp1"], "batch_sizes": [2], "steps": 1},
+    "checkpoint": {"steps": 2, "batch_size": 4},
+    "model_parallel": {"steps": 6, "batch_size": 16, "width": 64},
+    "transformer": {"steps": 4},
+    "straggler": {"layers": 1, "width": 32, "heads": 2, "sequence": 16, "batch_size": 2, "seconds": 0.1},
+    "overlap": {"size": 128, "size_bytes": 1 << 16, "repetitions": 2},
+}
+SETTINGS = cpu_settings(TRAINING, QUICK)
+TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
+"""A torchvision that fits torch."""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The work directory after all of these benchmarks ran once."""
+    work = tmp_path_factory.mktemp("ranks")
+    run_as_agent(work, request(**SETTINGS), **TORCHVISION)
+    return work
+
+
+@pytest.fixture(scope="module")
+def measured(work: Path) -> list[Observation]:
+    return observations(work)
+
+
+def single(measured: list[Observation], name: str, **params: object) -> Observation:
+    (observation,) = (item for item in measured if item.name == name and params.items() <= item.params.items())
+    return observation
+
+
+def number(measured: list[Observation], name: str) -> float:
+    value = single(measured, name).value
+    assert isinstance(value, float)
+    return value
+
+
+def test_every_catalogue_output_is_made_once(measured: list[Observation]) -> None:
+    check_every_output_once(SETTINGS, measured)
+
+
+def test_everything_possible_is_measured(measured: list[Observation]) -> None:
+    required = [item for item in measured if not item.name.startswith("straggler.cpu_")]  # some kernels lack those
+    absent = {(item.name, item.params["variant"], item.status) for item in required if item.status != "measured"}
+    assert absent == {(f"variants.{kind}", "fp1", "error") for kind in ("throughput", "loss_finite")}
+
+
+def test_missing_compiler_is_reported(tmp_path: Path) -> None:
+    """One rank and a small network: before torch.compile misses the compiler it uses seconds of CPU time."""
+    write_request(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
+    started = ranks.start(__name__, "without_compiler", work=tmp_path, ranks=1)
+    assert started.wait() == [0], started.output.read_text()
+    measured = observations(tmp_path)
+    for kind in ("throughput", "loss_finite"):
+        observation = single(measured, f"variants.{kind}", variant="bf16_channels_last_compiled")
+        assert observation.status == "unsupported"
+        assert "C++ compiler" in observation.reason
+
+
+def _without_compiler() -> None:
+    os.environ["CXX"] = "/nonexistent/c++"
+    variants.build_network = lambda name: torch.nn.Sequential(  # type: ignore[attr-defined]
+        torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 30 * 30, 10)
+    )
+    sys.argv[1:] = ["--request", "request.json"]
+    runpy.run_module("agent.benchmarks", run_name="__main__", alter_sys=True)
+
+
+def test_fashion_mnist_learns_and_labels_synthetic_data(measured: list[Observation]) -> None:
+    accuracy = single(measured, "fashion_mnist.accuracy")
+    assert isinstance(accuracy.value, float)
+    assert accuracy.value > 0.9
+    assert accuracy.params["data"] == "synthetic"
+    assert accuracy.params["graphed"] is False
+    assert accuracy.params["learning_rate"] == pytest.approx(0.02)
+
+
+def test_scaling_is_timed_from_the_launch(measured: list[Observation]) -> None:
+    hookup, duration, throughput, accuracy, loss = (
+        number(measured, f"scaling.{kind}") for kind in ("hookup", "duration", "throughput", "accuracy", "loss")
+    )
+    assert 0 < duration < hookup, "three steps against everything before them"
+    assert throughput == pytest.approx(3 * 16 * 2 / duration), "without the first step"
+    assert 0 <= accuracy <= 1
+    assert loss == pytest.approx(2.3, abs=0.1), "the mean over ten classes of an untrained network"
+    params = single(measured, "scaling.loss").params
+    assert {key: params[key] for key in ("data", "world_size", "batch_size", "precision", "max_steps")} == {
+        "data": "synthetic",
+        "world_size": 2,
+        "batch_size": 16,
+        "precision": "bf16",
+        "max_steps": 4,
+    }
+
+
+@pytest.mark.parametrize("benchmark", ["model_parallel", "transformer"])
+def test_loss_falls(measured: list[Observation], benchmark: str) -> None:
+    assert 0 < number(measured, f"{benchmark}.loss_ratio") < 0.98
+
+
+def test_transformer_flops_follow_from_its_weights(measured: list[Observation]) -> None:
+    """Six for each token and weight of its matrices, and 6 · layers · width · sequence for the attention."""
+    shape = transformer.Shape(layers=2, width=64, heads=4, sequence=32, batch_size=2)
+    model = transformer.Transformer(shape)
+    weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
+    flops, tokens = number(measured, "transformer.flops"), number(measured, "transformer.throughput")
+    assert flops == pytest.approx(tokens * (6 * weights + 6 * 2 * 64 * 32))
+
+
+def test_last_rank_of_each_step_does_not_wait(measured: list[Observation]) -> None:
+    shares = [item.value for item in measured if item.name == "straggler.last_share"]
+    waits = [item.samples for item in measured if item.name == "straggler.wait"]
+    assert sum(share for share in shares if isinstance(share, float)) >= 1
+    assert all(wait and wait.min >= 0 for wait in waits)
+    assert min(wait.min for wait in waits if wait) == 0
+    assert len({wait.n for wait in waits if wait}) == 1
+
+
+def test_parts_of_a_step_are_shorter_than_the_step(measured: list[Observation]) -> None:
+    step = single(measured, "straggler.step_time").samples
+    assert step
+    for scope in ("cpu=0", "cpu=1"):
+        parts = [
+            item.samples
+            for item in measured
+            if item.scope == scope and item.name in ("straggler.compute", "straggler.wait")
+        ]
+        assert all(part and part.max < step.max for part in parts)
+    assert 0 < number(measured, "straggler.communication") < step.max
+
+
+def test_checkpoint_is_identical_and_leaves_metadata(measured: list[Observation], work: Path) -> None:
+    assert single(measured, "checkpoint.identical").value is True
+    metadata = json.loads((work / "checkpoint0.json").read_text())
+    assert (metadata["steps"], metadata["world_size"], metadata["parameters"]) == (2, 2, 431_080)
+    assert not (work / "checkpoint0.pt").exists()
+
+
+def test_trained_model_is_saved_with_metadata(measured: list[Observation], work: Path) -> None:
+    metadata = json.loads((work / "convnet.json").read_text())
+    expected = {"network": "convnet", "data": "synthetic", "world_size": 2, "epochs": 2, "batch_size": 16}
+    assert expected.items() <= metadata.items()
+    assert metadata["accuracy"] == single(measured, "training.accuracy").value
+    state = torch.load(work / "convnet.pt", weights_only=True)
+    training_loop.ConvNet().load_state_dict(state)
+    assert metadata["parameters"] == sum(value.numel() for value in state.values()) == 431_080
+
+
+def test_dataloader_reports_network_and_cpus(measured: list[Observation]) -> None:
+    for observation in measured:
+        if observation.name.startswith("dataloader."):
+            assert isinstance(observation.value, float)
+            assert observation.value > 0
+            assert observation.params["network"] == "resnet18"
+            assert observation.params["cpus_per_rank"] == len(os.sched_getaffinity(0)) / 2
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(1, 0), (2, 1), (3, 1), (8, 4)])
+def test_every_second_rank_drives_a_replica(count: int, replicas: int) -> None:
+    assert [model_parallel.drives_replica(rank, count) for rank in range(count)].count(True) == replicas
+
+
+@pytest.mark.parametrize(
+    ("both", "hidden", "slowdown"),
+    [(3.0, 1.0, 1.0), (5.0, 0.0, 5 / 3), (4.0, 0.5, 4 / 3), (6.0, 0.0, 2.0), (2.9, 1.0, 2.9 / 3)],
+)
+def test_overlap_figures(both: float, hidden: float, slowdown: float) -> None:
+    assert overlap.overlap_figures(3.0, 2.0, both) == pytest.approx((hidden, slowdown))
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    rates = fashion_mnist.learning_rates(100, 0.5)
+    assert rates[0] == pytest.approx(0.05)
+    assert rates.max() == rates[9] == pytest.approx(0.5)
+    assert 0 <= rates[-1] < 0.001
+    assert torch.all(rates[9:].diff() <= 0)
+    assert fashion_mnist.learning_rates(1, 0.5).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda state: state["a"][0].view(torch.int32)[1].bitwise_xor_(1), "a.0"),
+        (lambda state: state.pop("b"), "b"),
+        (lambda state: state.update(b=2), "b"),
+        (lambda state: state.update(c=1), "c"),
+        (lambda state: state.update(a=[state["a"][0].double()]), "a.0"),
+        (lambda state: state.update(a=[state["a"][0][:1]]), "a.0"),
+    ],
+)
+def test_checkpoint_differences_are_exact_to_the_bit(change: Callable[[dict[str, Any]], object], name: str) -> None:
+    first: dict[str, Any] = {"a": [torch.tensor([float("nan"), 1.0])], "b": 1}
+    second: dict[str, Any] = {"a": [torch.tensor([float("nan"), 1.0])], "b": 1}
+    assert checkpoint.find_differences(first, second) == []
+    change(second)
+    assert checkpoint.find_differences(first, second) == [name]
+
+
+def test_images_are_augmented_separately() -> None:
+    images = dataloader.AugmentedImages(torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8), torch.arange(3))
+    (first, label), (second, _) = images[1], images[1]
+    assert label == 1
+    assert first.shape == (1, 28, 28)
+    assert -1 <= first.min() < first.max() <= 1
+    assert not torch.equal(first, second)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
+    """The observations of two ranks of which one has faults: `_with_faults` below."""
+    work = tmp_path_factory.mktemp("faults")
+    started = ranks.start(__name__, "with_faults", work=work)
+    assert started.wait() == [0, 0], started.output.read_text()
+    return observations(work)
+
+
+def test_failed_attempt_is_reported_on_all_ranks(faulty: list[Observation]) -> None:
+    reasons = {item.scope: item.reason for item in faulty if item.name == "attempt"}
+    assert reasons == {"cpu=0": "rank 1 failed; see its log", "cpu=1": "ValueError: no such thing"}
+
+
+def test_differing_parameters_are_counted(faulty: list[Observation]) -> None:
+    assert {item.params["of"]: item.value for item in faulty if item.name == "differing"} == {"equal": 0, "one bit": 1}
+
+
+def test_training_with_differing_ranks_is_an_error(faulty: list[Observation]) -> None:
+    results = [item for item in faulty if item.name.startswith("fashion_mnist.")]
+    assert [item.status for item in results] == ["error"] * 3
+    assert "differ between the ranks" in results[0].reason
+
+
+@pytest.mark.parametrize("fault", ["one bit on rank 1", "random state lost"])
+def test_differing_checkpoint_is_reported(faulty: list[Observation], fault: str) -> None:
+    identical = {item.stage: item.value for item in faulty if item.name == "checkpoint.identical"}
+    assert identical[fault] is False
+
+
+def test_unwritable_checkpoint_is_an_error_on_all_ranks(faulty: list[Observation]) -> None:
+    results = [item for item in faulty if item.stage == "no directory" and item.name.startswith("checkpoint.")]
+    assert [item.status for item in results] == ["error"] * 3
+    assert "FileNotFoundError" in results[0].reason
+
+
+def test_all_ranks_count_the_same_collective_operations(faulty: list[Observation]) -> None:
+    """The supervisor compares these counts to find the rank that others wait for."""
+    counts: dict[object, list[object]] = {}
+    for observation in faulty:
+        if observation.name == "operations":
+            counts.setdefault(observation.params["benchmark"], []).append(observation.value)
+    assert counts.keys() == {"training", "model_parallel", "transformer", "straggler"}
+    for benchmark, (first, second) in counts.items():
+        assert first == second, benchmark
+        assert isinstance(first, int)
+        assert first > 3
+
+
+def _with_faults() -> None:
+    from agent.benchmarks.__main__ import connect_store, create_context
+    from agent.benchmarks.runtime.context import join_process_group
+
+    context = create_context(request(), Path.cwd(), *connect_store())
+    join_process_group(context)
+    with pytest.MonkeyPatch.context() as patch:
+        _attempt_fails(context)
+        _parameters_differ(context, patch)
+        _checkpoint_differs(context, patch)
+    _operations_are_counted(context)
+    context.save()
+    torch.distributed.destroy_process_group()
+    os._exit(0)  # otherwise a thread of gloo that still runs ends the process with SIGABRT
+
+
+def _attempt_fails(context: Context) -> None:
+    def work() -> None:
+        if context.rank == 1:
+            raise ValueError("no such thing")
+
+    try:
+        attempt_on_all_ranks(context, work)
+    except CannotMeasureError as problem:
+        scope = context.device_scope
+        context.report_absent("attempt", unit="1", scope=scope, status=problem.status, reason=str(problem))
+
+
+def _parameters_differ(context: Context, patch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = training_loop.ConvNet()
+    for case in ("equal", "one bit"):
+        if case == "one bit" and context.rank == 1:
+            next(model.parameters()).data.view(torch.int32)[3, 0, 2, 2] ^= 1
+        differing = fashion_mnist.count_differing_parameters(model)
+        if context.rank == 0:
+            context.report("differing", differing, unit="1", scope="host", of=case)
+    backward = training_loop.FlatGradients.backward
+
+    def wrong_backward(self: training_loop.FlatGradients, loss: torch.Tensor) -> None:
+        backward(self, loss)
+        self._flat[7] += context.rank
+
+    with patch.context() as inner:
+        inner.setattr(training_loop.FlatGradients, "backward", wrong_backward)
+        settings = {"epochs": 1, "batch_size": 16, "max_steps": 3, "data_directories": []}
+        run_benchmark(context, "fashion_mnist", settings)
+
+
+def _checkpoint_differs(context: Context, patch: pytest.MonkeyPatch) -> None:
+    load, settings = torch.load, {"steps": 1, "batch_size": 4}
+
+    def flip_bit(*arguments: Any, **options: Any) -> Any:
+        state = load(*arguments, **options)
+        if context.rank == 1:
+            state["model"]["head.3.bias"].view(torch.int32)[0] ^= 1
+        return state
+
+    def lose_random_state(*arguments: Any, **options: Any) -> Any:
+        return {**load(*arguments, **options), "random": torch.Generator().manual_seed(9).get_state()}
+
+    for context.stage, faulty_load in (("one bit on rank 1", flip_bit), ("random state lost", lose_random_state)):
+        with patch.context() as inner:
+            inner.setattr(torch, "load", faulty_load)
+            run_benchmark(context, "checkpoint", settings)
+
+    def refuse(*_: Any) -> None:
+        raise FileNotFoundError("no such directory")
+
+    context.stage = "no directory"
+    with patch.context() as inner:
+        inner.setattr(torch, "save", refuse)
+        run_benchmark(context, "checkpoint", settings)
+
+
+def _operations_are_counted(context: Context) -> None:
+    context.stage = "counted"
+    for name in ("training", "model_parallel", "transformer", "straggler"):
+        before = context.heartbeat._sequence
+        run_benchmark(context, name, SETTINGS[name])
+        count = context.heartbeat._sequence - before
+        context.report("operations", count, unit="1", scope=context.device_scope, benchmark=name)
+
+
+if __name__ == "__main__":
+    {"with_faults": _with_faults, "without_compiler": _without_compiler}[sys.argv[1]]()

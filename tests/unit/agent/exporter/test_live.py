@@ -1,0 +1,362 @@
+"""Live progress of a run: the file that its supervisor writes, and what the exporter makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.exporter import live, run_metrics
+from agent.exporter.exporter import Exporter
+from agent.exporter.figures import MAX_FIGURES, RankFiles, newest_figures
+from agent.exporter.metric_names import EVERY, label_name
+from agent.exporter.run_metrics import RunSource
+from agent.run.record import HostRun
+from schemas import documents
+from schemas.records import Launch, to_json
+from tests import ROOT, builders
+from tests.launches import launch_program
+
+Json = dict[str, Any]
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> HostRun:
+    plan = builders.plan(profile="rehearsal")
+    return HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
+
+
+def read_live(run: HostRun) -> Json:
+    exported: Json = documents.read(run.directory.parent / "live.json", "live")
+    return exported
+
+
+def series(document: Json, later_s: float = 0.0) -> Series:
+    """What is exported of it so many seconds after it was written."""
+    exported = run_metrics.families(document, document["written"] + later_s)
+    return {
+        (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in exported
+        for sample in family.samples
+    }
+
+
+def state(exported: Series, stage: str) -> list[str]:
+    """The states that the stage is in."""
+    return [
+        dict(labels)["state"]
+        for (name, labels), value in exported.items()
+        if name == "stage_state" and value and dict(labels)["stage"] == stage
+    ]
+
+
+# ---- before, while and after a stage runs ----
+
+RANK = """
+import json, os, pathlib, sys, time
+sys.path.insert(0, os.environ["CHECKOUT"])
+from agent.gang.heartbeat import rank_heartbeat
+work = pathlib.Path(os.environ["WORK"])
+rank_heartbeat().phase = "gemm bf16"
+seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 2e9,
+        "params": {"dtype": "bf16"}}
+(work / "rank0.json").write_text(json.dumps({"rank": 0, "observations": [seen], "software": {}}))
+now = {"name": "training.loss", "scope": "host", "unit": "1", "status": "measured", "value": 1.5,
+       "params": {"network": "convnet"}}
+(work / "rank0.now.json").write_text(json.dumps({"observations": [now]}))
+while not (work / "go").exists():
+    time.sleep(0.05)
+for rank in (0, 1):
+    (work / f"rank{rank}.state.json").write_text(json.dumps({"phase": "end", "exit_code": 0}))
+"""
+
+
+@pytest.fixture
+def bench(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A stage that runs until it is called; two ranks, of which one lives."""
+    monkeypatch.setattr(live, "PERIOD_S", 0.1)
+    work = run.directory / "work"
+    work.mkdir()
+    environment = {**os.environ, "WORK": str(work), "CHECKOUT": str(ROOT), "RANK": "0"}
+    thread = threading.Thread(
+        target=launch_program,
+        args=(run, [sys.executable, "-c", textwrap.dedent(RANK)]),
+        kwargs={"environment": environment, "ranks": {0: 0, 1: 1}, "deadline_s": 60.0},
+    )
+    thread.start()
+
+    def end() -> None:
+        (work / "go").touch()
+        thread.join(30)
+
+    yield end
+    end()
+
+
+def wait_for(run: HostRun, what: Callable[[Json], object]) -> Json:
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends:
+        if (run.directory.parent / "live.json").exists() and what(exported := read_live(run)):
+            return exported
+        time.sleep(0.05)
+    raise AssertionError(read_live(run))
+
+
+def test_new_run_publishes_its_identity_and_its_planned_stages(run: HostRun) -> None:
+    live.publish_idle(run)
+    exported = series(read_live(run))
+    ((_, labels),) = [key for key in exported if key[0] == "run_info"]
+    assert dict(labels).items() >= {"run_id": "r1", "rack": "r1", "profile": "rehearsal", "rehearsal": "true"}.items()
+    assert state(exported, "benchmark") == state(exported, "gang") == ["planned"]
+    assert {name for name, _ in exported} == {
+        "run_info",
+        "run_started_timestamp_seconds",
+        "run_updated_timestamp_seconds",
+        "stage_state",
+    }
+
+
+def test_stage_is_published_while_it_runs_and_after(run: HostRun, bench: Callable[[], None]) -> None:
+    def figures(document: Json) -> list[Json]:
+        return [figure for stage in document["stages"] for figure in stage.get("figures", [])]
+
+    document = wait_for(run, lambda exported: len(figures(exported)) == 2 and '"at": "gemm"' in json.dumps(exported))
+    exported, stage = series(document, later_s=3.0), (("stage", "benchmark"),)
+    assert state(exported, "benchmark") == ["running"]
+    assert state(exported, "gang") == ["planned"]
+    began = exported[("stage_started_timestamp_seconds", stage)]
+    assert 0 <= document["written"] - began < 30
+    assert exported[("stage_deadline_timestamp_seconds", stage)] == pytest.approx(began + 60)
+    assert 0 < exported[("stage_progress_ratio", stage)] < 0.1
+    at = (("benchmark", "gemm"), *stage)
+    assert exported[("stage_ranks", at)] == 1
+    assert (
+        exported[("benchmark_flop_per_second", (("benchmark", "gemm"), ("cpu", "0"), ("dtype", "bf16"), *stage))] == 2e9
+    )
+    assert exported[("benchmark_loss", (("benchmark", "training"), ("network", "convnet"), *stage))] == 1.5
+    assert 3.0 <= exported[("rank_silent_seconds", (("cpu", "0"), ("rank", "0")))] < 10
+    bench()
+    ended = read_live(run)
+    after = series(ended)
+    assert state(after, "benchmark") == ["finished"]
+    assert after[("stage_finished", (("outcome", "finished"), *stage))] == 1
+    assert after[("stage_ended_timestamp_seconds", stage)] > began
+    assert ("rank_silent_seconds", (("cpu", "0"), ("rank", "0"))) not in after
+    assert any(name == "benchmark_flop_per_second" for name, _ in after), "the last figures have to be scraped too"
+    assert not any(name.startswith("benchmark_") for name, _ in series(ended, later_s=400))
+    wrong = {"metric": "rackproof_benchmark_wrong_results", "value": 7.0, "labels": {"benchmark": "gemm", "gpu": "0"}}
+    next(item for item in ended["stages"] if item.get("figures"))["figures"].append(wrong)
+    assert [value for (name, _), value in series(ended, later_s=4000).items() if name.startswith("benchmark_")] == [7.0]
+
+
+def test_published_file_contains_no_secret(run: HostRun, bench: Callable[[], None]) -> None:
+    wait_for(run, lambda exported: exported["stages"][0].get("ranks"))
+    path = run.directory.parent / "live.json"
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert run.directory.stat().st_mode & 0o077 == 0
+    for secret in (run.plan.nonce, run.host.address, str(run.directory)):
+        assert secret not in text
+
+
+def test_snapshot_during_a_stage_keeps_the_stage_running(run: HostRun, bench: Callable[[], None]) -> None:
+    wait_for(run, lambda exported: exported["stages"][0]["state"] == "running")
+    live.publish_idle(run)
+    assert read_live(run)["stages"][0]["state"] == "running"
+
+
+def test_stage_without_a_supervisor_becomes_silent(run: HostRun) -> None:
+    document = live.build_document(run) | {"written": time.time()}
+    document["stages"][0] |= {"state": "running", "began": document["written"], "deadline": document["written"] + 60}
+    document["stages"][0]["ranks"] = [{"rank": 0, "scope": "cpu=0", "at": "gemm", "silent_s": 0.1, "waiting_s": 0.0}]
+    documents.validate(document, "live", source="the test's")
+    assert state(series(document, later_s=29.0), "benchmark") == ["running"]
+    late = series(document, later_s=31.0)
+    assert state(late, "benchmark") == ["silent"]
+    assert not any(name.startswith(("rank_", "stage_ranks")) for name, _ in late)
+
+
+def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
+    def launch(outcome: str) -> Launch:
+        return builders.launch("benchmark", ("h1",), outcome)
+
+    record = replace(run.record(), launches=(launch("deadline"), launch("failed"), launch("finished")))
+    exported = series(live.build_document(run, record) | {"written": 0.0})
+    assert state(exported, "benchmark") == ["finished"]
+    for outcome in ("deadline", "failed", "finished"):
+        assert exported[("stage_finished", (("outcome", outcome), ("stage", "benchmark")))] == 1
+
+
+def test_run_outside_a_runs_directory_publishes_nothing(tmp_path: Path) -> None:
+    plan = builders.plan(profile="rehearsal")
+    live.publish_idle(HostRun.begin(tmp_path / "elsewhere", "h1", json.dumps(to_json(plan))))
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+# ---- figures ----
+
+
+def observation(name: str, value: object, unit: str = "1", scope: str = "host", **params: object) -> Json:
+    return {"name": name, "scope": scope, "unit": unit, "status": "measured", "value": value, "params": params}
+
+
+def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
+    """Metric and label values -> value."""
+    figures, left_out = newest_figures(seen, now)
+    assert left_out == 0
+    return {
+        (figure["metric"].removeprefix("rackproof_benchmark_"), *figure["labels"].values()): figure["value"]
+        for figure in figures
+    }
+
+
+def test_only_the_largest_size_of_an_operation_is_exported() -> None:
+    def busbw(op: str, size: int, value: float, placement: str = "in_place") -> Json:
+        return observation(f"collective.{op}.busbw", value, "B/s", size_bytes=size, placement=placement, world_size=8)
+
+    exported = folded(
+        busbw("all_reduce", 8, 1.0),
+        busbw("all_reduce", 8192, 2.0),
+        busbw("all_reduce", 64, 3.0, "out_of_place"),
+        busbw("all_gather", 8, 4.0),
+        busbw("all_reduce", 8192, 5.0),
+        busbw("all_reduce", 8, 6.0),
+    )
+    name = "bus_bandwidth_bytes_per_second"
+    assert exported == {
+        (name, "collective", "all_reduce", "in_place", "8192"): 5.0,
+        (name, "collective", "all_reduce", "out_of_place", "64"): 3.0,
+        (name, "collective", "all_gather", "in_place", "8"): 4.0,
+    }
+
+
+def test_wrong_results_and_what_could_not_be_measured_are_added_up() -> None:
+    lost = {"name": "gemm.throughput", "scope": "gpu=1", "unit": "FLOP/s", "status": "error", "reason": "lost"}
+    assert folded(
+        observation("integrity.wrong_words", 0, scope="gpu=0", pattern="ones"),
+        observation("integrity.wrong_words", 3, scope="gpu=1", pattern="ones"),
+        observation("integrity.wrong_words", 4, scope="gpu=1", pattern="zeros"),
+        lost,
+        lost | {"scope": "gpu=2"},
+    ) == {
+        ("wrong_results", "integrity", "0"): 0,
+        ("wrong_results", "integrity", "1"): 7,
+        ("unmeasured", "gemm", "error"): 2,
+    }
+
+
+def test_measured_figure_replaces_the_live_one() -> None:
+    step = observation("training.step_time", 0.02, "s", network="convnet")
+    assert folded(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
+    assert folded(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
+
+
+def test_figures_beyond_the_limit_are_counted() -> None:
+    many = [observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={index}", dtype="bf16") for index in range(600)]
+    figures, left_out = newest_figures(many)
+    assert (len(figures), left_out) == (MAX_FIGURES, 600 - MAX_FIGURES)
+
+
+def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_names() -> None:
+    plan = builders.plan("h1", "h2", gpu_count=8)
+    for stage in ("benchmark", "gang"):
+        document = [to_json(item) for item in builders.results(plan, "h1", stage)]
+        figures, left_out = newest_figures(document)
+        assert left_out == 0
+        assert len(figures) > 20
+        for figure in figures:
+            known = {label_name(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
+            needed = {label for label in EVERY[figure["metric"]].labels if label == label_name(label)} - {"stage"}
+            assert needed <= set(figure["labels"]) <= known, figure
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["", "{", "[]", '{"observations": [1]}', '{"observations": [{"name": "a.b"}]}', '{"observations": [{}], "a": NaN}'],
+)
+def test_invalid_result_file_has_no_figures(tmp_path: Path, left: str) -> None:
+    (tmp_path / "rank0.json").write_text(left)
+    results = RankFiles(tmp_path, 0)
+    assert (results.observations(), results.training_progress()) == ([], [])
+    (tmp_path / "rank0.json").write_text(json.dumps({"observations": [observation("gemm.throughput", 1.0, "FLOP/s")]}))
+    assert len(results.observations()) == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "at"),
+    [
+        ("", "start"),
+        ("stress bf16", "stress"),
+        ("model_parallel, 2 replicas", "model_parallel"),
+        ("readiness check", "readiness check"),
+        ("failed: RuntimeError: x", "failed"),
+        ("training resnet18 epoch 1 of 2", "training"),
+    ],
+)
+def test_phase_label_is_a_benchmark_or_a_known_phase(phase: str, at: str) -> None:
+    assert live.phase_label(phase) == at
+
+
+# ---- the exporter ----
+
+
+def scrape(directory: Path) -> Series:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Exporter([], sources=[RunSource(directory)]))  # type: ignore[arg-type]
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+SUCCESS = ("collector_success", (("collector", "run"),))
+
+
+def test_host_without_a_run_exports_nothing(tmp_path: Path) -> None:
+    exported = scrape(tmp_path)
+    assert exported[SUCCESS] == 1
+    assert {name for name, _ in exported} == {
+        "collector_success",
+        "collector_duration_seconds",
+        "collector_last_success_timestamp_seconds",
+        "collector_stuck_seconds",
+    }
+
+
+@pytest.mark.parametrize("broken", ["", "{}", '{"schema": "rackproof.live/2"}', "link"])
+def test_invalid_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
+    live.publish_idle(run)
+    path = run.directory.parent / "live.json"
+    assert scrape(run.directory.parents[1])[SUCCESS] == 1
+    if broken == "link":
+        path.rename(path.with_name("other.json"))
+        path.symlink_to("other.json")
+    else:
+        path.write_text(broken)
+    exported = scrape(run.directory.parents[1])
+    assert exported[SUCCESS] == 0
+    assert not any(name.startswith("run_") for name, _ in exported)
+
+
+def test_hostile_words_stay_words(run: HostRun) -> None:
+    host = dataclasses.replace(run.host, rack='r"1\\\n# HELP evil x')
+    run.host = host
+    live.publish_idle(run)
+    exported = scrape(run.directory.parents[1])
+    ((_, labels),) = [key for key in exported if key[0] == "run_info"]
+    assert dict(labels)["rack"] == host.rack

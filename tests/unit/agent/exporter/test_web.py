@@ -1,0 +1,284 @@
+"""The exporter's server against real clients: TLS, users, and clients that do not behave. Certificates are made by openssl."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import bcrypt
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, Metric
+
+from agent.exporter import web
+from agent.exporter.web import Server
+from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
+from tests import ROOT
+from tests.accepted import rackproof
+
+PASSWORD = "correct horse battery staple"
+
+
+def registry() -> CollectorRegistry:
+    result = CollectorRegistry()
+    Gauge("rackproof_answer", "Help", registry=result).set(42)
+    return result
+
+
+def curl(*arguments: str) -> tuple[int, str]:
+    """HTTP status (0: no answer) and body, as curl sees them."""
+    done = subprocess.run(
+        ["curl", "--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    body, _, status = done.stdout.rpartition("\n")
+    return int(status or 0), body + done.stderr
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, certificates of a server and a client that it signed, and one of a stranger that it did not."""
+    directory = tmp_path_factory.mktemp("pki")
+    new = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    for name, signed in (("ca", ""), ("server", "ca"), ("client", "ca"), ("stranger", "")):
+        by = ["-CA", f"{signed}.crt", "-CAkey", f"{signed}.key"] if signed else []
+        kind = ["-addext", "basicConstraints=critical,CA:" + ("TRUE" if name == "ca" else "FALSE")]
+        kind += ["-addext", "subjectAltName=IP:127.0.0.1"] if name == "server" else []
+        subject = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt"]
+        subprocess.run([*new, *by, *kind, *subject], cwd=directory, check=True, capture_output=True)
+    return directory
+
+
+def config(path: Path, text: str) -> WebConfig:
+    file = path / "web.config.yml"
+    file.write_text(text)
+    return read_web_config(file)
+
+
+@contextlib.contextmanager
+def serving(web_config: WebConfig | None = None) -> Iterator[str]:
+    with Server(registry(), "127.0.0.1", 0, web_config) as server:
+        yield f"{server.scheme}://127.0.0.1:{server.port}"
+
+
+# ---- what a scraper gets ----
+
+
+def test_metrics_plain_zipped_and_as_openmetrics() -> None:
+    with serving() as url:
+        assert curl(f"{url}/metrics") == (
+            200,
+            "# HELP rackproof_answer Help\n# TYPE rackproof_answer gauge\nrackproof_answer 42.0\n",
+        )
+        status, body = curl("-H", "Accept: application/openmetrics-text; version=1.0.0", f"{url}/metrics")
+        assert status == 200
+        assert body.endswith("# EOF\n")
+        zipped = subprocess.run(
+            ["curl", "--silent", "-H", "Accept-Encoding: gzip", f"{url}/metrics"], capture_output=True, check=True
+        )
+        assert b"rackproof_answer 42.0" in gzip.decompress(zipped.stdout)
+
+
+def test_page_that_cannot_be_rendered_is_a_server_error_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def describe(self) -> list[Metric]:
+            return []
+
+        def collect(self) -> Iterator[Metric]:
+            raise ValueError("a family without a name")
+
+    broken = CollectorRegistry()
+    broken.register(Broken())  # type: ignore[arg-type]
+    with Server(broken, "127.0.0.1", 0) as server:
+        status, body = curl(f"http://127.0.0.1:{server.port}/metrics")
+        assert (status, curl(f"http://127.0.0.1:{server.port}/")[0]) == (500, 200)
+    assert "cannot be rendered" in body
+    assert "a family without a name" not in body
+    assert "/metrics cannot be rendered" in caplog.text
+    assert "a family without a name" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["/"], 200),
+        (["/metrics?name[]=x"], 200),
+        (["/etc/passwd"], 404),
+        (["/metrics", "-X", "POST", "-d", "x=1"], 405),
+    ],
+)
+def test_two_pages_exist_and_are_read_only(arguments: list[str], status: int) -> None:
+    with serving() as url:
+        assert curl(url + arguments[0], *arguments[1:])[0] == status
+
+
+# ---- users ----
+
+
+@pytest.fixture(scope="module")
+def hashed() -> str:
+    return bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+
+
+def test_basic_auth_requires_the_password(tmp_path: Path, hashed: str) -> None:
+    with serving(config(tmp_path, f"basic_auth_users:\n  prometheus: {hashed}\n")) as url:
+        page = f"{url}/metrics"
+        assert [curl("-u", f"prometheus:{PASSWORD}", page)[0] for _ in range(2)] == [200, 200]
+        assert curl(page)[0] == 401
+        assert curl("-u", "prometheus:wrong", page)[0] == 401
+        assert curl("-u", f"stranger:{PASSWORD}", page)[0] == 401
+        assert curl("-u", "prometheus:" + "x" * 100, page)[0] == 401
+        for header in ("Basic !!!", "Basic", "Bearer abc", "Basic /w=="):
+            assert curl("-H", f"Authorization: {header}", page)[0] == 401
+
+
+# ---- TLS ----
+
+
+def test_tls_serves_clients_that_trust_the_ca(tmp_path: Path, pki: Path) -> None:
+    text = f"tls_server_config:\n  cert_file: {pki}/server.crt\n  key_file: {pki}/server.key\n"
+    with serving(config(tmp_path, text)) as url:
+        page = f"{url}/metrics"
+        assert curl("--cacert", f"{pki}/ca.crt", page)[0] == 200
+        assert curl(page)[0] == 0
+        assert curl(page.replace("https", "http"))[0] == 0
+        assert curl("--cacert", f"{pki}/ca.crt", "--tls-max", "1.1", page)[0] == 0
+
+
+def test_mutual_tls_serves_only_the_cas_clients(tmp_path: Path, pki: Path) -> None:
+    text = f"""
+tls_server_config:
+  cert_file: {pki}/server.crt
+  key_file: {pki}/server.key
+  client_ca_file: {pki}/ca.crt
+  client_auth_type: RequireAndVerifyClientCert
+  min_version: TLS13
+"""
+    with serving(config(tmp_path, text)) as url:
+        trusting = ["--cacert", f"{pki}/ca.crt", f"{url}/metrics"]
+        assert curl("--cert", f"{pki}/client.crt", "--key", f"{pki}/client.key", *trusting)[0] == 200
+        assert curl(*trusting)[0] == 0
+        assert curl("--cert", f"{pki}/stranger.crt", "--key", f"{pki}/stranger.key", *trusting)[0] == 0
+        assert curl("--tls-max", "1.2", "--cert", f"{pki}/client.crt", "--key", f"{pki}/client.key", *trusting)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tls_server_config: {cert_file: a.crt}", "needs both cert_file and key_file"),
+        ("tls_server_config: {cert_file: a.crt, key_file: a.key}", "a.crt with key .*No such file"),
+        ("tls_server_config: {cert: a.crt}", "unknown key cert: known are cert_file"),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequestClientCert}",
+            "use one of NoClientCert",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
+            "needs client_ca_file",
+        ),
+        ("basic_auth_users: {prometheus: secret}", "the password of prometheus is not a bcrypt hash: create one"),
+        ("basic_auth_users: [prometheus]", "basic_auth_users is not a mapping"),
+        ("basic_auth_user: {}", "unknown key basic_auth_user"),
+        ("a: [", "web.config.yml: while parsing"),
+    ],
+)
+def test_invalid_web_config_is_rejected(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(WebConfigError, match=message) as error:
+        config(tmp_path, text).context()
+    assert "secret" not in str(error.value)
+
+
+# ---- clients that do not behave ----
+
+
+def test_half_open_clients_are_closed_and_others_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "HEAD_S", 0.5)
+    with Server(registry(), "127.0.0.1", 0) as server, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(300)]
+        for client in idle[::2]:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")  # and never the empty line
+        before = threading.active_count()
+        assert curl(f"http://127.0.0.1:{server.port}/metrics")[0] == 200
+        assert threading.active_count() <= before + 1
+        for client in idle:
+            client.settimeout(5)
+            assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", b"431"),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400"),
+        (b"GET /metrics SMTP/1.0\r\n\r\n", b"400"),
+        (b"GET  /metrics HTTP/1.1\r\n\r\n", b"400"),
+    ],
+)
+def test_malformed_request_is_refused(sent: bytes, status: bytes) -> None:
+    with serving() as url, socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as client:
+        with contextlib.suppress(OSError):
+            client.sendall(sent)
+        assert client.recv(100).split(b" ")[1] == status
+    with serving() as url:
+        assert curl(f"{url}/metrics")[0] == 200
+
+
+# ---- the command ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "99999"], "--port 99999: a port is 0 to 65535"),
+        (["--gpus", "0,x"], "--gpus 0,x: 'x' is not an NVML index"),
+        (["--textfile", "metrics.txt"], "node_exporter reads files that end in .prom"),
+        (["--textfile", "/nowhere/a.prom"], "its directory does not exist"),
+        (["--every", "0"], "--every 0: give 1 to 3600 seconds"),
+        (["--sample-hz", "0.5"], "--sample-hz 0.5: give 1 to 50, or 0 for none"),
+        (["--window", "0"], "--window 0: give 1 to 600 seconds"),
+        (["--web-config", "/nowhere/web.yml"], "/nowhere/web.yml: No such file or directory"),
+        (["--listen", "203.0.113.1"], "cannot listen on --listen 203.0.113.1: this host has no such address; give an"),
+        (["--listen", "300.1.1.1"], "cannot listen on --listen 300.1.1.1: "),
+    ],
+)
+def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None:
+    done = rackproof("export", *arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_textfile_is_complete_and_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "rackproof.prom"
+    writer = subprocess.Popen(
+        [sys.executable, str(ROOT / "rackproof"), "export", "--textfile", str(path), "--every", "1"],
+        stderr=subprocess.DEVNULL,
+    )
+    ends = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert re.search(r"^rackproof_collector_success\{collector=\"host\"\} 1.0$", path.read_text(), re.MULTILINE)
+    assert "\nprocess_" not in path.read_text(), "node_exporter has families of these names"
+    writer.terminate()
+    assert writer.wait(20) == 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,540 @@
+"""Launchers: which process this is by mpirun's and srun's variables; what is wrong is told before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.gang.protocol import Gang
+from agent.launch import stage
+from agent.launch.options import rank_environment, standalone_options
+from agent.launch.request import LaunchRequest
+from agent.launch.torchrun import torchrun_command
+from agent.placement import detect, membership, mpi, slurm, torch_env
+from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, PlacementError, RankPlacement, without_placement
+from agent.run.record import HostRun
+from rackproof.main import main
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import to_json
+from tests import ROOT, builders
+
+
+def open_mpi(rank: int = 0, size: int = 4, local_rank: int = 0, local_size: int = 2, **more: str) -> dict[str, str]:
+    numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    return {**{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}, **more}
+
+
+def hydra(rank: int = 0, size: int = 4, local_rank: int = 0, local_size: int = 2, **more: str) -> dict[str, str]:
+    numbers = {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALRANKID": local_rank, "MPI_LOCALNRANKS": local_size}
+    return {**{name: str(value) for name, value in numbers.items()}, **more}
+
+
+def srun(rank: int = 0, size: int = 2, local: int = 0, node: int = 0, **more: str) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "h[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": f"{size // 2}(x2)",
+        **more,
+    }
+
+
+# --- a place by the launcher's variables
+
+
+@pytest.mark.parametrize("variables", [open_mpi(3, 4, 1), hydra(3, 4, 1)], ids=["open-mpi", "hydra"])
+def test_placement_is_read_from_mpirun(variables: dict[str, str]) -> None:
+    assert mpi.read_placement(variables) == RankPlacement(
+        launcher=MPI, rank=3, size=4, local_rank=1, local_size=2, nodes=2
+    )
+
+
+def test_placement_is_read_from_srun() -> None:
+    placement = slurm.read_placement(srun(rank=3, size=4, local=1, node=1))
+    assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes, placement.node) == (
+        3,
+        1,
+        2,
+        2,
+        1,
+    )
+    assert (placement.hosts, placement.host, placement.supervises) == (("h1", "h2"), "h2", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ("n1",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("r1-n[08-10,12],x", ("r1-n08", "r1-n09", "r1-n10", "r1-n12", "x")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("n[1-2]-ib", ("n1-ib", "n2-ib")),
+    ],
+)
+def test_node_lists_are_read_as_slurm_writes_them(text: str, names: tuple[str, ...]) -> None:
+    assert slurm.expand_node_list(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[0-99999999]", "n[1,,2]"])
+def test_invalid_node_list_is_refused(text: str) -> None:
+    with pytest.raises(PlacementError, match="node list"):
+        slurm.expand_node_list(text)
+
+
+WRONG = [
+    (MPI, {}, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start it with mpirun"),
+    (MPI, {"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set: start it with mpirun"),
+    (MPI, open_mpi(OMPI_COMM_WORLD_SIZE="two"), "OMPI_COMM_WORLD_SIZE is 'two', not a whole number"),
+    (MPI, open_mpi(rank=4, size=4), "mpi: rank 4 of 4 is not possible"),
+    (MPI, open_mpi(local_rank=2), "mpi: local rank 2 of 2 is not possible"),
+    (
+        MPI,
+        open_mpi(size=2, local_size=3),
+        "3 processes on this host, 1 hosts and 2 processes in total are not possible",
+    ),
+    (
+        MPI,
+        open_mpi(rank=1) | {"PMI_RANK": "0", "PMI_SIZE": "4"},
+        "OMPI_COMM_WORLD_RANK is 1 and PMI_RANK is 0: two launchers",
+    ),
+    (MPI, {"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALRANKID is not set"),
+    (MPI, open_mpi(TORCHELASTIC_RUN_ID="x"), "TORCHELASTIC_RUN_ID is set: torchrun started this process"),
+    (SLURM, {}, "SLURM_PROCID is not set: start it with srun"),
+    (
+        SLURM,
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
+        "this is the job script, which runs once; start it with srun",
+    ),
+    (SLURM, srun(node=2), "SLURM_NODEID is 2 of 2 hosts"),
+    (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST names 3 hosts, SLURM_STEP_NUM_NODES says 2"),
+    (SLURM, srun(SLURM_STEP_TASKS_PER_NODE="many"), "SLURM_STEP_TASKS_PER_NODE is 'many'"),
+    (SLURM, srun() | open_mpi(), "SLURM_PROCID and OMPI_COMM_WORLD_SIZE are both set"),
+    (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would launch"),
+    (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes"),
+    (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "would start torchrun again"),
+]
+
+
+@pytest.mark.parametrize(("launcher", "variables", "said"), WRONG)
+def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, str], said: str) -> None:
+    with pytest.raises(PlacementError) as error:
+        detect.detect_placement(launcher, variables)
+    assert said in str(error.value)
+
+
+def test_single_process_of_another_launcher_is_allowed() -> None:
+    """A shell in a job of one task, or mpirun -np 1: no other process launches the host."""
+    one = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
+    assert detect.detect_placement(TORCHRUN, one) is None
+
+
+def test_mpirun_within_a_job_of_slurm_is_mpirun() -> None:
+    assert detect.detect_placement(MPI, srun() | open_mpi(rank=2, size=4, local_rank=0)) == mpi.read_placement(
+        open_mpi(2, 4, 0)
+    )
+
+
+def test_placement_is_not_passed_to_children() -> None:
+    assert without_placement({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
+        "NCCL_DEBUG",
+        "SLURM_JOB_ID",
+        "SLURM_NODEID",
+    }
+
+
+# --- ranks that mpirun or srun starts one by one
+
+
+def test_ranks_get_torchs_variables() -> None:
+    said = torch_env.torch_variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
+    assert said == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    assert torch_env.torch_variables(open_mpi(1, 2, 1, 2))["MASTER_ADDR"] == "127.0.0.1"
+    assert torch_env.torch_variables(srun(rank=1, node=1))["MASTER_ADDR"] == "h1"
+    assert torch_env.torch_variables({}) == {}
+    assert torch_env.torch_variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, (
+        "torchrun under mpirun"
+    )
+    same = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    assert torch_env.torch_variables(open_mpi(3, 4, 1) | same) == {
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+    }
+
+
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+WRONG_BY_HAND = [
+    (open_mpi(), "MASTER_ADDR is not set, and mpirun started 2 hosts"),
+    (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
+    (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
+    ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
+    ({"RANK": "2", "WORLD_SIZE": "2", **RENDEZVOUS}, "RANK is 2 and WORLD_SIZE is 2"),
+    ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
+]
+
+
+@pytest.mark.parametrize(("variables", "said"), WRONG_BY_HAND)
+def test_wrong_rank_variables_are_named(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(PlacementError) as error:
+        torch_env.torch_variables(variables)
+    assert said in str(error.value)
+
+
+def gpu_nodes(root: Path, count: int) -> Path:
+    (root / "dev").mkdir()
+    for name in [*(f"nvidia{number}" for number in range(count)), "nvidiactl", "nvidia-uvm"]:
+        (root / "dev" / name).touch()
+    return root
+
+
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
+    root = gpu_nodes(tmp_path, 4)
+    torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4"}, root)
+    with pytest.raises(PlacementError, match="8 ranks on this host, but it has 4 GPUs"):
+        torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, root)
+    with pytest.raises(PlacementError, match="4 ranks on this host, but CUDA_VISIBLE_DEVICES=2 has 1 GPUs"):
+        torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, root)
+    torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
+
+
+# --- this host's part of a gang
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """h1 and h2, two processes each, one gang."""
+    return builders.plan(profile="rehearsal")
+
+
+def placement(size: int, local_size: int, **more: Any) -> RankPlacement:
+    return RankPlacement(
+        launcher=MPI, rank=0, size=size, local_rank=0, local_size=local_size, nodes=size // local_size, **more
+    )
+
+
+def test_host_is_matched_by_its_names(plan: Plan) -> None:
+    assert membership.find_host(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
+    assert membership.find_host(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
+    assert membership.find_host(plan, {}, placement(2, 1, host="10.0.0.2")) == "h2"
+    with pytest.raises(
+        PlacementError, match=r"this host is stranger, .* which is not in the plan of run r1 \(h1, h2\)"
+    ):
+        membership.find_host(plan, {"SLURMD_NODENAME": "stranger"})
+
+
+@pytest.mark.parametrize("started", [placement(2, 1), placement(4, 2)], ids=["one-a-host", "one-a-rank"])
+def test_a_launcher_may_start_one_process_a_host_or_one_a_rank(plan: Plan, started: RankPlacement) -> None:
+    assert membership.select_members(plan, plan.host("h1"), "", started) == ["h1", "h2"]
+
+
+@pytest.mark.parametrize("started", [placement(8, 4), placement(3, 1), placement(1, 1)])
+def test_another_number_of_processes_than_the_plan_has_is_refused(plan: Plan, started: RankPlacement) -> None:
+    with pytest.raises(PlacementError, match="start one process for each host, or one for each device"):
+        membership.select_members(plan, plan.host("h1"), "", started)
+
+
+def test_other_hosts_than_the_plan_has_are_refused(plan: Plan) -> None:
+    with pytest.raises(PlacementError, match=r"mpirun started h1, h3, but the gang is h1, h2"):
+        membership.select_members(plan, plan.host("h1"), "", placement(2, 1, hosts=("h1", "h3")))
+    with pytest.raises(PlacementError, match="'h9' is not in the plan of run r1"):
+        membership.select_members(plan, plan.host("h1"), "h1,h9", None)
+
+
+def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
+    host = builders.plan(gpu_count=4).host("h1")
+    membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    with pytest.raises(PlacementError, match="4 ranks on host h1, but CUDA_VISIBLE_DEVICES=0,1 has 2 GPUs"):
+        membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**open_mpi(), "PET_NODE_RANK": "1", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}.items():
+        monkeypatch.setenv(name, value)
+    parser = standalone_options()
+    given = parser.parse_args(["--ethernet", "--nccl-debug", "INFO", "--env", "NCCL_NET=Socket", "--env", "A=b=c"])
+    request = LaunchRequest(
+        stage=plan.stage("gang"),
+        members=("h1", "h2"),
+        port=29500,
+        interface="eth0",
+        environment=rank_environment(given),
+    )
+    gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
+    command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+    values = {
+        key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))
+    }
+    assert {key: values.get(key) for key in ("A", "NCCL_NET", "NCCL_ALGO")} == {
+        "A": "b=c",
+        "NCCL_NET": "Socket",
+        "NCCL_ALGO": "Ring",
+    }
+    assert (values["NCCL_DEBUG"], values["NCCL_IB_DISABLE"], values["NCCL_SOCKET_IFNAME"]) == ("INFO", "1", "=eth0")
+    assert not any(key.startswith(("OMPI", "PET_")) for key in values)
+
+
+@pytest.mark.parametrize("interface", ["", "eth0"])
+@pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
+def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that ranks are started with. UPDATE_GOLDEN=1 rewrites it."""
+    plan, update = builders.plan("h1", "h2"), os.environ.get("UPDATE_GOLDEN")
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    host = plan.host(hosts[-1])
+    launch = LaunchRequest(
+        stage=plan.stage("gang" if len(hosts) > 1 else "benchmark"),
+        members=tuple(hosts),
+        port=29500,
+        interface=interface,
+    )
+    gang = replace(Gang.from_plan(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
+    uuids = {0: "GPU-a", 1: "GPU-b"}
+    command = torchrun_command(plan, host, launch, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids)
+    meeting = json.loads((tmp_path / "rendezvous.json").read_text())
+    request = json.loads((tmp_path / "request.json").read_text())
+    meeting["name"] = "a secret" if meeting["name"] else ""
+    request["benchmarks"] = sorted(request["benchmarks"])
+    values = {"command": [*command.arguments], "environment": command.environment, "ranks": command.ranks}
+    text = json.dumps({**values, "rendezvous.json": meeting, "request.json": request}, indent=1, sort_keys=True)
+    text = text.replace(str(tmp_path), "WORK").replace(sys.executable, "PYTHON").replace(f"{ROOT}/", "") + "\n"
+    golden = (
+        ROOT
+        / "tests"
+        / "golden"
+        / f"launch-{'together' if len(hosts) > 1 else 'alone'}{interface and '-' + interface}.json"
+    )
+    if update:
+        golden.write_text(text)
+    assert golden.read_text() == text
+
+
+def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
+    plan = builders.plan("h1", rackproof_gang="none")
+    run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
+    (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
+    assert (launch.outcome, launch.ranks) == ("failed", ())
+    assert launch.reason.startswith("the plan has 2 GPUs on host h1, and the driver answers for none (")
+
+
+# --- a plan without an inventory
+
+
+def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["--gpus", "8", "--model", "h200-sxm", "--epochs", "3"]
+    assert main(["plan", "--hosts", "n2=10.0.0.2,n1", *chosen, "--profile", "smoke", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    reported = [
+        (host["name"], host["address"], host["gang"], len(host["devices"]), host["gpu_model"])
+        for host in document["hosts"]
+    ]
+    assert reported == [("n2", "10.0.0.2", "listed", 8, "h200-sxm"), ("n1", "n1", "listed", 8, "h200-sxm")]
+    assert {one["name"]: one for one in document["stages"]}["gang"]["benchmarks"]["training"]["epochs"] == 3
+    assert main(["plan", "--hosts", "n1", "--gpus", "8", "--json"]) == 0
+    assert "gang" not in {one["name"] for one in json.loads(capsys.readouterr().out)["stages"]}, "one host is no gang"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "either -i with an inventory, or --hosts with their names"),
+        (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory, or --hosts with their names"),
+        (["--hosts", "a,a", "--gpus", "8"], "--hosts names a twice"),
+        (["--hosts", "a=10.0.0.1,b=10.0.0.1", "--gpus", "8"], "hosts a and b have the same address 10.0.0.1"),
+        (["--hosts", "a,", "--gpus", "8"], "host '': a host name may have only letters"),
+        (["--hosts", "a,b"], "host a: rackproof_gpu_count is missing"),
+    ],
+)
+def test_hosts_that_cannot_be_planned_are_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 64
+    assert said in capsys.readouterr().err
+
+
+# --- the programs: named, with the documented exit code, and torch not imported
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a torch that cannot be imported without being noticed."""
+    directory = tmp_path_factory.mktemp("poison")
+    (directory / "torch").mkdir()
+    (directory / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
+    return directory
+
+
+def program(poisoned: Path, variables: Mapping[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_"))}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        env={**kept, "PYTHONPATH": str(poisoned), **variables},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as channel:
+        channel.bind(("127.0.0.1", 0))
+        channel.listen()
+        yield channel.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "0"}, "RANK is set but WORLD_SIZE"),
+        (open_mpi(), "MASTER_ADDR is not set"),
+        ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
+    ],
+)
+def test_ranks_end_with_64_before_torch_is_imported(poisoned: Path, variables: dict[str, str], said: str) -> None:
+    done = program(poisoned, variables, "agent.benchmarks")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("agent.benchmarks: ")
+    assert said in done.stderr
+
+
+def test_a_rank_that_is_well_placed_goes_on_to_torch(poisoned: Path) -> None:
+    """The tests above would pass as well if nothing ever imported torch."""
+    assert "torch was imported" in program(poisoned, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
+
+
+def test_unwritable_results_fail_before_torch_is_imported(poisoned: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = program(poisoned, {}, "agent.benchmarks", "--results", tmp_path / "file" / "results")
+    assert done.returncode == 2
+    assert f"{tmp_path}/file/results: Not a directory: give another directory" in done.stderr
+
+
+def test_port_in_use_fails_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
+    done = program(poisoned, open_mpi(0, 2, 0, 2, MASTER_PORT=str(taken_port)), "agent.benchmarks")
+    assert done.returncode == 2
+    assert f"rendezvous port {taken_port}: Address already in use; set MASTER_PORT" in done.stderr
+
+
+RUNNER = """
+import contextlib, io, json, os, sys
+from rackproof.main import main
+told = []
+for variables, arguments in json.loads(sys.argv[1]):
+    said, before = io.StringIO(), dict(os.environ)
+    os.environ.update(variables)
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+    for name in variables:
+        del os.environ[name]
+    told.append([code, said.getvalue()])
+print(json.dumps([told, "torch" in sys.modules]))
+"""
+
+
+def launches(poisoned: Path, *cases: tuple[Mapping[str, str], Sequence[object]]) -> list[tuple[int, str]]:
+    """Exit code and message of each `rackproof launch`, in one process, which never imports torch."""
+    (poisoned / "launches.py").write_text(RUNNER)
+    given = [[dict(variables), ["launch", *map(str, arguments)]] for variables, arguments in cases]
+    done = program(poisoned, {}, "launches", json.dumps(given))
+    assert done.returncode == 0, done.stderr
+    reported, imported = json.loads(done.stdout)
+    assert not imported
+    return [tuple(one) for one in reported]
+
+
+def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_path: Path, plan: Plan) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
+    (tmp_path / "file").touch()
+    by_mpi = ["--launcher", "mpi", "--plan", tmp_path / "plan.json"]
+    here, me = ["--run-dir", tmp_path / "run"], {"PMIX_HOSTNAME": "h1"}
+    path = launches(
+        poisoned,
+        ({}, [*by_mpi, *here]),
+        (open_mpi() | {"TORCHELASTIC_RUN_ID": "x"}, [*by_mpi, *here]),
+        (open_mpi() | me, ["--plan", tmp_path / "plan.json", *here]),
+        (open_mpi(0, 8, 0, 4) | me, [*by_mpi, *here]),
+        (open_mpi() | me, [*by_mpi, *here, "--host", "h1"]),
+        (open_mpi() | me, [*by_mpi, *here, "--detach"]),
+        (open_mpi() | me, [*by_mpi, *here, "--env", "NCCL_DEBUG"]),
+        (open_mpi() | me, [*by_mpi, "--run-dir", tmp_path / "file" / "run"]),
+        (open_mpi() | me, [*by_mpi, *here, "--results", tmp_path / "file" / "results"]),
+        (open_mpi(1, 4, 1) | me, [*by_mpi, "--run-dir", tmp_path / "untouched"]),
+    )
+    expected = [
+        (64, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set"),
+        (64, "TORCHELASTIC_RUN_ID is set"),
+        (64, "give --launcher mpi"),
+        (64, "mpirun started 8 processes, 4 on this host; the plan has 2 hosts with 4 cpu devices, 2 on this host"),
+        (64, "--host h1: 2 hosts were started with this command"),
+        (64, "--detach with --launcher mpi"),
+        (64, "--env NCCL_DEBUG: write NAME=VALUE"),
+        (2, f"{tmp_path}/file: File exists"),
+        (2, f"{tmp_path}/file/results: Not a directory"),
+        (0, "rank 1: nothing to do; local rank 0 supervises"),
+    ]
+    for (code, said), (wanted, words) in zip(path, expected, strict=True):
+        assert code == wanted, said
+        assert words in said
+        assert said.count("\n") == 1, said
+    assert not (tmp_path / "untouched").exists()
+
+
+def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
+    poisoned: Path, tmp_path: Path, taken_port: int
+) -> None:
+    """The other supervisors must not be ended for it, as mpirun does where a process ends with an error."""
+    plan = builders.plan(profile="rehearsal")
+    plan = replace(plan, hosts=tuple(replace(host, address="127.0.0.1") for host in plan.hosts))
+    (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
+    options = [
+        "--launcher",
+        "mpi",
+        "--plan",
+        tmp_path / "plan.json",
+        "--run-dir",
+        tmp_path / "run",
+        "--port",
+        taken_port - 1,
+    ]
+    results = ["--results", tmp_path / "results"]
+    ((code, said),) = launches(poisoned, (open_mpi(PMIX_HOSTNAME="h1"), [*options, *results]))
+    assert code == 0
+    record = documents.read(tmp_path / "results/gangs/r1/h1.json", "record")
+    (launch,) = record["launches"]
+    assert launch["outcome"] == "failed"
+    assert (
+        f"cannot listen for the gang's statuses on 127.0.0.1 port {taken_port}: Address already in use"
+        in launch["reason"]
+    )
+    assert "stage gang: failed" in said or "observations recorded" in said
+    assert documents.read(tmp_path / "results/plan.json", "plan")["run_id"] == "r1"
+    assert documents.read(tmp_path / "results/hosts/h1.json", "record")["snapshots"]

@@ -1,0 +1,136 @@
+"""The container's files as far as they can be looked at without building it; `make test-image` builds and runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import ROOT
+
+HERE = ROOT / "deploy" / "container"
+SCRIPTS = sorted(HERE.glob("*.sh"))
+UNPRIVILEGED_UID = 10001
+
+
+def tool(name: str) -> str:
+    """A program that came from PyPI, beside this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run([tool("hadolint"), HERE / "Containerfile"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run([tool("shellcheck"), *SCRIPTS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_copied_paths_exist_and_are_not_ignored() -> None:
+    """A module that the wheel needs and the image leaves out would be missed only where the image is built."""
+    containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
+    ignored = (HERE / "Containerfile.dockerignore").read_text(encoding="utf-8").split()
+    words = [
+        line.split()[1:-1] for line in containerfile.splitlines() if line.startswith("COPY") and "--from" not in line
+    ]
+    copied = {word for line in words for word in line if not word.startswith("--")}
+    for pattern in copied:
+        assert list(ROOT.glob(pattern)), pattern
+        assert any(f"!{part}" in ignored for part in (pattern, *map(str, Path(pattern).parents)))
+    modules = {"agent", "collectors", "fleet", "rackproof", "schemas"}
+    assert {path.name for pattern in copied for path in ROOT.glob(pattern)} >= modules
+    assert {path.name for path in SCRIPTS} <= {Path(pattern).name for pattern in copied}
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> dict[str, str]:
+    """What the image sets, with a `rackproof`, an `sshd` and a `python` that only say how they were called."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for name in ("rackproof", "python"):
+        (directory / name).write_text(f'#!/bin/sh\necho {name} "$@"\n', encoding="utf-8")
+        (directory / name).chmod(0o755)
+    shutil.copytree(HERE, tmp_path / "container")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, UNPRIVILEGED_UID, 0)
+    for parent in tmp_path.parents:  # pytest's own directories are closed to others
+        if parent.name.startswith(("pytest-", "popen-")):
+            parent.chmod(0o755)
+    return {
+        "PATH": f"{directory}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "RACKPROOF_CONTAINER_STATE": str(tmp_path / "state"),
+    }
+
+
+def entry(image: dict[str, str], *arguments: str, script: str = "entry.sh") -> subprocess.CompletedProcess[str]:
+    """A script of the image, as the image's user."""
+    path = Path(image["HOME"]) / "container" / script
+    user = {"user": UNPRIVILEGED_UID, "group": 0, "extra_groups": []} if os.geteuid() == 0 else {}
+    return subprocess.run(
+        ["/bin/sh", path, *arguments], capture_output=True, text=True, check=False, env=image, cwd="/", **user
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "called"),
+    [
+        ([], "rackproof run"),
+        (["rackproof"], "rackproof run"),
+        (["rackproof", "run"], "rackproof run"),
+        (["--validation-only"], "rackproof run --validation-only"),
+        (["rackproof", "--epochs", "5", "--batch-size", "128"], "rackproof run --epochs 5 --batch-size 128"),
+        (["rackproof", "run", "--validation-only"], "rackproof run --validation-only"),
+        (["rackproof", "doctor", "--gpus", "8"], "rackproof doctor --gpus 8"),
+        (["rackproof", "--version"], "rackproof --version"),
+        (["rackproof", "--help"], "rackproof --help"),
+        (["python", "-c", "a b"], "python -c a b"),
+    ],
+)
+def test_what_the_container_does_with_its_arguments(arguments: list[str], called: str, image: dict[str, str]) -> None:
+    done = entry(image, *arguments)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, called, "")
+
+
+def test_a_word_that_is_no_program_is_named(image: dict[str, str]) -> None:
+    done = entry(image, "docktor")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert (
+        done.stderr
+        == "rackproof: docktor is no program in this image: for a verb of Rackproof write `rackproof docktor …`\n"
+    )
+
+
+@pytest.mark.parametrize(("mode", "file"), [("sshd", "authorized_keys"), ("mpi", "id_rsa.pub")])
+def test_no_sshd_without_the_jobs_key(mode: str, file: str, image: dict[str, str]) -> None:
+    done = entry(image, mode, "true")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert f"id_rsa or {file} cannot be read: mount the job's key there" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the directory is the image's user's")
+def test_health_is_asked_of_what_the_container_does(image: dict[str, str]) -> None:
+    assert entry(image, script="healthy.sh").returncode == 1, "nothing was started"
+    entry(image)
+    results = {**image, "RACKPROOF_RESULTS": image["HOME"]}
+    assert entry(results, script="healthy.sh").returncode == 0
+    assert entry({**image, "RACKPROOF_RESULTS": "/proc"}, script="healthy.sh").returncode == 1
+    entry(image, "rackproof", "export")
+    port = {**results, "RACKPROOF_EXPORTER_PORT": "1"}
+    (Path(image["HOME"]) / "bin" / "python3").symlink_to(sys.executable)
+    assert entry(port, script="healthy.sh").returncode == 1, "the exporter does not answer"
+
+
+def test_the_image_and_the_manifests_speak_of_one_user() -> None:
+    containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
+    assert f"USER {UNPRIVILEGED_UID}:0" in containerfile
+    job = yaml.safe_load((ROOT / "deploy/kubernetes/one-host/job.yaml").read_text(encoding="utf-8"))
+    security = job["spec"]["template"]["spec"]["securityContext"]
+    assert (security["runAsUser"], security["runAsGroup"]) == (UNPRIVILEGED_UID, 0)

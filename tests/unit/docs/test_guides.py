@@ -1,0 +1,101 @@
+"""The guides of CONTRIBUTING.md, followed literally in a copy of the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.fakes import nvml, whole
+
+PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the code."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def code_blocks(heading: str) -> list[str]:
+    """Return the code blocks of that section."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+
+
+def add_entry(table: Path, entry: str) -> None:
+    """Add lines at the end of the first table in the file."""
+    text = table.read_text(encoding="utf-8")
+    table.write_text(text.replace("\n}\n", f"\n{entry}}}\n", 1), encoding="utf-8")
+
+
+def run(checkout: Path, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout), "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_new_collector_is_exported_and_catalogued(checkout: Path) -> None:
+    module, line, test = code_blocks("A collector")
+    (checkout / "collectors/fan.py").write_text(module, encoding="utf-8")
+    table = checkout / "collectors/__init__.py"
+    add_entry(table, line)
+    anchor = "from collectors.host import"
+    table.write_text(table.read_text().replace(anchor, f"from collectors.fan import FanCollector\n{anchor}"))
+    shutil.copytree(ROOT / "tests/fakes", checkout / "tests/fakes", ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / "tests/unit").mkdir()
+    (checkout / "tests/unit/test_fan.py").write_text(test, encoding="utf-8")
+    run(checkout, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ".", "tests/unit/test_fan.py")
+
+    host = whole.tree(checkout / "host")
+    library = nvml.build(checkout / "nvml")
+    driver = nvml.environment(library, nvml.write(checkout / "scenario", "healthy-h100x8", *whole.NVML))
+    readings = json.loads(run(checkout, "-m", "tests.fakes.whole", str(host), "readings", **driver))
+    assert readings["fan.speed"]["labels"] == ["chip", "fan"]
+    assert "| `rackproof_fan_speed` | gauge | chip, fan |" in run(
+        checkout, "-m", "tests.fakes.whole", str(host), "metrics", **driver
+    )
+    fan = host / "sys/class/hwmon/hwmon0/fan1_input"
+    fan.parent.mkdir(parents=True)
+    fan.write_text("4200\n")
+    scrape = "import collectors, pathlib, sys; from agent.exporter.exporter import registry; "
+    scrape += "from prometheus_client import generate_latest; "
+    scrape += "print(generate_latest(registry(collectors.build_collectors(root=pathlib.Path(sys.argv[1])))).decode())"
+    page = run(checkout, "-c", scrape, str(host), **driver)
+    assert 'rackproof_fan_speed{chip="hwmon0",fan="fan1"} 4200.0' in page
+
+
+def test_new_benchmark_runs_and_is_planned(checkout: Path) -> None:
+    module, entry = code_blocks("A benchmark")
+    (checkout / "agent/benchmarks/compute/sort.py").write_text(module, encoding="utf-8")
+    add_entry(checkout / "schemas/benchmarks/hardware.py", entry)
+    output = run(checkout, "-m", "agent.benchmarks", "--only", "sort")
+    assert re.search(r"^cpu=0 +sort\.rate +\d.* 1/s .*size=65536$", output, re.MULTILINE), output
+    expected = "from schemas.catalogue import expand; print([item.name for item in expand('benchmark', 'sort', {})])"
+    assert run(checkout, "-c", expected) == "['sort.rate', 'benchmark.duration']\n"
+
+
+def test_new_verb_is_in_the_command(checkout: Path) -> None:
+    module, line = code_blocks("A verb")
+    (checkout / "agent/cli/uptime.py").write_text(module, encoding="utf-8")
+    add_entry(checkout / "rackproof/main.py", line)
+    assert json.loads(run(checkout, "rackproof", "uptime", "--json"))["uptime_s"] > 0
+    assert "uptime" in run(checkout, "rackproof", "--help")

@@ -1,0 +1,489 @@
+"""Baselines: who may become one, what they are settled to, and how a part is held against its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.inventory.ansible import Variables
+from fleet.judge.baseline import limit, noise, precision, settle
+from fleet.judge.criteria import Criterion, VsBaseline, read_packs
+from fleet.judge.judge import judge
+from fleet.records import baseline_store
+from fleet.records.load import load
+from schemas import documents
+from schemas.baselines import Level, PlannedBaseline
+from schemas.records import Record, Samples
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import ROOT, builders
+from tests.accepted import Change, call, report_of, run_directory, slowed, small, swapped
+
+COPY = {"op": "copy"}
+PACKS = read_packs(())
+
+
+# --- what several runs are settled to
+
+
+def test_one_wrong_value_among_twenty_is_no_baseline() -> None:
+    """SuperBench takes a 10 000 among nineteen 401s as baseline 10 000."""
+    result = settle([401.0] * 19 + [10_000.0])
+    assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
+
+
+@pytest.mark.parametrize("wrong", [10_000.0, 0.0, 300.0, 440.0, -1e9])
+@pytest.mark.parametrize("count", [5, 10, 20])
+def test_two_in_five_may_be_wrong_together(wrong: float, count: int) -> None:
+    source = random.Random(count)  # noqa: S311
+    right = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
+    mixed = right + [wrong] * (count * 2 // 5)
+    source.shuffle(mixed)
+    result = settle(mixed)
+    assert result.value == pytest.approx(statistics.median(right), abs=0.8)
+    assert result.left_out == count * 2 // 5
+    assert result.sigma < 3 * 0.8
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    right=st.lists(st.floats(400.0, 402.0), min_size=12, max_size=12),
+    wrong=st.lists(st.floats(-1e6, 1e6), min_size=8, max_size=8),
+)
+def test_level_stays_among_the_sound_values_whatever_the_others_are(right: list[float], wrong: list[float]) -> None:
+    assert 396.0 <= settle(right + wrong).value <= 406.0
+
+
+def test_of_fewer_than_five_the_median_stands_and_the_noise_is_not_made_small() -> None:
+    result = settle([400.0, 401.0, 500.0])
+    assert (result.value, result.left_out) == (401.0, 0)
+    assert result.sigma > 50
+
+
+@pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
+def test_nothing_is_settled_from_nothing(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="nothing to settle"):
+        settle(values)
+
+
+# --- what summaries of samples can tell
+
+
+def samples(p50: float, cv: float, n: int = 25, exact: float | None = None) -> Samples:
+    return Samples(n=n, min=p50 * 0.9, p50=p50, max=p50 * 1.1, cv=cv, precision=exact)
+
+
+def test_interval_of_the_record_is_believed_before_a_normal_model() -> None:
+    assert precision(samples(100.0, 0.5, exact=0.0196)) == pytest.approx(0.01)
+    assert precision(samples(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
+
+
+# --- limits
+
+
+def criterion(operator: str = "ge", **asked: float) -> Criterion:
+    return Criterion(
+        id="c",
+        name="memory.bandwidth",
+        operator=operator,
+        unit="B/s",
+        action="rma",
+        source="a test",
+        baseline=VsBaseline(**asked),
+    )
+
+
+def level(sigma: float | None = None, runs: int = 4) -> Level:
+    return Level(
+        name="memory.bandwidth", unit="B/s", value=100.0, sigma=sigma, values={str(i): 100.0 for i in range(runs)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "fraction", "sigma", "wanted"),
+    [
+        ("ge", 0.98, None, 98.0),
+        ("ge", 0.98, 0.001, 98.0),  # the noise lies within
+        ("ge", 0.98, 0.01, 100 * (1 - 4 * 0.01 * (1 + 1 / 4) ** 0.5)),
+        ("le", 1.02, 0.01, 100 * (1 + 4 * 0.01 * (1 + 1 / 4) ** 0.5)),
+        ("le", 1.10, 0.01, 110.0),
+    ],
+)
+def test_limit_is_never_within_the_noise(operator: str, fraction: float, sigma: float | None, wanted: float) -> None:
+    result = limit(criterion(operator, fraction=fraction), level(sigma))
+    assert result is not None
+    assert result[0] == pytest.approx(wanted)
+
+
+def test_runs_that_scatter_widely_make_no_limit() -> None:
+    assert limit(criterion(fraction=0.98), level(0.10)) is None
+
+
+def test_noise_criterion_needs_a_known_noise() -> None:
+    result = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
+    assert result is not None
+    assert result[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
+    assert limit(criterion(fraction=1.0, sigmas=6.0), level()) is None
+
+
+def test_counts_are_limited_by_a_change() -> None:
+    result = limit(criterion("le", change=2.0), level(0.5))
+    assert result is not None
+    assert result[0] == 102.0
+
+
+def test_noise_joins_runs_and_samples() -> None:
+    assert noise(level(None)) == 0.0
+    assert noise(replace(level(0.02), precision=0.03)) == pytest.approx((0.02**2 * 1.25 + 0.03**2) ** 0.5)
+
+
+# --- accepting
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The baseline that an accepted run makes."""
+    run = run_directory(tmp_path / "runs" / "good")
+    assert call("report", run) == 0
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base", "--by", "Ada", "--why", "hand-over") == 0
+    return tmp_path / "base"
+
+
+def test_accepted_run_is_kept_by_serial_with_where_it_comes_from(kept: Path) -> None:
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.json")} == {
+        *(f"hosts/{host}.json" for host in ("h1", "h2")),
+        *(f"gpus/{host}-{index}.json" for host in ("h1", "h2") for index in (0, 1)),
+    }
+    document = documents.read(kept / "gpus" / "h1-0.json", "baseline")
+    (run,) = document["runs"]
+    assert (run["run_id"], run["by"], run["why"], run["status"]) == ("good", "Ada", "hand-over", "PASS")
+    copy = next(item for item in document["figures"] if item["name"] == "memory.bandwidth")
+    assert (copy["value"], copy["values"]) == (4.27e12, {"good": 4.27e12})
+
+
+def test_run_that_is_not_accepted_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "bad", change=slowed("memory.bandwidth", 0.5, **COPY))
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    assert "run `rackproof report" in capsys.readouterr().err
+    assert call("report", run) == 1
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    assert "run bad is rejected: only an accepted run can be a baseline" in capsys.readouterr().err
+    report = report_of(run)
+    documents.write(run / "report.json", {**report, "decision": "accepted"})  # edited by hand
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    assert "is rejected when it is judged again, but its report says accepted" in capsys.readouterr().err
+    assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda said: {**said, "verdicts": said["verdicts"][1:]}, "report.json does not match the records: "),
+        (lambda said: {**said, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
+        (lambda said: {**said, "more": 1}, "report.json: the document: unknown more"),
+    ],
+    ids=["lacks a verdict", "another type", "more than a report has"],
+)
+def test_report_that_the_records_do_not_give_makes_no_baseline(
+    change: Callable[[dict[str, Any]], dict[str, Any]], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "good")
+    assert call("report", run) == 0
+    documents.write(run / "report.json", change(report_of(run)))
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert f"`rackproof report {run}`" in said
+    assert not (tmp_path / "base").exists()
+
+
+def test_report_that_is_a_link_makes_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_directory(tmp_path / "good")
+    assert call("report", run) == 0
+    (run / "report.json").rename(tmp_path / "elsewhere.json")
+    (run / "report.json").symlink_to(tmp_path / "elsewhere.json")
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    assert "report.json: Too many levels of symbolic links" in capsys.readouterr().err
+
+
+def test_waived_run_is_taken_with_the_waivers_named(tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "r1", change=slowed("memory.bandwidth", 0.974, **COPY))
+    waivers = tmp_path / "w.yml"
+    waivers.write_text(
+        "schema: rackproof.waivers/1\nwaivers:\n"
+        + "".join(
+            f"  - {{criterion: {name}, host: h1, who: Ada, why: agreed in annex 3, until: 2027-01-01}}\n"
+            for name in ("hbm-copy", "memory-vs-fleet")
+        )
+    )
+    assert call("report", run, "--waivers", waivers) == 0
+    base = tmp_path / "base"
+    assert call("baseline", "accept", run, "--baseline", base) == 2  # without them it is not accepted
+    assert call("baseline", "accept", run, "--baseline", base, "--waivers", waivers) == 0
+    (of_part,) = documents.read(base / "gpus" / "h1-0.json", "baseline")["runs"]
+    assert of_part["status"] == "PASS WITH WAIVERS"
+    assert any("hbm-copy on h1" in text and "waived by Ada" in text for text in of_part["waivers"])
+    (other,) = documents.read(base / "gpus" / "h2-0.json", "baseline")["runs"]
+    assert "waivers" not in other
+
+
+@pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
+def test_what_no_gpu_showed_is_never_a_baseline_of_gpus(kind: str, tmp_path: Path) -> None:
+    plan = small("h1")
+    planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
+    assert baseline_store.kind_of(planned) == kind
+    assert baseline_store.kind_directory(tmp_path, kind) == tmp_path / kind
+    other = baseline_store.Snapshot(
+        tmp_path, replace(planned, baseline=PlannedBaseline(directory="base", digest="0" * 64))
+    )
+    assert "is invalid" in other.of_host("h1", ()).problem
+
+
+def test_baseline_of_another_kind_is_refused_even_where_it_lies(kept: Path, tmp_path: Path) -> None:
+    document = documents.read(kept / "hosts" / "h1.json", "baseline")
+    documents.write(kept / "hosts" / "h1.json", {**document, "kind": "simulated"})
+    assert "kind simulated, expected gpu" in baseline_store.of_host(kept, "gpu", "h1").problem
+
+
+def accepted_runs(base: Path, runs: Path, shares: list[float]) -> None:
+    for number, share in enumerate(shares):
+        run = run_directory(runs / f"run{number}", change=slowed("memory.bandwidth", share, **COPY))
+        assert call("report", run) == 0
+        assert call("baseline", "accept", run, "--baseline", base) == 0
+
+
+def copy_level(base: Path) -> dict[str, object]:
+    figures = documents.read(base / "gpus" / "h1-0.json", "baseline")["figures"]
+    result: dict[str, object] = next(item for item in figures if item["name"] == "memory.bandwidth")
+    return result
+
+
+def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
+    accepted_runs(tmp_path / "base", tmp_path / "runs", [1.0, 1.001, 0.999])
+    level_ = copy_level(tmp_path / "base")
+    assert level_["value"] == pytest.approx(4.27e12)
+    assert level_["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
+    again = tmp_path / "runs" / "run1"
+    assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0  # taken in anew, not twice
+    assert set(copy_level(tmp_path / "base")["values"]) == {"run0", "run1", "run2"}  # type: ignore[call-overload]
+    assert call("baseline", "accept", again, "--baseline", tmp_path / "base", "--replace") == 0
+    assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]
+
+
+def test_another_run_of_the_same_name_is_refused(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "again" / "good", nonce="f" * 32)
+    assert call("report", run) == 0
+    assert call("baseline", "accept", run, "--baseline", kept) == 64
+    assert "has another run named good" in capsys.readouterr().err
+
+
+def test_list_and_show(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert call("baseline", "list", "--baseline", kept, "--json") == 0
+    assert {item["id"] for item in json.loads(capsys.readouterr().out)} == {"h1", "h2", "h1-0", "h1-1", "h2-0", "h2-1"}
+    assert call("baseline", "show", "h1-0", "--baseline", kept) == 0
+    shown = capsys.readouterr().out
+    assert "gpu h1-0, last accepted in h1 gpu=0" in shown
+    assert "run good (PASS)" in shown
+    assert call("baseline", "show", "h1-9", "--baseline", kept) == 64
+    assert "did you mean h1-" in capsys.readouterr().err
+
+
+def test_part_with_simulated_baselines_only_names_the_kind(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(
+        tmp_path / "made-up", hosts=["s1", "s2"], simulated=True, change=lambda record: replace(record, simulated=True)
+    )
+    assert call("report", run) == 0
+    assert call("baseline", "accept", run, "--baseline", kept) == 0
+    assert call("baseline", "show", "s1", "--baseline", kept) == 64
+    assert f"no baseline of s1 of kind gpu in {kept}: there is one of kind simulated: give --kind simulated" in (
+        capsys.readouterr().err
+    )
+    assert call("baseline", "show", "s1", "--baseline", kept, "--kind", "simulated") == 0
+    assert call("baseline", "show", "nobody", "--baseline", kept) == 64
+    assert f"rackproof baseline list --baseline {kept} --kind gpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("serial", ["../../etc/passwd", "", "a" * 300, "ümlaut", ".hidden"])
+def test_serial_from_a_host_leads_to_no_path(serial: str) -> None:
+    path = baseline_store.path_of("gpu", serial)
+    assert path.startswith("gpus/")
+    assert path.count("/") == 1
+    assert ".." not in path
+    assert len(path) < 120
+
+
+# --- judging against it
+
+
+def compared(kept: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
+    """The verdicts of a run that names the baseline, but for the passes."""
+    baseline = baseline_store.snapshot_baseline(kept, "gpu", ["h1", "h2"], directory)
+    run = load(run_directory(directory, change=change, baseline=baseline))
+    return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
+
+
+def test_same_again_passes(kept: Path, tmp_path: Path) -> None:
+    assert compared(kept, tmp_path / "after") == []
+
+
+def test_loss_beyond_noise_fails_that_part_alone(kept: Path, tmp_path: Path) -> None:
+    verdicts = compared(kept, tmp_path / "after", slowed("stress.throughput", 0.95))
+    (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
+    assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
+    assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
+
+
+def test_part_that_scatters_more_since_is_not_excused_by_it(kept: Path, tmp_path: Path) -> None:
+    slow = slowed("stress.throughput", 0.95)
+
+    def change(record: Record) -> Record:
+        shaky = tuple(
+            replace(observation, samples=samples(1.0, 0.5, n=6))
+            if observation.name == "stress.throughput"
+            else observation
+            for observation in slow(record).observations
+        )
+        return replace(record, observations=shaky)
+
+    verdicts = compared(kept, tmp_path / "after", change)
+    assert [item.criterion for item in verdicts if item.criterion.startswith("baseline")] == ["baseline-stress"]
+
+
+def test_new_part_is_inconclusive_and_names_the_one_before(kept: Path, tmp_path: Path) -> None:
+    verdicts = compared(kept, tmp_path / "after", swapped("h2", 1, "S-NEW"))
+    assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
+        ("h2", "gpu=1", INCONCLUSIVE, "baseline")
+    ]
+    assert "no accepted record of serial S-NEW: it came in place of h2-1" in verdicts[0].reason
+
+
+def test_host_without_baseline_is_inconclusive(kept: Path, tmp_path: Path) -> None:
+    (kept / "hosts" / "h2.json").unlink()
+    verdicts = compared(kept, tmp_path / "after")
+    assert {(item.host, item.verdict, item.criterion) for item in verdicts} == {("h2", INCONCLUSIVE, "baseline")}
+    assert "no accepted record of host h2" in verdicts[0].reason
+
+
+@pytest.mark.parametrize("name", ["index.json", "gpus/h1-0.json"])
+def test_copy_that_was_changed_after_the_plan_is_not_believed(name: str, kept: Path, tmp_path: Path) -> None:
+    compared(kept, tmp_path / "after")
+    path = tmp_path / "after" / "baseline" / name
+    path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
+    run = load(tmp_path / "after")
+    verdicts = [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
+    assert verdicts
+    assert all(item.verdict == INCONCLUSIVE and "is invalid" in item.reason for item in verdicts)
+
+
+def test_what_is_accepted_later_does_not_change_what_the_run_is_judged_by(kept: Path, tmp_path: Path) -> None:
+    compared(kept, tmp_path / "after")
+    for path in kept.rglob("*.json"):
+        path.unlink()
+    run = load(tmp_path / "after")
+    assert [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS] == []
+
+
+def test_report_names_regressions_and_parts_that_differ(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def both(record: Record) -> Record:
+        return swapped("h2", 1, "S-NEW")(slowed("stress.throughput", 0.9)(record))
+
+    compared(kept, tmp_path / "after", both)
+    capsys.readouterr()
+    assert call("report", tmp_path / "after") == 1
+    shown, report = capsys.readouterr().out, report_of(tmp_path / "after")
+    assert "1 regressed, 1 part differ" in shown
+    assert "REGRESSED: h1 gpu=0: stress.throughput" in shown
+    assert "REPLACED: h2 gpu=1: GPU h2-1 was replaced by S-NEW" in shown
+    assert [item["kind"] for item in report["changes"]] == ["regressed", "replaced"]
+    assert report["baseline"] == json.loads((tmp_path / "after" / "plan.json").read_text())["baseline"]["digest"]
+    assert "Since it was accepted" in (tmp_path / "after" / "report.md").read_text()
+
+
+def test_run_without_baseline_is_judged_as_before(tmp_path: Path) -> None:
+    run = load(run_directory(tmp_path / "plain"))
+    assert not [item for item in judge(run.plan, run.evidence, PACKS) if item.criterion.startswith("baseline")]
+
+
+# --- the plan
+
+
+def inventory(path: Path, **variables: object) -> Path:
+    hosts: dict[str, Variables] = builders.inventory(
+        "h1", "h2", rackproof_gpu_count=2, rackproof_gang="none", rackproof_profile="smoke", **variables
+    )
+    path.write_text(json.dumps({"gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": hosts}}))
+    return path
+
+
+def test_plan_names_the_baseline_by_its_digest_and_keeps_it_when_resumed(kept: Path, tmp_path: Path) -> None:
+    listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(kept))
+    run = tmp_path / "runs" / "after"
+    assert call("plan", "-i", listing, "--run-dir", run) == 0
+    plan = documents.read(run / "plan.json", "plan")
+    assert plan["baseline"]["directory"] == str(kept)
+    document = documents.read(kept / "gpus" / "h1-0.json", "baseline")
+    documents.write(kept / "gpus" / "h1-0.json", {**document, "slot": "gpu=1"})
+    assert call("plan", "-i", listing, "--run-dir", run) == 0
+    assert documents.read(run / "plan.json", "plan")["baseline"] == plan["baseline"]
+
+
+def test_plan_with_a_baseline_that_is_nowhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(tmp_path / "nowhere"))
+    assert call("plan", "-i", listing, "--run-dir", tmp_path / "runs" / "after") == 64
+    assert "accept a run first" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "after" / "plan.json").exists()
+
+
+HOSTILE = '"><script>\x1b[2J=cmd|x../../etc\u202e' + "z" * 400
+
+
+def test_serial_that_is_an_attack_is_kept_compared_and_shown_harmlessly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "runs" / "good", change=swapped("h1", 0, HOSTILE))
+    base = tmp_path / "base"
+    assert call("report", run) == 0
+    assert call("baseline", "accept", run, "--baseline", base) == 0
+    assert len(list(base.rglob("*.json"))) == 6
+    after = run_directory(tmp_path / "runs" / "after")
+    capsys.readouterr()
+    assert call("baseline", "list", "--baseline", base) == 0
+    listed = capsys.readouterr().out
+    assert call("diff", base, after, "--markdown") == 1
+    output = capsys.readouterr().out
+    assert "<script>" not in output
+    assert call("diff", base, after) == 1
+    output += capsys.readouterr().out
+    assert "was replaced by h1-0" in output
+    assert not {"\x1b", "\u202e"} & set(listed + output)
+
+
+# --- real records
+
+
+MEASURED_RUNS = ROOT / "docs" / "measurements"
+
+
+def test_gpu_that_another_process_slowed_is_named_by_what_it_did_before(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same machine with four H200, while another process computed on GPU 2 for 4.9 % of the time."""
+    runs = (MEASURED_RUNS / "h200x4-beside-references", MEASURED_RUNS / "h200x4-slowed-gpu")
+    assert call("diff", *runs, "--json") == 1
+    document = [item for item in json.loads(capsys.readouterr().out)["changes"] if item["kind"] == "regressed"]
+    assert {(item["scope"], item["what"]) for item in document} == {("gpu=2", "memory.bandwidth")}

@@ -1,0 +1,767 @@
+"""Hosts that are in use: who is asked, what their records say, who is drained and given back; and what is told in the end."""
+
+from __future__ import annotations
+
+import argparse
+import email
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.cli.notice import call
+from fleet.integrations.notification import mail, payload, state
+from fleet.integrations.scheduler import DRAINED, drain_or_ask, resume_all
+from fleet.judge.criteria import read_packs
+from fleet.records.load import load
+from fleet.report.merge import merge
+from rackproof.main import main
+from schemas import documents
+from schemas.errors import RunError, UsageError
+from schemas.locks import claim
+from schemas.plans import Plan
+from schemas.records import SKIPPED, to_json
+from schemas.skips import skipped_for
+from tests import ROOT, builders
+from tests.fakes import nvml
+
+RACKPROOF = (sys.executable, ROOT / "rackproof")
+SLURM = """#!/bin/sh
+cd "$(dirname "$0")"; echo "$*" >>log
+case "$*" in
+squeue*) test -f down && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
+  cat "jobs-$4" 2>/dev/null ;;
+"scontrol show"*) echo "NodeName=$4 State=$(cat "state-$4") Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
+*state=drain*) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
+  node=${3#nodename=}; echo MIXED+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
+*state=resume) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
+  node=${3#nodename=}; echo IDLE >"state-$node"; echo >"reason-$node" ;;
+esac
+exit 0
+"""
+KUBERNETES = """#!/bin/sh
+cd "$(dirname "$0")"; echo "$*" >>log
+case "$*" in
+"kubectl get pods"*) cat pods ;;
+"kubectl get node"*) echo "{\\"spec\\": {$(cat "cordon-$4")}, \\"metadata\\": {\\"annotations\\": {$(cat "mark-$4")}}}" ;;
+*annotate*) test -f no-annotate && exit 1 ;;
+*uncordon*) test -f no-uncordon && exit 1 ;;
+*cordon*) test -f no-cordon && exit 1 ;;
+esac
+case "$*" in
+*annotate*"-") : >"mark-$4" ;;
+*annotate*) value=${6#*=}; echo "\\"rackproof/drained-by\\": \\"$value\\"" >"mark-$5" ;;
+*uncordon*) : >"cordon-$3" ;;
+*cordon*) echo '"unschedulable": true' >"cordon-$3" ;;
+esac
+"""
+
+
+class Site:
+    """A run directory, and a scheduler of two nodes that answers from files."""
+
+    def __init__(self, path: Path, kind: str, program: str) -> None:
+        self.run = path / "runs" / "r1"
+        self.run.mkdir(parents=True)
+        self.kind, self.path = kind, path
+        (path / "words").write_text(program)
+        (path / "words").chmod(0o755)
+        self.put(**{"state-n1": "IDLE", "state-n2": "IDLE", "reason-n1": "", "reason-n2": "", "pods": '{"items": []}'})
+        self.put(**{"cordon-n1": "", "cordon-n2": "", "mark-n1": "", "mark-n2": ""})
+
+    def put(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.path / name).write_text(f"{text}\n")
+
+    def take(self, *, drain: bool = True, wait_s: float = 0.0) -> dict[str, str]:
+        return drain_or_ask(
+            self.run, self.kind, [str(self.path / "words")], {"h1": "n1", "h2": "n2"}, drain=drain, wait_s=wait_s
+        )
+
+    def end(self) -> None:
+        """So that nobody waits for the end of this process to give anything back."""
+        (self.run / DRAINED).unlink(missing_ok=True)
+
+    def changes(self) -> list[str]:
+        """What was asked to be changed, without the first word."""
+        text = (self.path / "log").read_text() if (self.path / "log").exists() else ""
+        return [
+            line.partition(" ")[2]
+            for line in text.splitlines()
+            if " get " not in line and "squeue" not in line and " show " not in line
+        ]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path, "slurm", SLURM)
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path, "kubernetes", KUBERNETES)
+    yield site
+    site.end()
+
+
+def drain(node: str) -> str:
+    return f"update nodename={node} state=drain reason=rackproof:r1"
+
+
+def resume(node: str) -> str:
+    return f"update nodename={node} state=resume"
+
+
+def test_host_with_a_job_is_in_use(slurm: Site) -> None:
+    slurm.put(**{"jobs-n2": "12_3:alice:RUNNING\n13:bob:PENDING\n14:bob:COMPLETING"})
+    assert slurm.take(drain=False) == {"h2": "Slurm job 12_3 of alice (RUNNING); Slurm job 14 of bob (COMPLETING)"}
+    assert slurm.changes() == []
+
+
+def test_scheduler_that_does_not_answer_is_no_permission(slurm: Site) -> None:
+    slurm.put(down="")
+    result = slurm.take(drain=False)
+    assert set(result) == {"h1", "h2"}
+    assert result["h1"].startswith(
+        "the scheduler cannot be asked: squeue exited with 1: slurm_load_jobs error: Unable to contact"
+    )
+
+
+def test_what_was_drained_is_given_back_and_what_is_in_use_at_once(slurm: Site) -> None:
+    slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
+    assert set(slurm.take()) == {"h2"}
+    assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
+    assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
+    assert resume_all(slurm.run) == []
+    assert slurm.changes()[3:] == [resume("n1")]
+    assert not (slurm.run / DRAINED).exists()
+    assert resume_all(slurm.run) == []
+
+
+def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
+    slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
+    assert slurm.take() == {}
+    resume_all(slurm.run)
+    assert slurm.changes() == [drain("n2"), resume("n2")]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("DOWN", "PSU burnt"),
+        ("DOWN*", ""),
+        ("IDLE+FAIL", "bad DIMM"),
+        ("ALLOCATED+FAIL", ""),
+        ("ERROR", ""),
+        ("IDLE", "look"),
+    ],
+)
+def test_node_that_others_took_out_of_use_is_neither_drained_nor_resumed(slurm: Site, state: str, reason: str) -> None:
+    slurm.put(**{"state-n1": state, "reason-n1": reason})
+    assert slurm.take() == {
+        "h1": f"node n1 was taken out of service by others ({state}: {reason or 'no reason given'})"
+    }
+    assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h2"}
+    resume_all(slurm.run)
+    assert slurm.changes() == [drain("n2"), resume("n2")]
+
+
+@pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
+def test_node_that_works_is_drained(slurm: Site, state: str) -> None:
+    slurm.put(**{"state-n1": state})
+    assert slurm.take() == {}
+    assert slurm.changes() == [drain("n1"), drain("n2")]
+
+
+def test_node_that_went_down_while_drained_is_left_and_reported(slurm: Site) -> None:
+    slurm.take()
+    slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
+    assert resume_all(slurm.run) == [
+        "h1: node n1 was drained by us and is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
+    ]
+    assert slurm.changes()[2:] == [resume("n2")]
+    assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
+
+
+def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
+    slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
+    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
+    assert done.stdout == "no host is in use\n"
+    assert done.stderr.startswith("h1: run r0 drained it, has ended and did not resume it")
+    plan = builders.plan("h1", "h2")
+    report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
+    assert "h1: run r0 drained it" in payload(report, plan, link="", directory=slurm.run)["text"]
+    slurm.put(**{"reason-n1": "replaced PSU"})
+    slurm.take()
+    assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
+
+
+def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
+    slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
+    (slurm.run.parent / "r0").mkdir()
+    holder = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
+    (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(holder), "running": []}) + "\n")
+    assert slurm.take()["h1"].startswith("run r0 drained it and is locked by ")
+    assert slurm.changes() == [drain("n2")]
+
+
+def test_what_others_drained_meanwhile_stays_drained(slurm: Site) -> None:
+    slurm.take()
+    slurm.put(**{"reason-n1": "kernel panic"})
+    resume_all(slurm.run)
+    assert slurm.changes()[2:] == [resume("n2")]
+    assert not (slurm.run / DRAINED).exists()
+
+
+def test_host_that_cannot_be_drained_is_skipped(slurm: Site) -> None:
+    slurm.put(denied="")
+    assert (
+        slurm.take()["h1"]
+        == "it could not be drained: scontrol exited with 1: slurm_update error: Access/permission denied"
+    )
+
+
+def test_jobs_are_waited_for(slurm: Site) -> None:
+    slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
+    with subprocess.Popen(["sh", "-c", f"sleep 0.7; rm {slurm.path}/jobs-n2"]):
+        assert slurm.take(wait_s=3.0) == {}
+
+
+def test_failed_resume_of_a_node_is_reported_and_kept(slurm: Site) -> None:
+    slurm.take()
+    (slurm.path / "words").rename(slurm.path / "away")
+    assert len(resume_all(slurm.run)) == 2
+    (slurm.path / "away").rename(slurm.path / "words")
+    assert resume_all(slurm.run) == []
+    assert slurm.changes()[2:] == [resume("n1"), resume("n2")]
+
+
+def wait(done: Callable[[], bool], seconds: float = 20.0) -> None:
+    ends = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def test_playbook_that_is_killed_gives_back_what_it_drained(slurm: Site) -> None:
+    """Whatever ended it: nothing of its own could run any more."""
+    program = (
+        'import subprocess, sys, time; subprocess.run(sys.argv[1:], input=\'{"h1": "n1"}\', text=True); time.sleep(60)'
+    )
+    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    playbook = subprocess.Popen([sys.executable, "-c", program, *command])
+    wait(lambda: slurm.changes() == [drain("n1")])
+    time.sleep(0.3)
+    assert (slurm.run / DRAINED).exists()
+    playbook.kill()
+    playbook.wait()
+    wait(lambda: slurm.changes() == [drain("n1"), resume("n1")])
+
+
+def test_pods_that_ask_for_gpus_use_a_node(kubernetes: Site) -> None:
+    pod = {
+        "metadata": {"namespace": "train", "name": "llm-0"},
+        "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+    }
+    other = {
+        "metadata": {"namespace": "web", "name": "nginx"},
+        "spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}, {}]},
+    }
+    kubernetes.put(pods=json.dumps({"items": [other]}))
+    assert kubernetes.take(drain=False) == {}
+    kubernetes.put(pods=json.dumps({"items": [other, pod]}))
+    assert kubernetes.take(drain=False)["h1"] == "pod train/llm-0 requests 8 nvidia.com/gpu"
+    kubernetes.put(pods="Error from server")
+    assert kubernetes.take(drain=False)["h1"] == "the scheduler cannot be asked: kubectl: the answer is not JSON"
+
+
+def test_nodes_are_cordoned_with_a_mark_and_only_those_uncordoned(kubernetes: Site) -> None:
+    kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
+    assert kubernetes.take() == {}
+    assert kubernetes.changes() == ["cordon n1", MARK]
+    assert resume_all(kubernetes.run) == []
+    assert kubernetes.changes()[2:] == [UNMARK, "uncordon n1"]
+
+
+MARK = "annotate --overwrite node n1 rackproof/drained-by=rackproof:r1"
+UNMARK = "annotate node n1 rackproof/drained-by-"
+
+
+def test_node_that_cannot_be_cordoned_keeps_no_mark(kubernetes: Site) -> None:
+    """With one left, the cordon that an admin makes later would be ours."""
+    kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
+    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
+    assert (kubernetes.path / "mark-n1").read_text().strip() == ""
+    kubernetes.put(**{"cordon-n1": '"unschedulable": true'})
+    assert len(resume_all(kubernetes.run)) == 1
+    assert "uncordon n1" not in kubernetes.changes()
+
+
+def test_node_that_cannot_be_marked_is_uncordoned(kubernetes: Site) -> None:
+    kubernetes.put(**{"no-annotate": ""})
+    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
+    assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
+
+
+def test_node_that_cannot_be_uncordoned_is_tried_again(kubernetes: Site) -> None:
+    kubernetes.take()
+    kubernetes.put(**{"no-uncordon": ""})
+    assert len(resume_all(kubernetes.run)) == 2
+    (kubernetes.path / "no-uncordon").unlink()
+    assert resume_all(kubernetes.run) == []
+    assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
+
+
+def test_foreign_cordon_is_reported_and_left(kubernetes: Site) -> None:
+    """We were ended between the two steps, or an admin took the mark away: it cannot be told which."""
+    kubernetes.take()
+    kubernetes.put(**{"mark-n1": ""})
+    assert resume_all(kubernetes.run) == [
+        "h1: node n1 is cordoned without our annotation: uncordon it by hand if nobody else cordoned it"
+    ]
+    assert "uncordon n1" not in kubernetes.changes()
+
+
+@pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
+def test_names_that_would_be_options_are_refused(slurm: Site, name: str) -> None:
+    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    done = subprocess.run(command, input=json.dumps({"h1": name}), capture_output=True, text=True, check=False)
+    assert (done.returncode, slurm.changes()) == (64, [])
+
+
+# --- the record of a host that is in use
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+class Host:
+    """A host of a run with two GPUs, as far as NVML goes."""
+
+    def __init__(self, path: Path, library: Path, **variables: Any) -> None:
+        self.plan = builders.plan("h1", "h2", profile="revalidate", **variables)
+        self.path, self._library = path, library
+        self.run = path / "state" / "runs" / "r1"
+        (path / "plan.json").write_text(json.dumps(to_json(self.plan)))
+
+    def busy(self, *lines: str, because: str = "", claim: str = "") -> subprocess.CompletedProcess[str]:
+        scenario = nvml.write(self.path / "nvml.conf", "healthy-h200x4", *lines)
+        command = [*RACKPROOF, "busy", f"--plan={self.path / 'plan.json'}", f"--run-dir={self.run}", "--host=h1"]
+        environment = {**os.environ, **nvml.environment(self._library, scenario)}
+        return subprocess.run(
+            [*command, f"--because={because}", f"--claim={claim}"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def record(self) -> dict[str, Any]:
+        return dict(documents.read(self.run / "record.json", "record"))
+
+
+def test_host_with_a_gpu_process_is_probed_and_skipped(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    done = host.busy("gpu.1.ComputeRunningProcesses=4711")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("gpu=1 is in use by process 4711")
+    record = host.record()
+    assert {gpu["serial"] for gpu in record["gpus"]} == {"1650000000000", "1650000000001"}
+    assert [(taken["stage"], taken["phase"]) for taken in record["snapshots"]] == [("preflight", "before")]
+    planned = host.plan.host("h1")
+    expected = [scope for item in host.plan.expected_of(planned) for scope in host.plan.scopes_of(planned, item)]
+    assert len(record["observations"]) == len(expected)
+    assert {(observation["status"], observation["reason"]) for observation in record["observations"]} == {
+        (SKIPPED, skipped_for(done.stdout.strip()))
+    }
+    units = {observation["name"]: observation["unit"] for observation in record["observations"]}
+    assert (units["gemm.throughput"], units["benchmark.duration"], units["collective.all_reduce.busbw"]) == (
+        "FLOP/s",
+        "s",
+        "B/s",
+    )
+    assert not (host.run.parent.parent / "lease.json").exists()  # nothing is measured, so nobody is kept out
+    assert host.busy("gpu.1.ComputeRunningProcesses=4711").returncode == 1
+    assert host.record()["observations"] == record["observations"]
+
+
+def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    done = host.busy("gpu.3.ComputeRunningProcesses=4711")  # of the four GPUs two are planned
+    assert (done.returncode, done.stdout) == (0, "free\n")
+    assert not (host.run / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "variables", "because", "code"),
+    [
+        (("ComputeRunningProcesses=!999",), {}, "", 1),
+        (("gpu.0.MigMode=1 1",), {}, "", 0),
+        (("gpu.0.ComputeRunningProcesses=4711",), {"rackproof_share_gpus": True}, "", 0),
+        ((), {}, "Slurm job 1 of alice", 1),
+    ],
+    ids=["not told", "MIG is nobody", "shared by the inventory", "scheduler"],
+)
+def test_what_counts_as_use(
+    tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
+) -> None:
+    done = Host(tmp_path, library, **variables).busy(*lines, because=because)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_host_of_another_run_is_in_use(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    other = replace(host.plan, run_id="r0", nonce="f" * 32)
+    (tmp_path / "other.json").write_text(json.dumps(to_json(other)))
+    scenario = nvml.write(tmp_path / "nvml.conf", "healthy-h200x4")
+    begin = [
+        *RACKPROOF,
+        "inspect",
+        f"--plan={tmp_path / 'other.json'}",
+        f"--run-dir={host.run.parent / 'r0'}",
+        "--host=h1",
+    ]
+    subprocess.run(begin, env={**os.environ, **nvml.environment(library, scenario)}, check=True, capture_output=True)
+    elsewhere = claim("r1", Path("/elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
+    done = host.busy(claim=json.dumps({**vars(elsewhere), "running": []}))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("held by run r0 of ")
+
+
+# --- what is told
+
+
+def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: Any) -> tuple[dict[str, Any], Plan]:
+    """The report on three hosts in order, after a change to the run's directory."""
+    plan = builders.plan("h1", "h2", "h3", profile="smoke", **variables)
+    documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(plan))))
+    for host in ("h1", "h2", "h3"):
+        for record in builders.records(plan, host):
+            path = f"gangs/{record.gang}/{host}.json" if record.gang else f"hosts/{host}.json"
+            documents.write(tmp_path / path, json.loads(json.dumps(to_json(record))))
+    change(plan, tmp_path)
+    run = load(tmp_path)
+    report = merge(run.plan, run.evidence, read_packs(()), events=run.events, quarantined=run.quarantined)
+    return json.loads(json.dumps(to_json(report))), plan
+
+
+def skipped(plan: Plan, directory: Path) -> None:
+    """h2 was in use."""
+    planned = plan.host("h2")
+    made = [
+        {
+            "name": item.name,
+            "scope": scope,
+            "stage": item.stage,
+            "unit": "1",
+            "status": SKIPPED,
+            "reason": skipped_for("job 4711"),
+            "params": item.params,
+        }
+        for item in plan.expected_of(planned)
+        for scope in plan.scopes_of(planned, item)
+    ]
+    record = json.loads((directory / "hosts" / "h2.json").read_text())
+    del record["launches"]
+    documents.write(directory / "hosts" / "h2.json", {**record, "observations": made})
+    for path in directory.glob("gangs/*/h2.json"):
+        path.unlink()
+
+
+def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) -> None:
+    report, plan = judged(tmp_path, skipped, rackproof_gang="none", rackproof_reason="replaced GPU 3")
+    coverage = {host["name"]: host["coverage"] for host in report["hosts"]}
+    assert coverage["h2"]["skipped"] == coverage["h2"]["expected"] > 0
+    assert coverage["h1"]["measured"] == coverage["h1"]["expected"]
+    assert report["decision"] == "incomplete"
+    assert state(report, plan) == ("busy", {"h2": "job 4711"})
+    reported = payload(report, plan, link="https://runs.example.org/", directory=tmp_path)
+    assert reported["text"].startswith(
+        "incomplete: run r1, profile smoke, 3 hosts (replaced GPU 3); in use and not measured: h2\n"
+    )
+    assert reported["report"] == "https://runs.example.org/r1/report.html"
+
+
+def test_partner_of_a_host_in_use_is_no_other_trouble(tmp_path: Path) -> None:
+    def alone(plan: Plan, directory: Path) -> None:
+        skipped(plan, directory)
+        for path in directory.glob("gangs/*/*.json"):
+            path.unlink()
+
+    report, plan = judged(tmp_path, alone)
+    assert {host["decision"] for host in report["hosts"]} == {"incomplete"}
+    assert state(report, plan)[0] == "busy"
+
+
+def test_other_trouble_is_not_reported_as_busy(tmp_path: Path) -> None:
+    def lost(plan: Plan, directory: Path) -> None:
+        skipped(plan, directory)
+        (directory / "hosts" / "h3.json").unlink()
+
+    report, plan = judged(tmp_path, lost, rackproof_gang="none")
+    assert state(report, plan) == ("incomplete", {"h2": "job 4711"})
+
+
+def test_other_trouble_of_the_host_in_use_is_not_called_busy(tmp_path: Path) -> None:
+    def half(plan: Plan, directory: Path) -> None:
+        skipped(plan, directory)
+        path = directory / "hosts" / "h2.json"
+        record = json.loads(path.read_text())
+        record["observations"][0].update(status="error", reason="the library is gone")
+        documents.write(path, record)
+
+    report, plan = judged(tmp_path, half, rackproof_gang="none")
+    assert state(report, plan) == ("incomplete", {})
+
+
+def test_host_locked_by_another_run_is_in_use(tmp_path: Path) -> None:
+    def held(plan: Plan, directory: Path) -> None:
+        (directory / "hosts" / "h3.json").unlink()
+        event = {
+            "at": builders.WHEN,
+            "what": "failed",
+            "play": "Install the agent",
+            "host": "h3",
+            "task": "agent : Install",
+            "in_use": True,
+        }
+        message = "rackproof: this host is held by run r0 of alice on control1"
+        (directory / "events.jsonl").write_text(json.dumps({**event, "message": message}) + "\n")
+
+    report, plan = judged(tmp_path, held, rackproof_gang="none")
+    assert state(report, plan) == ("busy", {"h3": "rackproof: this host is held by run r0 of alice on control1"})
+
+
+def test_notification_contains_only_requested_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, _ = judged(tmp_path, lambda plan, directory: None)
+    documents.write(tmp_path / "report.json", report)
+
+    def told(on: str, run: Path = tmp_path) -> str:
+        assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="")) == 0
+        return capsys.readouterr().out
+
+    assert told("rejected,incomplete,busy") == ""
+    assert json.loads(told("accepted"))["state"] == "accepted"
+    with pytest.raises(UsageError, match="did you mean rejected"):
+        told("rejceted")
+    with pytest.raises(RunError, match="give the directory of a run"):
+        told("accepted", tmp_path / "nothing")
+
+
+def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
+    report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
+    report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
+    reported = payload(report, plan, link="", directory=tmp_path)
+    text = mail(reported, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
+    message = email.message_from_string(text)
+    assert (message["To"], message["Bcc"]) == ("ops@example.org, dc@example.org", None)
+    assert message["Subject"].startswith("accepted: run r1")
+    assert "\x1b" not in text
+    assert "… and 28 more lines" in message.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="invalid mail address or subject"):
+        mail(reported, ["a@b\nBcc: c@d"], "")
+
+
+def test_foreign_drained_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / DRAINED).write_text('{"kind": "sh", "words": ["reboot"], "nodes": {"h1": "n1"}}')
+    with pytest.raises(RunError, match="was not written by Rackproof"):
+        resume_all(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff",
+        b"[]",
+        b'{"kind": "slurm"}',
+        b'{"kind": "slurm", "words": "sudo", "by": {"pid": 1, "born": "1"}, "nodes": {}}',
+        b'{"kind": "slurm", "words": [], "by": {"pid": "1", "born": "1"}, "nodes": {}}',
+        b'{"kind": "slurm", "words": [], "by": {"pid": 1, "born": "1"}, "nodes": {"h1": "--all"}}',
+    ],
+)
+def test_drained_file_that_is_broken_is_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes
+) -> None:
+    (tmp_path / DRAINED).write_bytes(text)
+    assert main(["scheduler", "resume", f"--run-dir={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert f"rackproof: {tmp_path}/drained.json" in said
+    assert "resume the nodes by hand" in said
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"decision": "accepted"}', '{"decision": "accepted", "verdicts": [{}]}'])
+def test_report_that_is_none_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
+    (tmp_path / "report.json").write_text(text)
+    assert main(["notice", str(tmp_path)]) == 2
+    assert "has no valid report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("date", [os.fsdecode(b"\xff"), "%Y/%m", "x" * 200])
+def test_date_that_makes_no_run_id_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str], date: str) -> None:
+    assert main(["revalidate", "-i", "x", f"--runs={tmp_path}", "--date", date]) == 64
+    assert "--date" in capsys.readouterr().err
+
+
+# --- the verb that a timer starts
+
+
+ANSIBLE = """
+import json, os, pathlib, shutil, sys
+here = pathlib.Path(__file__).parent
+values = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+with (here / "played").open("a") as log:
+    log.write(pathlib.Path(sys.argv[-1]).stem + " " + values["rackproof_run_id"] + "\\n")
+with (here / "inventories").open("a") as log:
+    print(sys.argv[sys.argv.index("-i") + 1], file=log)
+run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_id"]
+if sys.argv[-1].endswith("revalidate.yml"):
+    shutil.copytree(here / "made", run, dirs_exist_ok=True)
+    os.utime(run / "report.json")
+(run / "notified.json").write_text('{"sent": true, "drained": []}')
+"""
+"""Stands for ansible-playbook: what is to be made stands beside it."""
+
+
+class Timer:
+    """The verb, whose playbook makes what stands in `made`."""
+
+    def __init__(self, path: Path) -> None:
+        self.runs, self.made, self._played = path / "runs", path / "bin" / "made", path / "bin" / "played"
+        self.made.mkdir(parents=True)
+        (path / "bin" / "ansible-playbook").write_text(f"#!{sys.executable}{ANSIBLE}")
+        (path / "bin" / "ansible-playbook").chmod(0o755)
+
+    def fire(self, inventory: str = "x,") -> int:
+        return main(["revalidate", "-i", inventory, f"--runs={self.runs}", "--name=r", "--date=1"])
+
+    def inventories(self) -> list[str]:
+        return (self._played.parent / "inventories").read_text().splitlines()
+
+    def played(self) -> list[str]:
+        return self._played.read_text().splitlines() if self._played.exists() else []
+
+
+@pytest.fixture
+def timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timer:
+    result = Timer(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr("fleet.integrations.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
+    report, _ = judged(result.made, lambda plan, directory: None)
+    documents.write(result.made / "report.json", report)
+    return result
+
+
+def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert timer.fire() == 0
+    assert timer.fire() == 0
+    first, second = (line.removeprefix("revalidate ") for line in timer.played())
+    assert first == "r-1"
+    assert re.fullmatch(r"r-1-\d{4}", second)
+    assert f"run r-1 already has a decision: this is run {second}" in capsys.readouterr().err
+
+
+def test_inventory_lies_where_the_one_who_names_it_is(
+    timer: Timer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert timer.fire("rack12") == 64
+    assert f"-i rack12: no such file or directory: give a path relative to {tmp_path}" in capsys.readouterr().err
+    assert timer.played() == []
+    (tmp_path / "rack12").mkdir()
+    assert timer.fire("rack12") == 0
+    assert timer.inventories() == [str(tmp_path / "rack12")]
+
+
+def test_second_run_of_a_day_that_is_incomplete_goes_on(timer: Timer) -> None:
+    assert timer.fire() == 0
+    report = json.loads((timer.made / "report.json").read_text())
+    documents.write(timer.runs / "r-1-0000" / "report.json", {**report, "decision": "incomplete"})
+    documents.write(timer.runs / "r-1-0000" / "plan.json", json.loads((timer.made / "plan.json").read_text()))
+    assert timer.fire() == 0
+    assert timer.played() == ["revalidate r-1", "revalidate r-1-0000"]
+    timer.fire()
+    assert timer.played().count("revalidate r-1-0000") == 1  # which is accepted by now
+
+
+@pytest.mark.parametrize(("length", "code"), [(57, 0), (58, 64)])
+def test_name_leaves_room_for_the_time_of_day(
+    timer: Timer, length: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's name has 64 characters at most; here `-1` and `-1405` are added."""
+    name = "r" * length
+    assert main(["revalidate", "-i", "x,", f"--runs={timer.runs}", f"--name={name}", "--date=1"]) == code
+    if code:
+        assert f"run id '{name}-1' has 60 characters, at most 59" in (said := capsys.readouterr().err)
+        assert "give a shorter --name or --date" in said
+        assert timer.played() == []
+
+
+def test_run_that_is_incomplete_goes_on(timer: Timer) -> None:
+    report = json.loads((timer.made / "report.json").read_text())
+    documents.write(timer.made / "report.json", {**report, "decision": "incomplete"})
+    assert (timer.fire(), timer.fire()) == (2, 2)
+    assert timer.played() == ["revalidate r-1"] * 2
+
+
+def test_nodes_that_cannot_be_given_back_are_an_alarm(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(timer.runs / "nothing")]
+    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": {"h1": "n1"}}
+    documents.write(timer.made / DRAINED, left)
+    assert timer.fire() == 2
+    assert timer.played() == ["revalidate r-1", "notify r-1"]
+    said = capsys.readouterr().err
+    assert "h1: node n1 was drained by us and could not be resumed" in said
+    assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in said
+    assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["state"], document["drained"]) == ("accepted", ["h1"])
+    assert "STILL DRAINED in the scheduler: h1" in document["text"]
+
+
+def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> None:
+    words, nodes = [str(slurm.path / "words")], {"h1": "n1", "h2": "n2"}
+    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": nodes}
+    documents.write(timer.made / DRAINED, left)
+    for node in ("n1", "n2"):
+        slurm.put(**{f"state-{node}": "IDLE+DRAIN", f"reason-{node}": "rackproof:r-1"})
+    slurm.put(denied="")
+    with subprocess.Popen(["sh", "-c", f"sleep 1; rm {slurm.path}/denied"]):
+        assert timer.fire() == 0
+    assert timer.played() == ["revalidate r-1"]
+    assert (slurm.path / "state-n1").read_text() == "IDLE\n"
+
+
+def test_failed_give_back_does_not_keep_the_report_away(tmp_path: Path) -> None:
+    (tmp_path / DRAINED).write_text("broken")
+    tasks = [
+        {"ansible.builtin.import_role": {"name": "revalidate", "tasks_from": "give_back"}},
+        {"ansible.builtin.debug": {"msg": "the report comes after"}},
+    ]
+    variables = {
+        "_rackproof_run_dir": str(tmp_path),
+        "rackproof_scheduler": "slurm",
+        "ansible_connection": "local",
+    }
+    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "h1,", tmp_path / "play.yml"]
+    environment = {**os.environ, "ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the report comes after" in done.stdout
+    assert "STILL DRAINED" in done.stdout
+    assert "cannot be read" in done.stdout

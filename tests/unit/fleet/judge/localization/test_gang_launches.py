@@ -1,0 +1,1570 @@
+"""Who is slow or failed among a few hosts, told in full: each part, how sure it is, by what evidence and in which figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import string
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import judge
+from fleet.judge.localization import (
+    Bisection,
+    Conclusion,
+    Kind,
+    Outcome,
+    Pair,
+    Suspect,
+    Tolerance,
+    find_suspects,
+    judge_pairs,
+)
+from fleet.judge.localization.launches import Attempt, attempts, conclusion, hosts_to_exclude, is_stuck, measured_by
+from fleet.judge.localization.matrix import rule_of_succession, spread, upper_median
+from schemas.catalogue import DURATION
+from schemas.plans import Plan
+from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.test_edges import pack
+
+RATE, TIME = 100.0, 1.0
+Speeds = Mapping[tuple[str, str, int], float]
+
+
+def matrix(
+    size: int,
+    rails: int = 2,
+    shares: Mapping[Any, float] | None = None,
+    *,
+    late: Mapping[Any, float] | None = None,
+    failed: Mapping[Any, str] | None = None,
+    left_out: Collection[Any] = (),
+    gbps: Mapping[str, float] | None = None,
+) -> list[Pair]:
+    """Pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
+    names = string.ascii_lowercase[:size]
+    result = []
+    for a, b in itertools.combinations(names, 2):
+        for rail in range(rails):
+            parts = (a, b, (a, rail), (b, rail), rail, a + b, (a + b, rail))
+            if not any(part in left_out for part in parts):
+                share = min((shares or {}).get(part, 1.0) for part in parts)
+                time = max((late or {}).get(part, 1.0) for part in parts)
+                why = next((failed[part] for part in parts if part in failed), "") if failed else ""
+                kind = Kind(gbps=min((gbps or {}).get(a, 400.0), (gbps or {}).get(b, 400.0)))
+                result.append(
+                    Pair(
+                        a=a,
+                        b=b,
+                        rail=rail,
+                        bandwidth=None if why else RATE * share,
+                        latency=None if why else TIME * time,
+                        failed=why,
+                        kind=kind,
+                    )
+                )
+    return result
+
+
+def slow_with(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
+    """The links from a host to others."""
+    return {"".join(sorted(host + other)): share for other in others}
+
+
+def all_but(fast: str, share: float) -> dict[Any, float]:
+    """All links between the hosts of some pairs, but for these pairs."""
+    names = sorted(fast.replace(" ", ""))
+    return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
+
+
+def on_rail_1(share: float) -> dict[Any, float]:
+    """Of ten hosts all links of rail 1 at half speed, but for those of one of them."""
+    return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
+
+
+def scattered(size: int) -> dict[Any, float]:
+    """Each host is fast with some, and less so with others."""
+    names = string.ascii_lowercase[:size]
+    return {a + b: (1.0, 0.95, 0.9)[(names.index(a) + names.index(b)) % 3] for a, b in itertools.combinations(names, 2)}
+
+
+def summarized(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
+    """All that is said of each."""
+    return [
+        (
+            item.kind, item.where, round(item.confidence, 3), item.evidence, "".join(item.hosts), item.rails, item.quantity,
+            *(None if value is None else round(value, 3) for value in (item.found, item.usual, item.limit)),
+        )
+        for item in suspects
+    ]  # fmt: skip
+
+
+CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
+    "all are well": (matrix(4), {}),
+    "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
+    "a host is slow on its one rail": (matrix(4, 1, {"b": 0.5}), {}),
+    "a GPU is bad on its one rail": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
+    "a NIC is slow": (matrix(4, shares={("b", 1): 0.5}), {}),
+    "a GPU is bad": (matrix(4, shares={("b", 1): 0.5}), {"failed_alone": [("b", 1), ("c", 0)]}),
+    "most rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6, ("b", 3): 0.4}), {}),
+    "half of the rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
+    "a rail is slow": (matrix(4, 3, {1: 0.5}), {}),
+    "a rail is slow and a NIC on it slower": (matrix(5, 3, {1: 0.5, ("b", 1): 0.2}), {}),
+    "a link is slow": (matrix(5, shares={"bd": 0.5}), {}),
+    "a link is slow on one rail": (matrix(5, shares={("bd", 1): 0.5}), {}),
+    "a pair failed": (matrix(5, failed={"bd": "gone"}), {}),
+    "a pair failed on one rail": (matrix(5, failed={("bd", 0): "gone"}), {}),
+    "a host reaches nobody": (matrix(4, failed={"b": "gone"}), {}),
+    "a host is late": (matrix(5, late={"b": 4.0}), {}),
+    "a NIC is late": (matrix(5, late={("b", 0): 4.0}), {}),
+    "a host is slow and late": (matrix(5, shares={"b": 0.5}, late={"b": 4.0}), {}),
+    "a NIC is slow and its host late": (matrix(5, shares={("b", 0): 0.5}, late={"b": 4.0}), {}),
+    "a NIC is slow with most": (matrix(7, 1, {"bc": 0.5, "bd": 0.5, "be": 0.5, "bf": 0.5}), {}),
+    "a NIC is slow with few": (matrix(7, 1, {"bc": 0.5, "bd": 0.5}), {}),
+    "many links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac", "eg"), 0.5)), {}),
+    "links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac"), 0.5)), {}),
+    "only all together": (matrix(4), {"collective_slow": True}),
+    "only all together, of few pairs": (matrix(4, left_out=["ab"]), {"collective_slow": True}),
+    "nothing was measured": ([], {"collective_slow": True}),
+    "kinds apart": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
+    "hardly slow": (matrix(5, shares={"b": 0.89}), {}),
+    "slow enough": (matrix(5, shares={"b": 0.87}), {}),
+    "less may be missing": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
+    "a host that met nobody else": (matrix(4, 1, {"ab": 0.5}, left_out=["ac", "ad"]), {}),
+    "two hosts are slow": (matrix(6, 1, {"b": 0.5, "e": 0.3}), {}),
+    "the best of many may be a mistake": (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
+    "two hosts, well": (matrix(2), {}),
+    "two hosts, slow together": (matrix(2), {"collective_slow": True}),
+    "two hosts, a rail slow": (matrix(2, 3, {1: 0.5}), {}),
+    "two hosts, a rail late": (matrix(2, 3, late={2: 4.0}), {}),
+    "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
+    "two hosts, all failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
+    "a host just within": (matrix(5, shares={"b": 0.88}), {}),
+    "a rail just within": (matrix(4, 3, {1: 0.88}), {}),
+    "a link just within": (matrix(5, shares={"bd": 0.88}), {}),
+    "three hosts, a rail slow": (matrix(3, 3, {1: 0.5}), {}),
+    "one of two rails is slow": (matrix(4, 2, {1: 0.5}), {}),
+    "two of three rails of a host": (matrix(4, 3, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
+    "a kind of two hosts": (matrix(5, shares={("de", 1): 0.5}, gbps={"d": 800.0, "e": 800.0}), {}),
+    "a kind of two hosts that is faster": (
+        [
+            replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == "de" else pair
+            for pair in matrix(5, gbps={"d": 800.0, "e": 800.0})
+        ],
+        {},
+    ),
+    "everybody failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
+    "the best of seven is believed": (matrix(8, 1, slow_with("b", "cdefgh")), {}),
+    "the best of eight may be a mistake": (matrix(9, 1, slow_with("b", "cdefghi")), {}),
+    "the second best of eight is believed": (matrix(9, 1, slow_with("b", "defghi")), {}),
+    "rails that differ hide no slow NIC": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
+    "a rail is slow, and all have a best partner": (matrix(10, 2, {**all_but("ab cd ef gh ij", 0.95), 1: 0.5}), {}),
+    "a NIC is slow with most, and all have a best partner":
+        (matrix(8, 1, {**all_but("ab cd ef gh", 0.95), **slow_with("b", "cdef")}), {}),
+    "a NIC is slow with fewer than half": (matrix(9, 1, slow_with("b", "cde")), {}),
+    "a NIC is slow with half, beside a slow host": (matrix(8, 1, {**slow_with("b", "cde"), "h": 0.5}), {}),
+    "two NICs that share a slow link": (matrix(7, 1, {**slow_with("b", "efg"), **slow_with("e", "cd")}), {}),
+    "a host is the fastest of a slow rail": (matrix(10, 2, on_rail_1(0.688)), {}),
+    "a host is hardly the fastest of a slow rail": (matrix(10, 2, on_rail_1(0.65)), {}),
+    "a host is slow on one rail, and with most on another":
+        (matrix(7, 2, {("b", 0): 0.5, **dict.fromkeys([("bc", 1), ("bd", 1), ("be", 1), ("bf", 1)], 0.5)}), {}),
+    "pairs scatter, and a host is slow with all": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
+    "few links of very many are slow": (matrix(25, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ij", "kl"), 0.5)), {}),
+    "a link is slow on one rail and failed on the other":
+        (matrix(5, shares={("bd", 0): 0.5}, failed={("bd", 1): "gone"}), {}),
+}  # fmt: skip
+SAID: dict[str, list[tuple[Any, ...]]] = {
+    "a kind of two hosts": [
+        (
+            "link", "d - e rail 1", 0.8,
+            "bandwidth between d and e is 50% of what is usual on rail 1; each of the two is well with 3 others or more",
+            "de", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a host is slow": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a host is slow on its one rail": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 75.0, 66.0,
+        ),
+    ],
+    "a GPU is bad on its one rail": [
+        (
+            "gpu", "b rail 0", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 0; the GPU failed "
+            "by itself too",
+            "b", (0,), "bandwidth", 50.0, 75.0, 66.0,
+        ),
+    ],
+    "a NIC is slow": [
+        (
+            "nic", "b rail 1", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 1; 1 of its other "
+            "rails are well",
+            "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a GPU is bad": [
+        (
+            "gpu", "b rail 1", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 1; the GPU failed "
+            "by itself too",
+            "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "most rails of a host": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on 3 of 4 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "half of the rails of a host": [
+        (
+            "nic", "b rail 0", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 0; 2 of its other "
+            "rails are well",
+            "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "nic", "b rail 1", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 60% of what is usual on rail 1; 2 of its other "
+            "rails are well",
+            "b", (1,), "bandwidth", 60.0, 100.0, 88.0,
+        ),
+    ],
+    "a rail is slow": [
+        (
+            "rail", "rail 1", 0.833,
+            "bandwidth on rail 1 is 50% of the other rails' with 4 of 4 hosts",
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a rail is slow and a NIC on it slower": [
+        (
+            "rail", "rail 1", 0.857,
+            "bandwidth on rail 1 is 50% of the other rails' with 5 of 5 hosts",
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "nic", "b rail 1", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 40% of what is usual on rail 1; 2 of its other "
+            "rails are well",
+            "b", (1,), "bandwidth", 20.0, 100.0, 88.0,
+        ),
+    ],
+    "a link is slow": [
+        (
+            "link", "b - d", 0.8,
+            "bandwidth between b and d is 50% of what is usual; each of the two is well with 3 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a link is slow on one rail": [
+        (
+            "link", "b - d rail 1", 0.8,
+            "bandwidth between b and d is 50% of what is usual on rail 1; each of the two is well with 3 others or more",
+            "bd", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a pair failed": [
+        (
+            "link", "b - d", 0.8,
+            "exchange between b and d failed (gone); each of the two is well with 3 others or more",
+            "bd", (), "bandwidth", None, 100.0, 88.0,
+        ),
+    ],
+    "a pair failed on one rail": [
+        (
+            "link", "b - d rail 0", 0.8,
+            "exchange between b and d failed (gone) on rail 0; each of the two is well with 3 others or more",
+            "bd", (0,), "bandwidth", None, 100.0, 88.0,
+        ),
+    ],
+    "a host reaches nobody": [
+        (
+            "host", "b", 0.8,
+            "b could exchange nothing with 3 of 3 hosts that are well on 2 of 2 rails",
+            "b", (), "bandwidth", None, 100.0, 88.0,
+        ),
+    ],
+    "a host is late": [
+        (
+            "host", "b", 0.833,
+            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "b", (), "latency", 4.0, 1.0, 2.0,
+        ),
+    ],
+    "a NIC is late": [
+        (
+            "nic", "b rail 0", 0.833,
+            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on rail 0; 1 of its other "
+            "rails are well",
+            "b", (0,), "latency", 4.0, 1.0, 2.0,
+        ),
+    ],
+    "a host is slow and late": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on 2 of 2 rails; latency "
+            "of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a NIC is slow and its host late": [
+        (
+            "host", "b", 0.833,
+            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "b", (), "latency", 4.0, 1.0, 2.0,
+        ),
+    ],
+    "a NIC is slow with most": [
+        (
+            "host", "b", 0.625,
+            "bandwidth of b with 4 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or "
+            "NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a NIC is slow with few": [
+        (
+            "link", "b - c", 0.833,
+            "bandwidth between b and c is 50% of what is usual; each of the two is well with 4 others or more",
+            "bc", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - d", 0.833,
+            "bandwidth between b and d is 50% of what is usual; each of the two is well with 4 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "many links are slow": [
+        (
+            "fabric", "", 0.9,
+            "6 of 28 pairs of hosts are slow, and no host, NIC or rail is common to them",
+            "", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "links are slow": [
+        (
+            "link", "e - f", 0.875,
+            "bandwidth between e and f is 50% of what is usual; each of the two is well with 6 others or more",
+            "ef", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "g - h", 0.875,
+            "bandwidth between g and h is 50% of what is usual; each of the two is well with 6 others or more",
+            "gh", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "a - b", 0.857,
+            "bandwidth between a and b is 50% of what is usual; each of the two is well with 5 others or more",
+            "ab", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "a - c", 0.857,
+            "bandwidth between a and c is 50% of what is usual; each of the two is well with 5 others or more",
+            "ac", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "c - d", 0.857,
+            "bandwidth between c and d is 50% of what is usual; each of the two is well with 5 others or more",
+            "cd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "only all together": [
+        (
+            "fabric", "", 0.833,
+            "all 4 hosts are well in pairs (6 pairs compared, 100% of those there are), and all together are slow",
+            "", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "only all together, of few pairs": [
+        (
+            "fabric", "", 0.833,
+            "all 4 hosts are well in pairs (5 pairs compared, 83% of those there are), and all together are slow",
+            "", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "slow enough": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 87% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 87.0, 100.0, 88.0,
+        ),
+    ],
+    "less may be missing": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 89% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 89.0, 100.0, 90.0,
+        ),
+    ],
+    "a host that met nobody else": [
+        (
+            "link", "a - b", 0.5,
+            "bandwidth between a and b is 50% of what is usual; one of the two was measured with nobody else",
+            "ab", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two hosts are slow": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 50.0, 44.0,
+        ),
+        (
+            "host", "e", 0.833,
+            "bandwidth of e with 4 of 4 hosts that are well is at most 30% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "e", (), "bandwidth", 30.0, 50.0, 44.0,
+        ),
+    ],
+    "the best of many may be a mistake": [
+        (
+            "host", "b", 0.818,
+            "bandwidth of b with 8 of 9 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two hosts, slow together": [
+        (
+            "link", "a - b", 0.5,
+            "all together are slow: a, b, or what is between them: two hosts cannot tell",
+            "ab", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, a rail slow": [
+        (
+            "link", "a - b rail 1", 0.5,
+            "bandwidth is 50% of the other rails': a, b, or what is between them: two hosts cannot tell",
+            "ab", (1,), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, a rail late": [
+        (
+            "link", "a - b rail 2", 0.5,
+            "latency is 4 times the other rails': a, b, or what is between them: two hosts cannot tell",
+            "ab", (2,), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, a rail failed": [
+        (
+            "link", "a - b rail 1", 0.5,
+            "failed (gone): a, b, or what is between them: two hosts cannot tell",
+            "ab", (1,), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, all failed": [
+        (
+            "link", "a - b", 0.5,
+            "failed (gone): a, b, or what is between them: two hosts cannot tell",
+            "ab", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "three hosts, a rail slow": [
+        (
+            "rail", "rail 1", 0.8,
+            "bandwidth on rail 1 is 50% of the other rails' with 3 of 3 hosts",
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "one of two rails is slow": [
+        (
+            "rail", "rail 1", 0.833,
+            "bandwidth on rail 1 is 50% of the other rails' with 4 of 4 hosts",
+            "", (1,), "bandwidth", 50.0, 75.0, 66.0,
+        ),
+    ],
+    "two of three rails of a host": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 60% of what is usual on 2 of 3 rails",
+            "b", (), "bandwidth", 55.0, 100.0, 88.0,
+        ),
+    ],
+    "the best of seven is believed": [
+        (
+            "host", "b", 0.778,
+            "bandwidth of b with 6 of 7 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "the best of eight may be a mistake": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 7 of 8 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "the second best of eight is believed": [
+        (
+            "host", "b", 0.7,
+            "bandwidth of b with 6 of 8 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "rails that differ hide no slow NIC": [
+        (
+            "nic", "b rail 3", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 82% of what is usual on rail 3; 3 of its other"
+            " rails are well",
+            "b", (3,), "bandwidth", 80.0, 95.0, 78.929,
+        ),
+    ],
+    "a rail is slow, and all have a best partner": [
+        (
+            "rail", "rail 1", 0.917,
+            "bandwidth on rail 1 is 53% of the other rails' with 10 of 10 hosts",
+            "", (1,), "bandwidth", 50.0, 72.5, 63.8,
+        ),
+    ],
+    "a NIC is slow with most, and all have a best partner": [
+        (
+            "host", "b", 0.556,
+            "bandwidth of b with 4 of 7 hosts that are well is about 53% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 95.0, 83.6,
+        ),
+    ],
+    "a NIC is slow with fewer than half": [
+        (
+            "link", "b - c", 0.857,
+            "bandwidth between b and c is 50% of what is usual; each of the two is well with 5 others or more",
+            "bc", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - d", 0.857,
+            "bandwidth between b and d is 50% of what is usual; each of the two is well with 5 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - e", 0.857,
+            "bandwidth between b and e is 50% of what is usual; each of the two is well with 5 others or more",
+            "be", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a NIC is slow with half, beside a slow host": [
+        (
+            "host", "h", 0.875,
+            "bandwidth of h with 6 of 6 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "h", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "host", "b", 0.5,
+            "bandwidth of b with 3 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two NICs that share a slow link": [
+        (
+            "link", "b - f", 0.8,
+            "bandwidth between b and f is 50% of what is usual; each of the two is well with 3 others or more",
+            "bf", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - g", 0.8,
+            "bandwidth between b and g is 50% of what is usual; each of the two is well with 3 others or more",
+            "bg", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "host", "e", 0.5,
+            "bandwidth of e with 3 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "e", (), "bandwidth", 75.0, 100.0, 88.0,
+        ),
+    ],
+    "a host is the fastest of a slow rail": [
+        (
+            "rail", "rail 1", 0.833,
+            "bandwidth on rail 1 is 50% of the other rails' with 9 of 10 hosts",
+            "", (1,), "bandwidth", 50.0, 84.4, 74.272,
+        ),
+    ],
+    "a host is hardly the fastest of a slow rail": [
+        (
+            "rail", "rail 1", 0.917,
+            "bandwidth on rail 1 is 50% of the other rails' with 10 of 10 hosts",
+            "", (1,), "bandwidth", 50.0, 82.5, 72.6,
+        ),
+    ],
+    "a host is slow on one rail, and with most on another": [
+        (
+            "host", "b", 0.875,
+            "bandwidth of b with 6 of 6 hosts that are well is about 50% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "pairs scatter, and a host is slow with all": [
+        (
+            "host", "h", 0.889,
+            "bandwidth of h with 7 of 7 hosts that are well is at most 80% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "h", (), "bandwidth", 80.0, 92.5, 58.611,
+        ),
+    ],
+    "few links of very many are slow": [
+        (
+            "link", "a - b", 0.96,
+            "bandwidth between a and b is 50% of what is usual; each of the two is well with 23 others or more",
+            "ab", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "c - d", 0.96,
+            "bandwidth between c and d is 50% of what is usual; each of the two is well with 23 others or more",
+            "cd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "e - f", 0.96,
+            "bandwidth between e and f is 50% of what is usual; each of the two is well with 23 others or more",
+            "ef", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "g - h", 0.96,
+            "bandwidth between g and h is 50% of what is usual; each of the two is well with 23 others or more",
+            "gh", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "i - j", 0.96,
+            "bandwidth between i and j is 50% of what is usual; each of the two is well with 23 others or more",
+            "ij", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "k - l", 0.96,
+            "bandwidth between k and l is 50% of what is usual; each of the two is well with 23 others or more",
+            "kl", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a link is slow on one rail and failed on the other": [
+        (
+            "link", "b - d", 0.8,
+            "exchange between b and d failed (gone); each of the two is well with 3 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_is_named_and_by_what_evidence(case: str) -> None:
+    pairs, asked = CASES[case]
+    assert summarized(find_suspects(pairs, **asked)) == SAID.get(case, [])
+    if len({pair.a for pair in pairs}) > 1:
+        turned = summarized(find_suspects(pairs[::-1], **asked))
+        assert sorted(map(str, turned)) == sorted(map(str, SAID.get(case, [])))
+    slower = [
+        replace(
+            pair, bandwidth=pair.bandwidth and pair.bandwidth / 2**20, latency=pair.latency and pair.latency * 2**20
+        )
+        for pair in pairs
+    ]
+    assert [item[:7] for item in summarized(find_suspects(slower, **asked))] == [
+        item[:7] for item in SAID.get(case, [])
+    ]
+
+
+def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
+    pairs = matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"})
+    (link,), (turned,) = find_suspects(pairs), find_suspects(pairs[::-1])
+    assert (turned.where, turned.rails) == (link.where, link.rails)
+    assert (link.where, link.rails) == ("a - d rails 1, 2", (1, 2))
+    assert link.evidence.startswith(
+        "exchange between a and d failed (gone) on rails 1, 2; each of the two is well with 3"
+    )
+
+
+def test_the_few_sums() -> None:
+    assert [upper_median(values) for values in ([1.0], [1.0, 2.0], [3.0, 1.0, 2.0], [4.0, 1.0, 2.0, 3.0])] == [
+        1,
+        2,
+        2,
+        3,
+    ]
+    assert spread([], 0.0) == 0.0
+    assert spread([1.0, 2.0, 9.0], 1.0) == pytest.approx(1.4826)
+    assert spread([1.0, 2.0, 9.0, 9.0], 0.0) == pytest.approx(1.4826 * 2)
+    assert [rule_of_succession(*reports) for reports in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
+
+
+# Which hosts to launch next
+
+
+PAIRS = ["".join(pair) for pair in itertools.combinations("abcdef", 2)]
+
+
+def searched(
+    size: int, bad: Collection[str] = (), links: Collection[str] = (), most: int = 0, chance: int | None = None
+) -> tuple[Conclusion, int]:
+    """What the planner concludes, launch by launch; a group works without bad hosts and links, and up to `most` hosts.
+
+    The group of the number `chance`, as they are launched, fails by itself.
+    """
+    names = list("abcdefghijklmnop"[:size])
+
+    def works(group: Sequence[str]) -> bool:
+        pairs = {a + b for a, b in itertools.combinations(sorted(group), 2)}
+        return not set(group) & set(bad) and not pairs & set(links) and (not most or len(group) <= most)
+
+    history: list[list[Outcome]] = []
+    planner, launched = Bisection(names), itertools.count()
+    for _ in range(60):
+        result = planner.next_launches(history)
+        if isinstance(result, Conclusion):
+            assert result.launches == len(history)
+            return result, len(history)
+        assert len({host for group in result for host in group}) == sum(map(len, result))
+        history.append(
+            [Outcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in result]
+        )
+    raise AssertionError("it goes on and on")
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
+def test_bisection_finds_the_bad_host_at_every_position(size: int) -> None:
+    for count in range(1, min(3, size - 1)):
+        for bad in itertools.combinations("abcdefgh"[:size], count):
+            result, launches = searched(size, bad)
+            assert launches <= 4 + 2 * count
+            assert sorted(item.where for item in result.suspects) == list(bad)
+            assert set(result.good) == set("abcdefgh"[:size]) - set(bad)
+            for item in result.suspects:
+                assert (item.kind, item.confidence, item.hosts) == ("host", 0.75, (item.where,))
+                assert item.evidence == f"{item.where} fails with each of 2 hosts that work without it"
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 11, 16])
+def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
+    for a, b in itertools.combinations("abcdefghijklmnop"[:size], 2):
+        result, launches = searched(size, links=[a + b])
+        assert launches <= 2 * math.ceil(math.log2(size)) + 6
+        (link,) = result.suspects
+        assert (link.kind, set(link.hosts)) == ("link", {a, b})
+        assert link.where in (f"{a} - {b}", f"{b} - {a}")
+        assert link.confidence == 0.75
+        assert link.evidence.endswith("fail together twice; each of the two works with another host")
+        assert set(result.good) == set("abcdefghijklmnop"[:size])
+
+
+def test_what_is_known_is_not_launched_again() -> None:
+    """A part of what worked works; what holds a part that failed fails."""
+    names = list("abcdef")
+    asked = Bisection(names).next_launches([])
+    assert isinstance(asked, list)
+    (one_, other, third) = asked
+    known = [Outcome(hosts=(*one_, *other), worked=True)]
+    assert Bisection(names).next_launches([known]) == [third]
+    # Of two that failed with more nothing is known; of three and more whatever holds them fails.
+    for size, left in ((2, None), (3, "abcdef")):
+        failed = [Outcome(hosts=tuple("abc"[:size]), worked=False)]
+        again = Bisection(names).next_launches([failed])
+        assert isinstance(again, list)
+        assert left is None or {host for group in again for host in group} == set(left)
+    two = [Outcome(hosts=("a", "f"), worked=True)]
+    again = Bisection(names).next_launches([two])
+    assert isinstance(again, list)
+    assert ["a", "f"] not in [sorted(group) for group in again]
+    # A group that was launched twice counts as it ended last.
+    three = Bisection(["a", "b", "c"])
+    ended, _ = searched(3, "c")
+    assert ended.suspects
+    assert three.next_launches([two]) == three.next_launches([])
+
+
+def test_bisection_finds_two_bad_links() -> None:
+    for size, links in [(8, ("ab", "ac")), (8, ("ag", "bf")), *((6, two) for two in itertools.combinations(PAIRS, 2))]:
+        result, _ = searched(size, links=links)
+        assert {"".join(sorted(item.hosts)) for item in result.suspects} == {*links}
+        assert {item.kind for item in result.suspects} == {"link"}
+
+
+def test_a_link_that_failed_once_and_worked_before_is_launched_once_more() -> None:
+    history = [[Outcome(hosts=("a", "b"), worked=worked)] for worked in (True, False)]
+    history.append([Outcome(hosts=pair, worked=True) for pair in (("c", "d"), ("a", "c"), ("b", "d"))])
+    planner = Bisection("abcd")
+    while isinstance(groups := planner.next_launches(history), list) and groups != [["a", "b"]]:
+        history.append([Outcome(hosts=tuple(group), worked=not {"a", "b"} <= set(group)) for group in groups])
+    assert groups == [["a", "b"]]
+
+
+def test_bisection_without_a_result_says_so() -> None:
+    two, launches = searched(2, links=["ab"])
+    assert launches == 0
+    assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
+    assert two.suspects[0].evidence == "a and b fail together; either host, or what is between: two cannot tell"
+    assert searched(1)[0] == Conclusion(suspects=(), good=(), launches=0)
+    no_host, _ = searched(4, bad="abcd")
+    assert [(item.kind, item.evidence) for item in no_host.suspects] == [
+        ("fabric", "no two of the 4 hosts work with each other")
+    ]
+    assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
+    together, _ = searched(6, most=2)
+    assert [item.kind for item in together.suspects] == ["fabric"]
+    assert together.suspects[0].evidence.endswith("work in pairs and fail together with more")
+    both, _ = searched(7, bad=["c"], links=["af"])
+    assert {(item.kind, *sorted(item.hosts)) for item in both.suspects} == {("host", "c"), ("link", "a", "f")}
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("bad", ["", "b"])
+def test_probe_that_fails_by_chance_makes_no_suspect(size: int, bad: str) -> None:
+    """Whichever it is: what is launched again has its own outcome."""
+    for chance in range(12):
+        result, _ = searched(size, bad, chance=chance)
+        named = [item.where for item in result.suspects if item.kind != "fabric"]
+        assert named == list(bad) or (size == 3 and not named), "of three then no two work together"
+
+
+# What the launches of a gang say
+
+NAMES = ("h1", "h2", "h3", "h4")
+
+
+def gang_plan(*names: str) -> Plan:
+    plan = builders.plan(*(names or NAMES), profile="smoke", gpu_count=1)
+    kept = [item for item in plan.expected if item.stage == "gang" and item.name == "pairs.bandwidth"]
+    return replace(plan, expected=tuple(kept))
+
+
+PLAN = gang_plan()
+RANKS = (Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),)
+GANG = "r1"
+
+
+def launch(number: int = 0, members: Sequence[str] = NAMES, outcome: str = "finished", **over: Any) -> Launch:
+    made = builders.launch(
+        over.pop("stage", "gang"), tuple(members), outcome, "" if outcome == "finished" else "it ended"
+    )
+    return replace(made, **{"number": number, "ranks": RANKS, **over})
+
+
+def culprit(kind: str, *hosts: str, scope: str = "") -> Culprit:
+    return Culprit(kind=kind, hosts=hosts, text=f"{' and '.join(hosts)} did it", scope=scope)
+
+
+def record(host: str, *launches: Launch, seen: Sequence[Observation] = ()) -> Record:
+    return replace(builders.records(PLAN, host)[1], launches=launches, observations=tuple(seen))
+
+
+def speeds(host: str, share: float = 1.0, slow: Collection[str] = ()) -> list[Observation]:
+    return [
+        builders.observation("pairs.bandwidth", 1e9 * (share if other in slow or host in slow else 1.0), stage="gang",
+                             scope=f"gpu=0,partner={other}", unit="B/s")
+        for other in NAMES if other != host
+    ]  # fmt: skip
+
+
+def evidence(records: Mapping[str, Record]) -> Any:
+    whole = builders.evidence(PLAN)
+    alone = {name: replace(left, records=left.records[:1]) for name, left in whole.items()}
+    return {
+        name: replace(left, records=(*left.records, *([records[name]] if name in records else [])))
+        for name, left in alone.items()
+    }
+
+
+def tried(records: Mapping[str, Record]) -> list[Attempt]:
+    return attempts(PLAN, evidence(records), GANG)
+
+
+def one(*launches: Launch, seen: Sequence[Observation] = ()) -> Attempt:
+    """An attempt of which every host has such an account."""
+    return tried({name: record(name, each, seen=seen) for name, each in zip(NAMES, launches, strict=False)})[-1]
+
+
+DONE = [
+    builders.observation(DURATION.name, 1.0, unit="s", stage="gang", benchmark=name)
+    for name in ("collective", "pairs", "training", "straggler")
+]
+
+
+def test_attempt_combines_the_records_of_its_hosts() -> None:
+    first, again = launch(0, outcome="failed"), launch(1, NAMES[:3])
+    result = tried(
+        {name: record(name, first, again, seen=speeds(name)) for name in NAMES[:3]} | {"h4": record("h4", first)}
+    )
+    assert [(each.number, each.members, sorted(each.told)) for each in result] == [
+        (0, NAMES, [*NAMES]), (1, NAMES[:3], [*NAMES[:3]])
+    ]  # fmt: skip
+    assert {name: len(observed) for name, observed in result[1].seen.items()} == {"h1": 3, "h2": 3, "h3": 3}
+    assert all(not observed for observed in result[0].seen.values())
+    assert [
+        each.stage for each in tried({"h1": record("h1", launch(stage="benchmark"), launch(2, stage="probe"))})
+    ] == ["probe"]
+    assert tried({}) == []
+
+
+@pytest.mark.parametrize(
+    ("launches", "observed", "flags"),
+    [
+        ((launch(), launch()), DONE, (True, True, False)), ((launch(), launch()), [], (True, False, False)),
+        ((launch(), launch()), speeds("h1"), (True, False, True)), ((launch(), launch()), DONE[:1], (True, False, False)),
+        ((launch(), launch(outcome="failed")), DONE, (False, False, False)),
+        ((launch(), launch()), [replace(each, status=ERROR, value=None, reason="x") for each in speeds("h1")],
+         (True, False, False)),
+        ((launch(), launch()), [builders.observation("straggler.compute", 1.0, stage="gang")], (True, False, False)),
+    ],
+)  # fmt: skip
+def test_whether_an_attempt_worked(launches: Any, observed: Any, flags: tuple[bool, bool, bool]) -> None:
+    result = one(*launches, seen=observed)
+    if observed and observed[0].name == "straggler.compute" and result.worked:
+        flags = (True, False, True)
+    assert (result.finished, result.complete, result.worked) == flags
+    assert is_stuck(result) is not result.worked
+
+
+def test_a_probe_works_where_all_of_it_was_done() -> None:
+    done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
+    for observed in ([], [done]):
+        result = one(launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), seen=observed)
+        assert result.stage == "probe"
+        assert result.worked is (result.complete and bool(observed))
+        assert not is_stuck(result)
+
+
+@pytest.mark.parametrize(
+    ("reports", "blamed", "sure"),
+    [
+        ((None, None), {}, []), ((culprit("rank_lost", "h2"),) * 2, ["h2"], ["h2"]),
+        ((culprit("host_lost", "h2"),) * 2, ["h2"], ["h2"]),
+        ((culprit("host_lost", "h1", "h2"),) * 2, ["h1", "h2"], []),
+        ((culprit("rank_lost", "h1", "h2"),) * 2, ["h1", "h2"], ["h1", "h2"]),
+        ((culprit("rank_lost", *NAMES),) * 2, [], [*NAMES]),
+        ((culprit("rank_lost", "h2"), culprit("rank_lost", "h3"), culprit("rank_lost", "h3")), ["h3"], ["h3"]),
+        ((culprit("host_absent", "h4"),) * 2, ["h4"], []), ((culprit("host_absent", "h2"),) * 2, ["h2"], ["h2"]),
+    ],
+)  # fmt: skip
+def test_who_is_blamed_and_how_surely(reports: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
+    result = one(*(launch(outcome="failed", culprit=each) for each in reports))
+    assert [*result.culprits()] == [*blamed]
+    hosts = [host for each in [result.culprit] if each for host in each.hosts]
+    assert [host for host in hosts if result.is_certain(host)] == sure
+    assert not result.is_certain("h9") or result.culprit
+    assert is_stuck(result) is not bool(blamed)
+
+
+def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
+    none = launch(outcome="failed", ranks=(), reason="no GPU")
+    result = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
+    assert result.not_started == {"h2": "no GPU"}
+    assert result.culprits() == {"h2": "no GPU"}
+    assert not result.is_certain("h2")
+    assert not result.never_started(NAMES)
+    assert one(launch(ranks=())).not_started == {}
+
+
+def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
+    """The others came to their end, with nothing to measure. It is no proof of a fault."""
+    finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
+    result = one(finished, failed, finished)
+    assert [*result.culprits()] == ["h2"]
+    assert result.culprit is None
+    assert not result.is_certain("h2")
+    assert not result.worked
+    assert not is_stuck(result)
+    both = one(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
+    assert [*both.culprits()] == ["h2", "h3"], "each says so of itself"
+    silent = one(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
+    assert sorted(silent.culprits()) == ["h1", "h2"], "who is unable takes nobody with it"
+    assert (silent.is_certain("h1"), silent.is_certain("h2")) == (True, False)
+    absent = one(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
+    assert [*absent.culprits()] == ["h2"], "who did not come may be late"
+
+
+@pytest.mark.parametrize(
+    ("who", "present", "late"),
+    [
+        (culprit("host_absent", "h4"), NAMES, True), (culprit("host_absent", "h4"), NAMES[:3], False),
+        (culprit("host_absent", "h3", "h4"), NAMES, True), (culprit("host_absent", "h2", "h4"), NAMES, False),
+        (culprit("host_lost", "h4"), NAMES, False), (None, NAMES, False),
+    ],
+)  # fmt: skip
+def test_hosts_that_were_never_started(who: Culprit | None, present: Sequence[str], late: bool) -> None:
+    assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).never_started(present) is late
+
+
+def test_what_a_launch_measured_is_its_own() -> None:
+    kept = tuple(speeds("h1"))
+    early, late = launch(0, observations=kept), launch(1)
+    made = record("h1", early, late, seen=DONE)
+    assert measured_by(made, early) == kept
+    assert measured_by(made, late) == tuple(DONE)
+    none = launch(2, ranks=(), outcome="failed")
+    made = record("h1", early, late, none, seen=DONE)
+    assert (measured_by(made, late), measured_by(made, none)) == (tuple(DONE), tuple(DONE))
+    assert measured_by(record("h1", late, seen=[replace(DONE[0], stage="benchmark")]), late) == ()
+
+
+def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
+    return [
+        launch(number, [f"h{at}" for at in group], "finished" if worked else "failed", stage="probe")
+        for group, worked in groups
+    ]
+
+
+def probed(*rounds: list[Launch], after: Sequence[Launch] = ()) -> list[Attempt]:
+    """Probes after a launch that stuck, as every host of them tells them."""
+    done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
+    stuck = launch(0, outcome="failed")
+    each = [replace(one_, observations=(done,)) for made in rounds for one_ in made]
+    return tried(
+        {name: record(name, stuck, *(one_ for one_ in (*each, *after) if name in one_.members)) for name in NAMES}
+    )
+
+
+def search(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Conclusion]:
+    """The probes that find them, launch by launch."""
+    rounds: list[list[Launch]] = []
+    while True:
+        result = probed(*rounds)
+        asked = conclusion(result, result[0])
+        if isinstance(asked, Conclusion):
+            return rounds, asked
+        groups = ["".join(host.removeprefix("h") for host in group) for group in asked]
+        broken = [bool(set(bad) & set(group)) or (bool(link) and set(link) <= set(group)) for group in groups]
+        rounds.append(probe(len(rounds) + 1, *((group, not one_) for group, one_ in zip(groups, broken, strict=True))))
+
+
+def test_probes_after_a_launch_that_stuck_find_the_host() -> None:
+    rounds, ended = search("4")
+    assert len(rounds) <= 4
+    assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
+    assert hosts_to_exclude(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
+    # A launch that came later has probes of its own.
+    later = [[replace(one_, number=one_.number + 10) for one_ in made] for made in rounds]
+    result = probed(*later, after=[launch(5, outcome="failed")])
+    (first, second) = [each for each in result if each.stage == "gang"]
+    assert conclusion(result, second) == ended
+    assert isinstance(conclusion(result, first), list)
+
+
+def test_of_two_that_fail_together_the_second_leaves() -> None:
+    link = Suspect(kind="link", where="a - b", confidence=0.66, evidence="e", hosts=("a", "b"))
+    host = Suspect(kind="host", where="c", confidence=0.75, evidence="f", hosts=("c",))
+    for suspects, leaving in (
+        ((link,), {"b": "e"}), ((link, host), {"c": "f", "b": "e"}), ((replace(link, confidence=0.5),), {}),
+        ((link, replace(host, where="a")), {"a": "f"}), ((replace(host, kind="fabric"),), {}),
+    ):  # fmt: skip
+        assert hosts_to_exclude(Conclusion(suspects=suspects, good=(), launches=1)) == leaving
+
+
+# Verdicts
+
+
+def verdicts(records: Mapping[str, Record], plan: Plan = PLAN) -> list[Verdict]:
+    return [item for item in judge(plan, evidence(records), [pack()]) if item.criterion == "localise"]
+
+
+def said(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.name, item.verdict) for item in all_verdicts]
+
+
+def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
+    all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name)) for name in NAMES})
+    assert said(all_verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
+    first = all_verdicts[0]
+    assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
+    assert first.reason == "median of its 3 pairs 1 GB/s, of the gang's 1 GB/s: no part of it is out of line"
+    late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
+    mine = verdicts({name: record(name, launch(), seen=late if name == "h1" else ()) for name in NAMES})[0]
+    assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")
+
+
+def test_a_host_that_is_slow_with_all_fails_and_its_others_pass() -> None:
+    all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name, 0.5, ["h2"])) for name in NAMES})
+    (bad, *others) = sorted(all_verdicts, key=lambda item: item.verdict != FAIL)
+    assert said([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
+    assert (bad.action, bad.value, bad.operator) == ("inspect_hardware", 5e8, "ge")
+    assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 hosts")
+    assert bad.detail == bad.reason.replace(" (confidence 0.80)", "")
+    assert {item.verdict for item in others} == {PASS}
+
+
+def test_a_slow_link_is_inconclusive_on_both_ends_and_one_that_failed_fails() -> None:
+    def link(host: str, lost: bool) -> list[Observation]:
+        pair = {"h2": "h3", "h3": "h2"}.get(host, "")
+        return [
+            (replace(each, status=ERROR, value=None, reason="gone") if lost else replace(each, value=5e8))
+            if each.scope.endswith(f"={pair}") else each
+            for each in speeds(host)
+        ]  # fmt: skip
+
+    for lost, verdict in ((False, INCONCLUSIVE), (True, FAIL)):
+        all_verdicts = verdicts({name: record(name, launch(), seen=link(name, lost)) for name in NAMES})
+        bad = [item for item in all_verdicts if item.verdict != PASS]
+        assert said(bad) == [(name, "gang=r1", "pairs.bandwidth", verdict) for name in ("h2", "h3")]
+        assert all(("measure again" in item.reason) is not lost for item in bad)
+        assert all(item.action == ("inspect_hardware" if lost else "none") for item in bad)
+
+
+@pytest.mark.parametrize(
+    ("who", "result"),
+    [
+        (culprit("rank_lost", "h2", scope="gpu=0"), [("h2", "gpu=0", "gang.fault", FAIL)]),
+        (culprit("host_lost", "h2"), [("h2", "host", "gang.fault", FAIL)]),
+        (culprit("host_lost", "h2", "h3"), [(name, "host", "gang.fault", INCONCLUSIVE) for name in ("h2", "h3")]),
+    ],
+)  # fmt: skip
+def test_host_that_stopped_a_launch_is_named(who: Culprit, result: Any) -> None:
+    stopped = launch(outcome="failed", culprit=who)
+    made = verdicts({name: record(name, stopped) for name in NAMES})
+    assert said(made) == result
+    assert all(item.reason == who.text and item.stage == "gang" for item in made)
+    # Who worked in a later launch is well.
+    later = {name: record(name, stopped, launch(1), seen=speeds(name)) for name in NAMES}
+    assert [item for item in verdicts(later) if item.name == "gang.fault"] == []
+    without = tuple(name for name in NAMES if name not in who.hosts)
+    rest = {
+        name: record(
+            name,
+            stopped,
+            *([launch(1, without)] if name in without else ()),
+            seen=speeds(name) if name in without else (),
+        )
+        for name in NAMES
+    }
+    assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == result
+
+
+def test_probed_culprit_fails_and_an_open_search_is_inconclusive() -> None:
+    done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
+    stuck = launch(0, outcome="failed")
+
+    def after(bad: str, link: str = "", *more: Launch) -> list[Verdict]:
+        each = [replace(one_, observations=(done,)) for made in search(bad, link)[0] for one_ in made] + [*more]
+        own = {name: speeds(name) if more and name in more[0].members else () for name in NAMES}
+        result = verdicts(
+            {
+                name: record(name, stuck, *(one_ for one_ in each if name in one_.members), seen=own[name])
+                for name in NAMES
+            }
+        )
+        return [item for item in result if item.name == "gang.fault"]
+
+    result = after("4")
+    assert said(result) == [("h4", "host", "gang.fault", FAIL)]
+    assert result[0].reason == "suspect host h4 (confidence 0.75): h4 fails with each of 2 hosts that work without it"
+    assert result[0].action == "inspect_hardware"
+    result = after("1234")
+    assert {(item.scope, item.verdict, item.action) for item in result} == {("gang=r1", INCONCLUSIVE, "none")}
+    assert sorted(item.host for item in result) == [*NAMES]
+    assert verdicts({name: record(name, stuck) for name in NAMES}) == []
+    # Two that fail together are told of both, although one of them works with the others.
+    for result in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
+        assert said(result) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
+        assert result[0].reason.startswith("suspect link h")
+        assert result[0].basis == "policy"
+    # Who was found bad and then works is well.
+    assert after("4", "", launch(20, NAMES)) == []
+    assert said(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
+
+
+def test_excluded_host_is_not_missing_on_the_others() -> None:
+    three = NAMES[:3]
+    own = {name: [one_ for one_ in speeds(name) if not one_.scope.endswith("=h4")] for name in three}
+    records = {name: record(name, launch(0, three), seen=own[name]) for name in three}
+    all_verdicts = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
+    assert {item.host for item in all_verdicts} == {"h4"}
+    # Who was there and was not measured with is missed.
+    whole = {name: record(name, launch(0), seen=own[name]) for name in three}
+    missed = [item for item in judge(PLAN, evidence(whole), [pack()]) if item.host == "h1"]
+    assert ("gpu=0,partner=h4", INCONCLUSIVE) in [(item.scope, item.verdict) for item in missed]
+
+
+def test_a_host_is_judged_by_its_last_launch_and_probes_are_none() -> None:
+    def both(name: str, *more: Launch) -> Record:
+        first = launch(0, observations=tuple(speeds(name, 0.5, ["h2"])))
+        return record(name, first, launch(1), *more, seen=speeds(name))
+
+    passes = [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
+    assert said(verdicts({name: both(name) for name in NAMES})) == passes
+    failed = launch(2, stage="probe", outcome="failed", culprit=culprit("rank_lost", "h2"))
+    assert said(verdicts({name: both(name, failed) for name in NAMES})) == passes
+
+
+def test_two_hosts_that_cannot_launch_are_inconclusive() -> None:
+    plan = gang_plan("h1", "h2")
+    left = builders.evidence(plan)
+    stuck = launch(0, ("h1", "h2"), "failed")
+    values = {
+        name: replace(one_, records=(one_.records[0], replace(one_.records[1], launches=(stuck,), observations=())))
+        for name, one_ in left.items()
+    }
+    all_verdicts = [item for item in judge(plan, values, [pack()]) if item.criterion == "localise"]
+    assert said(all_verdicts) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
+    assert {item.action for item in all_verdicts} == {"none"}
+
+
+# Whole pair matrices, as both ends of each pair tell them
+
+
+def room(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
+    """A gang of these hosts; those in capitals stand in another rack."""
+    plan = builders.plan(*names.lower(), profile="smoke", gpu_count=rails)
+    hosts = [
+        replace(host, rack="r2" if host.name.upper() in names else "r1", gang=GANG, **over)
+        for host in plan.hosts
+    ]  # fmt: skip
+    return replace(plan, hosts=tuple(hosts))
+
+
+def rehearsed(plan: Plan) -> Plan:
+    return replace(plan, rehearsal=True, hosts=tuple(replace(host, device="cpu") for host in plan.hosts))
+
+
+def pair_observations(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
+    """What one host measured with the others."""
+    result = []
+    for pair in pairs:
+        for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
+            scope = f"{device}={pair.rail},partner={other}"
+            for name, value, unit in (("bandwidth", pair.bandwidth, "B/s"), ("latency", pair.latency, "s")):
+                made = builders.observation(f"pairs.{name}", value or 1, stage="gang", scope=scope, unit=unit)
+                lost = replace(made, status=ERROR, value=None, reason=pair.failed or "?")
+                result += [lost] if pair.failed else [made] if value is not None else []
+    return result
+
+
+def of_room(
+    plan: Plan,
+    observations: Mapping[str, Sequence[Observation]] | Sequence[Pair],
+    *before: Verdict,
+    launches: Mapping[str, Sequence[Launch]] | None = None,
+) -> list[Verdict]:
+    """What is said of a gang by its pairs, after these verdicts."""
+    observed = observations if isinstance(observations, Mapping) else {
+        host.name: pair_observations(host.name, observations, host.device) for host in plan.hosts
+    }  # fmt: skip
+    names = [host.name for host in plan.hosts]
+    views = []
+    for host in plan.hosts:
+        own = (launches or {}).get(host.name, [launch(0, names)])
+        gpus = tuple(builders.gpu(host.name, index) for index in range(len(host.devices)))
+        made = replace(record("h1", *own, seen=observed[host.name]), host=host.name, gpus=gpus)
+        views.append(HostView(plan, host, Evidence(records=(made,)), [pack()]))
+    return judge_pairs(views, before)
+
+
+def bad(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Whoever does not pass."""
+    return [
+        (item.host, item.scope, item.name.removeprefix("pairs."), item.verdict)
+        for item in all_verdicts
+        if item.verdict != PASS
+    ]
+
+
+def failed(
+    host: str,
+    name: str,
+    scope: str = "gang=r1",
+    stage: str = "gang",
+    verdict: str = FAIL,
+    action: str = "inspect_hardware",
+) -> Verdict:
+    return Verdict(
+        host=host,
+        scope=scope,
+        name=name,
+        stage=stage,
+        verdict=verdict,
+        criterion="c",
+        reason="",
+        action=action,
+        source="",
+        basis="policy",
+    )
+
+
+SLOW = failed("a", "collective.all_reduce.busbw")
+
+
+def test_each_host_in_order_passes_by_both_quantities() -> None:
+    all_verdicts = of_room(room(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
+    assert [(item.host, item.name, item.value) for item in all_verdicts] == [
+        ("a", "pairs.bandwidth", 100), ("a", "pairs.latency", 1), ("b", "pairs.bandwidth", 90), ("b", "pairs.latency", 1),
+        ("c", "pairs.bandwidth", 100), ("c", "pairs.latency", 1.5), ("d", "pairs.bandwidth", 100), ("d", "pairs.latency", 1),
+    ]  # fmt: skip
+    assert {(item.scope, item.verdict, item.basis, item.action) for item in all_verdicts} == {
+        ("gang=r1", PASS, "policy", "none")
+    }
+    assert all_verdicts[3].reason == "median of its 6 pairs 1 s, of the gang's 1.25 s: no part of it is out of line"
+
+
+def test_the_order_in_which_hosts_stand_changes_nothing() -> None:
+    pairs = matrix(4, shares={("b", 1): 0.5})
+    assert of_room(room("dbca"), pairs) == of_room(room("abcd"), pairs)
+
+
+@pytest.mark.parametrize(("size", "who"), [(2, ""), (3, "abc")])
+def test_of_two_hosts_neither_passes_by_its_pairs(size: int, who: str) -> None:
+    all_verdicts = of_room(room("abc"[:size]), matrix(size))
+    assert [item.host for item in all_verdicts if item.name == "pairs.bandwidth"] == [*who]
+
+
+def test_host_just_within_the_limit_passes_and_shows_it() -> None:
+    all_verdicts = of_room(room("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
+    own = {
+        (item.host, item.name): (item.value, item.limit, item.operator) for item in all_verdicts if item.verdict == PASS
+    }
+    assert len(own) == len(all_verdicts) == 10
+    assert own[("b", "pairs.bandwidth")] == (88.0, 88.0, "ge")
+    assert own[("c", "pairs.latency")] == (2.0, 2.0, "le")
+
+
+def test_a_slow_nic_fails_by_either_quantity() -> None:
+    for pairs, value, limit, operator, unit in (
+        (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, late={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
+    ):  # fmt: skip
+        (nic,) = [item for item in of_room(room(), pairs) if item.verdict != PASS]
+        assert (nic.host, nic.scope, nic.place, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
+        assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
+        assert nic.reason.startswith("suspect nic b rail 1 (confidence 0.80): ")
+        assert nic.basis == "policy"
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        (failed("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"), (failed("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
+        (failed("b", "x", "gpu=0", "benchmark"), "nic"), (failed("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),
+        (failed("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"), (failed("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
+        (failed("b", "x", "gpu=1", "benchmark", PASS), "nic"), (failed("c", "x", "gpu=1", "benchmark"), "nic"),
+        (failed("b", "x", "host", "benchmark"), "nic"), (failed("z", "x", "gpu=1", "benchmark"), "nic"),
+    ],
+)  # fmt: skip
+def test_it_is_the_gpu_where_this_gpu_failed_by_itself(before: Verdict, kind: str) -> None:
+    (only_verdict,) = [
+        item for item in of_room(room(), matrix(4, shares={("b", 1): 0.5}), before) if item.verdict != PASS
+    ]
+    assert only_verdict.reason.startswith(f"suspect {kind} b rail 1 ")
+
+
+@pytest.mark.parametrize(
+    ("before", "slow"),
+    [
+        (SLOW, True), (failed("a", "collective.all_reduce.algbw"), True), (failed("a", "collective.barrier.latency"), True),
+        (failed("a", "collective.all_reduce.wrong_elements"), False), (failed("a", "training.busbw"), False),
+        (failed("a", SLOW.name, "gpu=0"), False), (failed("a", SLOW.name, "gang=r2"), False), (failed("z", SLOW.name), False),
+        (failed("a", SLOW.name, verdict=PASS), False), (failed("a", SLOW.name, verdict=INCONCLUSIVE), False),
+    ],
+)  # fmt: skip
+def test_where_all_together_are_too_slow_and_no_pair_is_the_fabric_fails(before: Verdict, slow: bool) -> None:
+    all_verdicts = of_room(room(), matrix(4), before)
+    assert bad(all_verdicts) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
+    if slow:
+        assert {(item.value, item.limit, item.operator) for item in all_verdicts} == {(None, None, "")}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "alone", "together"),
+    [
+        (matrix(4, 3, {1: 0.8}), "", FAIL), (matrix(4, 3, {1: 0.75}), "", FAIL),  # rails may differ by design
+        (matrix(4, 3, {1: 0.74}), INCONCLUSIVE, FAIL), (matrix(4, 3, late={1: 4.0}), INCONCLUSIVE, FAIL),
+        (matrix(4, 3, failed={1: "gone"}), INCONCLUSIVE, FAIL),
+    ],
+)  # fmt: skip
+def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pair], alone: str, together: str) -> None:
+    for before, verdict in (((), alone), ((SLOW,), together)):
+        all_verdicts = of_room(room(rails=3), pairs, *before)
+        assert [(host, what) for host, _, _, what in bad(all_verdicts)] == (
+            [(name, verdict) for name in "abcd"] if verdict else []
+        )
+        assert {item.scope for item in all_verdicts} == {"gang=r1"}
+        assert all(item.reason.startswith("suspect rail rail 1 ") for item in all_verdicts if item.verdict != PASS)
+
+
+def test_of_two_whose_exchange_failed_neither_is_known_to_be_bad() -> None:
+    all_verdicts = of_room(room("ab"), matrix(2, failed={"ab": "gone"}))
+    assert bad(all_verdicts)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
+
+
+def test_pairs_across_racks_are_compared_with_each_other() -> None:
+    across = {a + b: 0.5 for a in "abcde" for b in "fg"}
+    assert bad(of_room(room("abcdeFG"), matrix(7, shares=across))) == []
+    assert {(item[0], item[3]) for item in bad(of_room(room("abcdefg"), matrix(7, shares=across)))} == {
+        ("f", FAIL),
+        ("g", FAIL),
+    }
+    # Of one that stands alone no limit can be told.
+    all_verdicts = of_room(room("abcdE"), matrix(5, shares={"e": 0.5}))
+    assert bad(all_verdicts) == []
+    assert next((item.value, item.limit, item.operator) for item in all_verdicts if item.host == "e") == (50, None, "")
+
+
+def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
+    plan = room("abcdef", fabric_gbps=400.0)
+    hosts = tuple(replace(host, fabric_gbps=200.0) if host.name in "ef" else host for host in plan.hosts)
+    pairs = matrix(6, shares={"e": 0.5, "f": 0.5})
+    assert bad(of_room(replace(plan, hosts=hosts), pairs)) == []
+    assert bad(of_room(plan, pairs)) != []
+
+
+def fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs, of which that one is twice as fast as any other."""
+    return [replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == two else pair for pair in pairs]
+
+
+def test_two_hosts_that_are_closer_than_the_others_are_to_be_no_slower() -> None:
+    """There is no third in their rack, or with their ports, to compare them with."""
+    slow = matrix(4, shares={"ab": 0.3})
+    faster = room(fabric_gbps=400.0)
+    hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)
+    for plan in (room("abCD"), replace(faster, hosts=hosts)):
+        assert [(host, verdict) for host, _, _, verdict in bad(of_room(plan, slow))] == [
+            ("a", INCONCLUSIVE),
+            ("b", INCONCLUSIVE),
+        ]
+    for plan, size in ((room("abC"), 3), (replace(faster, hosts=hosts), 4)):
+        assert bad(of_room(plan, fast("ab", matrix(size)))) == [], "nor is another slow because they are faster"
+
+
+def test_the_fastest_of_the_kinds_that_are_to_be_no_faster_is_the_least() -> None:
+    within, across = Kind(gbps=400.0), Kind(across=True, gbps=400.0)
+    assert within.no_slower_than(across)
+    assert not across.no_slower_than(within)
+    assert Kind(gbps=800.0).no_slower_than(within)
+    assert not Kind(gbps=200.0).no_slower_than(across)
+    hosts = {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 2, "g": 2}
+    pairs = [
+        replace(pair, kind=Kind(across=across, gbps=800.0 if pair.a + pair.b == "ab" else 400.0), bandwidth=speed)
+        for pair in matrix(7, 1)
+        for across in [hosts[pair.a] != hosts[pair.b]]
+        for speed in [50.0 if across else 60.0 if pair.a + pair.b == "ab" else 100.0]
+    ]
+    assert [item.where for item in find_suspects(pairs)] == ["a - b"]
+
+
+def test_pairs_that_nothing_can_be_compared_with_are_not_called_well() -> None:
+    plan = room("aBc", rails=1, fabric_gbps=400.0)
+    hosts = tuple(replace(host, fabric_gbps=200.0) if host.name == "c" else host for host in plan.hosts)
+    mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
+    assert of_room(mixed, matrix(3, 1, {"ab": 0.3})) == []
+    (fabric, *_) = of_room(mixed, matrix(3, 1), SLOW)
+    assert "(0 pairs compared, 0% of those there are)" in fabric.reason
+
+
+def test_the_two_ends_of_a_pair_are_taken_together() -> None:
+    """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
+
+    def both(plan: Plan, device: str) -> list[Any]:
+        values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
+        values["a"] = [
+            replace(observed, value=observed.value * 0.96 if observed.unit == "B/s" else observed.value * 1.5)
+            for observed in values["a"]
+        ]
+        return [item.value for item in of_room(plan, values) if item.host == "a"]
+
+    assert both(room("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
+    assert both(rehearsed(room("abc", 1)), "cpu") == [96, 1.5]
+
+
+def test_the_processes_of_a_rehearsal_share_one_link() -> None:
+    pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
+    all_verdicts = of_room(rehearsed(room()), pairs)
+    assert [(item.host, item.value) for item in all_verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
+    assert all_verdicts[0].reason.startswith("median of its 3 pairs")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "who"),
+    [
+        (matrix(4, 1, {"b": 0.2}), "b"), (matrix(4, 1, late={"b": 20.0}), "b"), (matrix(4, 1, {"b": 0.3}), ""),
+        (matrix(4, 1, late={"b": 8.0}), ""), (matrix(3, 1, {"b": 0.2}), ""), (matrix(5, 1, {"bd": 0.2}), ""),
+        (matrix(5, 1, failed={"bd": "gone"}), "bd"), (matrix(4, 1, failed={"b": "gone"}), "b"),
+    ],
+)  # fmt: skip
+def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], who: str) -> None:
+    size = len({host for pair in pairs for host in (pair.a, pair.b)})
+    alone = failed("b", "gemm.throughput", "cpu=0", "benchmark")
+    for before in ((), (alone,)):  # what a processor does alone says nothing of a part
+        all_verdicts = bad(of_room(rehearsed(room("abcde"[:size], 1)), pairs, *before))
+        assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [(name, FAIL) for name in who]
+
+
+def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> None:
+    def odd(value: Any, **over: Any) -> list[Verdict]:
+        values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
+        for host, other in ("ab", "ba"):
+            values[host] = [
+                replace(observed, value=value, **over)
+                if observed.scope.endswith(f"={other}") and observed.unit == "B/s"
+                else observed
+                for observed in values[host]
+            ]
+        return of_room(room(rails=1), values)
+
+    assert [item.reason[:22] for item in odd(100.0) if item.unit == "B/s"] == ["median of its 3 pairs "] * 4
+    for value in (0, -1.0, math.inf, math.nan, "fast"):  # which is no speed
+        all_verdicts = bad(odd(value))
+        assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [("a", FAIL), ("b", FAIL)]
+    for over in (
+        {"scope": scope} for scope in ("", "host", "gpu=0", "gpu=7,partner=b", "gpu=0,partner=z", "cpu=0,partner=b")
+    ):
+        assert bad(odd(1.0, **over)) == []
+    assert bad(odd(1.0, stage="benchmark")) == []
+    # A host that names itself.
+    values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
+    values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
+    assert bad(of_room(room(rails=1), values)) == []
+
+
+def test_gang_without_measurements_has_no_pair_verdicts() -> None:
+    none = {
+        name: [
+            replace(observed, status=UNSUPPORTED, value=None, reason="no")
+            for observed in pair_observations(name, matrix(4))
+        ]
+        for name in "abcd"
+    }
+    assert of_room(room(), none, SLOW) == []
+    # Nor by a quantity that nobody measured.
+    all_verdicts = of_room(room(), [replace(pair, latency=None) for pair in matrix(4)])
+    assert [item.name for item in all_verdicts] == ["pairs.bandwidth"] * 4
+
+
+def test_what_failed_with_the_host_that_stopped_the_launch_says_nothing_against_others() -> None:
+    stopped = [launch(0, "abcd", "failed", culprit=culprit("rank_lost", "b"))]
+    for lost, who in (("ab", [("b", "host", "gang.fault", FAIL)]), ("ac", None)):
+        pairs = matrix(4, 1, {"bd": 0.95}, failed={lost: "gone"})
+        all_verdicts = of_room(room(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
+        link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if who is None else []
+        assert bad(all_verdicts) == [("b", "host", "gang.fault", FAIL), *link]
+        # What was measured with it before counts.
+        (mine,) = [item for item in all_verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
+        assert mine.value == pytest.approx(97.5 if lost == "ab" else 100)
+
+
+def test_each_host_is_judged_once_by_the_last_launch_it_was_in() -> None:
+    first, again = matrix(4, 1, {"d": 0.5}), matrix(3, 1, {"a": 0.95})
+    launches = {
+        name: [
+            launch(0, "abcd", observations=tuple(pair_observations(name, first))),
+            *([launch(1, "abc")] if name != "d" else []),
+        ]
+        for name in "abcd"
+    }
+    all_verdicts = of_room(room(rails=1), {name: pair_observations(name, again) for name in "abcd"}, launches=launches)
+    own = [(item.host, item.verdict, item.value) for item in all_verdicts if item.unit == "B/s"]
+    assert sorted(own) == [("a", PASS, 95), ("b", PASS, 97.5), ("c", PASS, 97.5), ("d", FAIL, 50)]

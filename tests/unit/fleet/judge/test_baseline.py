@@ -1,0 +1,344 @@
+"""Sums behind a baseline: what is settled, what is kept and of which part, and which limit an accepted figure makes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.baseline import (
+    Accepted,
+    careful_sigma,
+    direction,
+    identity,
+    is_kept,
+    key_of,
+    level_of,
+    limit,
+    noise,
+    owner,
+    precision,
+    settings,
+    settle,
+    too_noisy,
+)
+from fleet.judge.criteria import Criterion, VsBaseline
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import judge
+from fleet.judge.presence import judge_presence
+from schemas.baselines import Accepted as Run
+from schemas.baselines import HostBaseline, Level, PartBaseline, PlannedBaseline
+from schemas.records import ERROR, MEASURED, Observation, Samples
+from schemas.reports import INCONCLUSIVE
+from tests import builders
+from tests.unit.fleet.judge.test_edges import left, pack, reading, small
+
+PLAN = replace(small(), baseline=PlannedBaseline(directory="kept", digest="0" * 64))
+RUN = Run(run_id="r0", nonce="f" * 32, report="0" * 64, status="PASS", at=builders.WHEN, by="me")
+WIDTH = "gpu.pcie.width"
+
+
+def level(value: float = 100.0, *, runs: int = 1, unit: str = "B/s", **over: Any) -> Level:
+    made = {"name": "memory.bandwidth", "unit": unit, "value": value, "values": {f"r{at}": value for at in range(runs)}}
+    return Level(**{**made, **over})
+
+
+def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -> Criterion:
+    return Criterion(
+        id="c", name=name, operator=operator, unit="B/s", action="rma", source="a test", baseline=VsBaseline(**asked)
+    )
+
+
+# settle
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "n"),
+    [
+        ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
+        ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
+        # Within one in a hundred of the others a run is never left out, beyond it it is.
+        ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
+        ([-100.0] * 5 + [-101.0], -100.0, 6),
+        # The shortest half: of two heaps the larger; where none is larger, the first that is no wider.
+        ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
+        # As far as five sigmas of the middle half: 5 x 2 / 1.349 = 7.41 about 101.
+        ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
+    ],
+)  # fmt: skip
+def test_what_values_are_settled_to(values: list[float], value: float, n: int) -> None:
+    for ordered in (values, values[::-1]):
+        result = settle(ordered)
+        assert (result.value, result.n, result.left_out) == (value, n, len(values) - n)
+        near = sorted(values, key=lambda one: abs(one - value))[:n]
+        assert result.sigma == pytest.approx(careful_sigma(near))
+
+
+def test_the_deviation_of_few_values_is_made_larger() -> None:
+    assert careful_sigma([]) == careful_sigma([3.0]) == 0.0
+    for count, share in ((2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.94), (6, 1.0), (20, 1.0)):
+        values = [float(at % 2) + at / 100 for at in range(count)]
+        assert careful_sigma(values) == pytest.approx(statistics.stdev(values) / share)
+
+
+def samples(n: int, cv: float = 0.1, exact: float | None = None) -> Samples:
+    return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=exact)
+
+
+def test_how_well_a_median_is_known() -> None:
+    assert precision(None) is None
+    assert precision(samples(1)) is None
+    assert precision(samples(1, exact=0.1)) is None
+    assert precision(samples(2)) == pytest.approx(1.2533 * 0.1 / math.sqrt(2))
+    assert precision(samples(9, exact=0.0)) == 0.0
+    assert precision(samples(9, exact=0.196)) == pytest.approx(0.1)
+
+
+def made(*values: float) -> Level:
+    return level_of("a.b", "W", "gang", "link=1", {"op": "x"}, {f"r{at}": value for at, value in enumerate(values)})
+
+
+def test_a_level_is_known_with_its_noise_from_three_runs_on() -> None:
+    assert made(10.0, 12.0).sigma is None
+    result = made(10.0, 11.0, 12.0)
+    assert result.sigma == pytest.approx(1 / 0.8862 / 11)
+    assert made(-10.0, -11.0, -12.0).sigma == pytest.approx(1 / 0.8862 / 11)
+    assert made(0.0, 0.0, 0.0).sigma is None
+    assert made(0.0, 0.0, 9.0).sigma is None
+    assert (result.name, result.unit, result.stage, result.within, result.params) == (
+        "a.b",
+        "W",
+        "gang",
+        "link=1",
+        {"op": "x"},
+    )
+    assert (result.value, result.left_out, result.values) == (11.0, 0, {"r0": 10.0, "r1": 11.0, "r2": 12.0})
+    assert made(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
+
+
+def test_the_noise_is_that_of_one_more_measurement() -> None:
+    assert noise(level()) == 0.0
+    assert noise(level(runs=4, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
+    assert noise(level(runs=6, left_out=2, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
+    assert noise(level(runs=0, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(2))
+    assert noise(level(precision=0.03)) == 0.03
+    assert noise(level(runs=1, sigma=0.03, precision=0.04)) == pytest.approx(math.hypot(0.03 * math.sqrt(2), 0.04))
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "way"),
+    [
+        (WIDTH, "1", 1), ("gpu.retired_pages.count", "1", -1), ("memory.bandwidth", "B/s", 1),
+        ("training.accuracy", "1", 1), ("transformer.mfu", "1", 1), ("collective.all_reduce.latency", "s", -1),
+        ("integrity.wrong_words", "1", -1), ("stress.temperature", "Cel", 0), ("stress.power", "W", 0),
+        ("collective.all_reduce.algbw", "B/s", 1), ("x.temperature", "1", -1),
+    ],
+)  # fmt: skip
+def test_which_way_is_better(name: str, unit: str, way: int) -> None:
+    assert direction(name, unit) == way
+
+
+def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Observation:
+    values = {"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": MEASURED, "value": value}
+    return Observation(**{**values, **over})
+
+
+@pytest.mark.parametrize(
+    ("what", "right"),
+    [
+        (measure(), True), (measure(value=3), True), (measure(value=True), False), (measure(value="x"), False),
+        (measure(value=float("nan")), False), (measure(value=float("inf")), False),
+        (measure(value=None, status=ERROR, reason="lost"), False),
+        (measure("collective.x.algbw"), False), (measure("digest.value", unit="1"), False),
+        (measure("a.latency", unit="s"), True),
+        (measure("transformer.mfu", unit="1"), True), (measure("benchmark.duration", unit="s"), False),
+        (measure("stress.power", unit="W"), True), (measure("stress.temperature", unit="Cel"), True),
+        (measure(WIDTH, unit="1", params={"phase": "before"}), True), (measure(params={"phase": "before"}), False),
+        (measure("gpu.power.draw", unit="W", params={"phase": "before"}), False), (measure(WIDTH, unit="1"), False),
+    ],
+)  # fmt: skip
+def test_what_a_baseline_keeps(what: Observation, right: bool) -> None:
+    assert is_kept(what) is right
+
+
+GPUS = {f"gpu={index}": builders.gpu("h1", index) for index in range(2)}
+NAMELESS = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
+
+
+@pytest.mark.parametrize(
+    ("scope", "part", "within"),
+    [
+        ("gpu=0", "h1-0", ""), ("gpu=0,link=3", "h1-0", "link=3"), ("gpu=0,peer=1", "h1-0", "peer=h1-1"),
+        ("gpu=0,peer=7", "h1-0", "peer=7"), ("gpu=0,link=1", "h1-0", "link=1"), ("host", "", ""),
+        ("nic=eth0", "", "nic=eth0"), ("gpu=7", "", "gpu=7"), ("gang=r1", "", "gang=r1"),
+    ],
+)  # fmt: skip
+def test_the_part_that_a_scope_is_of(scope: str, part: str, within: str) -> None:
+    assert owner(GPUS, scope) == (part, within)
+
+
+def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
+    gpu = GPUS["gpu=0"]
+    assert identity(gpu) == "h1-0"
+    assert identity(replace(gpu, serial="  ")) == "GPU-h1-0"
+    assert identity(replace(gpu, serial=" S ")) == "S"
+    assert identity(NAMELESS) == ""
+    assert owner({"gpu=1": NAMELESS}, "gpu=1") == ("", "gpu=1")
+    assert owner({**GPUS, "gpu=1": NAMELESS}, "gpu=0,peer=1") == ("h1-0", "peer=")
+
+
+def test_what_a_figure_is_compared_by() -> None:
+    reported = measure(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
+    assert key_of(reported, "link=1") == (
+        "memory.bandwidth", "benchmark", "link=1", (("dtype", "x"), ("op", "copy"), ("size_bytes", 8))
+    )  # fmt: skip
+    assert key_of(measure(params={"phase": "after", "b": 2, "a": 1}), "")[1:] == ("", "", (("a", 1), ("b", 2)))
+    assert settings(measure("pairs.bandwidth", params={"size_bytes": 8, "op": "x"})) == {"op": "x"}
+
+
+# limits
+
+
+@pytest.mark.parametrize(
+    ("asked", "of", "wanted"),
+    [
+        ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
+        ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
+        ({"fraction": 0.95, "sigmas": 1}, level(precision=0.03), 95.0),
+        # A noise as large as a quarter, or as what is asked, still tells a loss; a larger one tells none.
+        ({"fraction": 0.9, "sigmas": 1}, level(precision=0.25), 75.0),
+        ({"fraction": 0.9, "sigmas": 1}, level(precision=0.251), None),
+        ({"fraction": 0.5, "sigmas": 1}, level(precision=0.5), 50.0),
+        ({"fraction": 0.5, "sigmas": 1}, level(precision=0.51), None),
+        ({"fraction": 1.0}, level(), None), ({"fraction": 1.0}, level(unit="1"), 100.0), ({"fraction": 0.99}, level(), 99.0),
+        ({"change": -3.0}, level(), 97.0), ({"change": 0.0}, level(precision=9.0), 100.0),
+    ],
+)  # fmt: skip
+def test_the_limit_that_an_accepted_figure_makes(asked: Any, of: Level, wanted: float | None) -> None:
+    result = limit(rule(**asked), of)
+    assert (result and result[0]) == (wanted and pytest.approx(wanted))
+    if "change" not in asked and wanted:  # a ceiling lies as far on the other side
+        above = limit(rule("le", **{**asked, "fraction": 2 - asked["fraction"]}), of)
+        assert above
+        assert above[0] == pytest.approx(200 - wanted)
+
+
+def test_what_compares_with_no_baseline_has_no_limit() -> None:
+    with pytest.raises(ValueError, match="criterion c compares with no baseline"):
+        limit(replace(rule(), baseline=None), level())
+
+
+@pytest.mark.parametrize(
+    ("asked", "of", "said"),
+    [
+        ({"fraction": 0.9}, level(), "90 % of it; 0.1 kB/s in the accepted run"),
+        ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of it; 100 in 3 accepted runs"),
+        ({"fraction": 0.9}, level(runs=4, left_out=1), "90 % of it; 0.1 kB/s in 4 accepted runs, 1 of them left out"),
+        ({"change": 2.0}, level(), "changed by +2 at most; 0.1 kB/s in the accepted run"),
+        ({"fraction": 0.98, "sigmas": 2}, level(precision=0.02),
+         "96 % of it, for its own noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
+    ],
+)  # fmt: skip
+def test_limit_states_its_source(asked: Any, of: Level, said: str) -> None:
+    result = limit(rule(**asked), of)
+    assert result
+    assert result[1] == said
+
+
+def test_reason_why_a_baseline_cannot_judge() -> None:
+    assert too_noisy(level()).startswith("the noise of the accepted figure is not known")
+    assert too_noisy(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
+
+
+# which parts have an accepted record
+
+
+def kept(part: str, name: str, *figures: Level, **over: Any) -> PartBaseline:
+    return PartBaseline(
+        **{"kind": "gpu", "part": part, "id": name, "host": "h1", "runs": (RUN,), "figures": figures, **over}
+    )
+
+
+COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 4})
+HOST, GPU = kept("host", "h1"), kept("gpu", "h1-0", COPY)
+ASKED = rule(fraction=0.9)
+
+
+def test_an_accepted_record_is_asked_by_part() -> None:
+    known = Accepted(HostBaseline(host=HOST, gpus={"h1-0": GPU}), list(GPUS.values()))
+    figure = builders.results(PLAN, "h1", "benchmark")[0]
+    assert known.level(figure) == COPY
+    assert known.level(replace(figure, params={"op": "other"})) is None
+    assert known.level(replace(figure, scope="gpu=1")) is None
+    assert [known.has(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == [True, False, True]
+    assert [known.part(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == ["h1-0", "h1-1", ""]
+    no_host = Accepted(None, list(GPUS.values()))
+    assert not no_host.has("host")
+    assert no_host.level(figure) is None
+    assert not Accepted(HostBaseline(), []).has("host")
+
+
+def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any) -> list[tuple[str, str]]:
+    view = HostView(plan, plan.hosts[0], replace(left(plan, **over), baseline=known), [pack(*criteria)])
+    reported = list(judge_presence(view))
+    assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
+    assert all(item.source == "the record on which the part was accepted" for item in reported)
+    remedy = "; accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
+    assert all(item.reason.endswith(remedy) for item in reported)
+    return [(item.scope, item.reason.removesuffix(remedy)) for item in reported]
+
+
+def test_parts_without_a_baseline_are_listed() -> None:
+    whole = HostBaseline(host=HOST, gpus={"h1-0": GPU})
+    assert presence(whole, ASKED) == []
+    assert presence(None, plan=replace(PLAN, baseline=None)) == []
+    assert presence(None) == [("host", "the baseline was not read")]
+    assert presence(replace(whole, problem="cut off")) == [("host", "cut off")]
+    assert presence(replace(whole, host=None), ASKED) == [("host", "no accepted record of host h1 in kept")]
+    no_host = [("host", "no accepted record of host h1 in kept"), ("gpu=0", "no accepted record of serial h1-0")]
+    assert presence(HostBaseline()) == no_host
+
+
+def test_previous_gpu_of_the_slot_is_named() -> None:
+    old = replace(builders.gpu("h1", 0), serial="old")
+    for gpus, said in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
+                       ((builders.gpu("h1", 0),), "")):  # fmt: skip
+        result = presence(HostBaseline(host=replace(HOST, gpus=gpus)))
+        assert result == [("gpu=0", f"no accepted record of serial h1-0{said}")]
+    silent = replace(builders.gpu("h1", 0), serial="", uuid="")
+    assert presence(HostBaseline(host=HOST), gpus=(silent,)) == [("gpu=0", "no accepted record of serial unknown")]
+    assert presence(HostBaseline(host=HOST), gpus=()) == []
+    more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # what the plan does not have is told elsewhere
+    assert presence(HostBaseline(host=HOST, gpus={"h1-0": GPU}), gpus=more) == []
+    cpus = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
+    assert presence(HostBaseline(host=HOST), plan=cpus) == []
+
+
+def test_an_accepted_record_without_any_figure_that_is_compared_is_none() -> None:
+    bare = HostBaseline(host=HOST, gpus={"h1-0": kept("gpu", "h1-0")})
+    lacks = "has none of the figures that this run is compared by"
+    assert presence(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
+    # One figure of several is enough; what nobody measured, or compares, says nothing.
+    assert presence(bare) == []
+    assert presence(bare, replace(ASKED, baseline=None, value=1)) == []
+    assert presence(bare, replace(ASKED, scope="host")) == []
+    lost = tuple(
+        replace(one, status=ERROR, value=None, reason="lost") for one in builders.results(PLAN, "h1", "benchmark")
+    )
+    assert presence(bare, ASKED, observations=lost) == []
+    figure = builders.results(PLAN, "h1", "benchmark")[0]
+    other = replace(figure, params={"op": "read"})
+    for order in ((figure, other), (other, figure)):
+        assert presence(HostBaseline(host=HOST, gpus={"h1-0": GPU}), ASKED, observations=order) == []
+    own = rule(name="memory.bandwidth", fraction=0.9)
+    assert presence(bare, own, observations=(replace(figure, scope="host"),)) == [
+        ("host", f"the accepted record of host h1 {lacks}")
+    ]
+
+
+def test_the_presence_is_a_part_of_the_judgement() -> None:
+    verdicts = judge(PLAN, {"h1": replace(left(PLAN, "h1", reading(1)), baseline=HostBaseline())}, [pack()])
+    assert [(item.scope, item.criterion) for item in verdicts] == [("host", "baseline"), ("gpu=0", "baseline")]

@@ -1,0 +1,483 @@
+"""Packs as data, and the lint that holds them against physics and the catalogue."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.criteria_lint.lint import COLLECTED, lint
+from fleet.judge.criteria import Criterion, Pack, read_pack, shipped_packs
+from fleet.planning.plan import read_profile
+from rackproof.main import main
+from schemas.catalogue import settings
+from schemas.errors import UsageError
+from tests import ROOT
+
+H200 = read_pack("h200-sxm")
+
+
+def criterion(**changes: Any) -> Criterion:
+    plain: dict[str, Any] = {
+        "id": "c", "name": "memory.bandwidth", "operator": "ge", "unit": "B/s", "action": "none", "source": "a test's own",
+        "scope": "gpu", "where": {"op": "copy"}, "value": 4.0e12, "origin": "mine",
+    }  # fmt: skip
+    return Criterion(**(plain | changes))
+
+
+def lint_changed(**changes: Any) -> list[str]:
+    """What the lint says of one criterion in a pack for the H200."""
+    pack = Pack(name="mine", gpu_names=(), criteria=(criterion(**changes),), datasheet=H200.datasheet)
+    return [str(item) for item in lint(pack)]
+
+
+@pytest.mark.parametrize("name", shipped_packs())
+def test_shipped_packs_are_clean(name: str) -> None:
+    assert lint(read_pack(name)) == []
+
+
+def test_every_gpu_name_leads_to_one_pack() -> None:
+    names = [name for pack in map(read_pack, shipped_packs()) for name in pack.gpu_names]
+    assert len(names) == len(set(names))
+    assert {"NVIDIA H200", "NVIDIA GB200", "NVIDIA B300 SXM6 AC", "NVIDIA A100-SXM4-40GB", "Tesla T4"} <= set(names)
+
+
+def test_a_right_limit_is_let_through() -> None:
+    assert lint_changed() == []
+    assert lint_changed(value=None, expected=4.276e12, fraction=0.97) == []
+
+
+def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
+    """2 333 MB/s where its own comment says 3 110 GB/s x 0.75: NVIDIA/DCGM nvvs/diag-skus.yaml.in."""
+    (said,) = lint_changed(value=2.333e9)
+    assert (
+        "mine: c: 2.333e+09: far too low, 0.000486 of the peak, which looks like a figure a thousand times too" in said
+    )
+    assert "the datasheet of mine has 4.8e+12 B/s" in said
+    assert "not the unit of the observation; use B/s" in lint_changed(value=2333.0, unit="MB/s")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("gpu.pcie.generation", 3, "3: under the part's generation; the datasheet of mine has 5"),
+        ("gpu.pcie.generation", 6, "over the part's generation"),
+        ("gpu.pcie.width", 8, "under the part's width"),
+        ("gpu.nvlink.active_links", 12, "under the part's links; the datasheet of mine has 18"),
+    ],
+)
+@pytest.mark.parametrize("operator", ["eq", "ge"])
+def test_links_under_the_parts_own(name: str, value: int, why: str, operator: str) -> None:
+    (said,) = lint_changed(name=name, value=value, operator=operator, unit="1", where={})
+    assert why in said
+
+
+def test_pcie_gen3_floor_on_a_gen5_part_is_caught() -> None:
+    """212 of the 226 entries of NVIDIA/DCGM nvvs/diag-skus.yaml.in accept Gen3."""
+    own = {item.id: item for item in H200.criteria}["pcie-generation"]
+    pack = replace(H200, criteria=(replace(own, value=3, operator="ge"),))
+    assert any(item.criterion == "pcie-generation" and item.value == 3 for item in lint(pack))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"value": None, "expected": 4.276e12, "fraction": 0.60},
+        {"value": None, "fleet_fraction": 0.60},
+        {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.60},
+    ],
+)
+def test_a_floor_forty_percent_under_the_baseline_is_caught(limit: dict[str, Any]) -> None:
+    assert any(
+        "0.6: floor 40 % under the expectation; keep within 25 % of it" in said for said in lint_changed(**limit)
+    )
+
+
+def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
+    latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
+    assert "ceiling 40 % over the expectation" in lint_changed(**latency, fleet_fraction=1.4)[0]
+    assert "half of the healthy parts miss it" in lint_changed(**latency, fleet_fraction=0.95)[0]
+    assert "half of the healthy parts miss it" in lint_changed(value=None, fleet_fraction=1.05)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"value": 5.0e12}, "above the peak, 1.04 of it"),
+        ({"value": None, "expected": 5.0e12, "fraction": 0.9}, "above the peak, 0.938 of it"),
+        ({"value": 3.84e13}, "above the peak, 8 of it, which looks like bits taken for bytes"),
+        ({"value": 5.0e11}, "far too low, 0.104 of the peak, which looks like bytes taken for bits"),
+        ({"value": 4276.0}, "far too low, 8.91e-10 of the peak, which looks like a figure in giga-units"),
+        ({"value": 4.2e15}, "a thousand times too high"),
+        ({"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "value": 1.979e15}, "with sparsity"),
+        (
+            {"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "fp8"}, "value": 7.0e14},
+            "0.354 of the peak",
+        ),
+        (
+            {"name": "stress.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "value": 1.0e15},
+            "above the peak",
+        ),
+        ({"name": "stress.power", "unit": "W", "where": {}, "value": 710.0}, "above the peak"),
+        ({"name": "stress.power", "unit": "W", "where": {}, "value": 300.0}, "far too low"),
+        ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 6.5e10}, "6.4e+10 B/s over PCIe"),
+        ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 3.0e10}, "far too low"),
+        ({"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "one_way"}, "value": 4.6e11}, "above"),
+        ({"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "both_ways"}, "value": 4.4e11}, "low"),
+        ({"name": "collective.all_reduce.busbw", "scope": "", "where": {}, "value": 4.8e11}, "above the peak"),
+        (
+            {"name": "collective.all_reduce.busbw", "scope": "", "where": {}, "value": 3.67e8},
+            "a thousand times too low",
+        ),
+    ],
+)
+def test_floors_that_physics_or_units_refute(changes: dict[str, Any], why: str) -> None:
+    (said,) = lint_changed(**changes)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "host_copy.bandwidth", "where": {"direction": "both_ways", "sharing": "alone"}, "value": 1.0e11},
+        {"name": "host_copy.bandwidth", "where": {"sharing": "all_gpus"}, "value": 2.0e10},
+        {"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "both_ways"}, "value": 7.84e11},
+        {"name": "collective.all_reduce.busbw", "scope": "host", "where": {"nvls": True}, "value": 4.73e11},
+        {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "value": None, "fleet_fraction": 0.9},
+    ],
+)
+def test_what_physics_allows(changes: dict[str, Any]) -> None:
+    assert lint_changed(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "memory.bandwith"}, "no observation is called memory.bandwith (did you mean memory.bandwidth?)"),
+        ({"name": "memory_copy.bandwidth"}, "no observation is called memory_copy.bandwidth"),
+        ({"name": "collective.*.bandwidth"}, "no observation is called collective.*.bandwidth"),
+        ({"where": {"opp": "copy"}}, "no such parameter (did you mean op?)"),
+        ({"where": {"op": "cpoy"}}, "no such op (did you mean copy?)"),
+        ({"scope": "gang"}, "not a scope of the observation; use cpu or gpu"),
+        (
+            {"name": "gpu.temperature", "unit": "Cel", "scope": "gpus", "where": {}, "operator": "le"},
+            "unknown kind of scope",
+        ),
+        ({"name": "gpu.pcie.generatoin", "unit": "1", "where": {}, "value": 5}, "did you mean gpu.pcie.generation"),
+        ({"name": "gpu.fan", "unit": "1", "where": {}}, "no collector reads gpu.fan"),
+        ({"name": "xid.last", "unit": "s", "scope": "host", "where": {}}, "did you mean xid.last_seen?"),
+        ({"stage": "benchmrk"}, "not observed in this stage (did you mean benchmark?); use benchmark or gang"),
+        ({"stage": "preflight"}, "not observed in this stage; use benchmark or gang"),
+        ({"name": "gpu.power", "unit": "W", "where": {}, "stage": "before"}, "not observed in this stage"),
+        ({"unit": "GB/s"}, "not the unit of the observation; use B/s"),
+        ({"value": "4e12"}, "text cannot be compared by ge"),
+        (
+            {"name": "gpu.ecc.enabled", "unit": "1", "where": {}, "value": True},
+            "true and false cannot be compared by ge",
+        ),
+        (
+            {"name": "gpu.power", "unit": "W", "where": {}, "value": "high", "operator": "eq"},
+            "a figure in W is a number",
+        ),
+        ({"value": True, "operator": "eq"}, "the observation is a number"),
+        (
+            {"name": "peer_copy.access", "unit": "1", "scope": "peer", "where": {}, "value": 1, "operator": "eq"},
+            "true or",
+        ),
+        (
+            {"name": "collective.transport", "unit": "1", "scope": "", "where": {}, "value": 1},
+            "the observation is a text",
+        ),
+    ],
+)
+def test_what_the_catalogue_does_not_know(changes: dict[str, Any], why: str) -> None:
+    (said,) = lint_changed(**changes)
+    assert why in said
+
+
+BUSBW = {"name": "collective.all_reduce.busbw", "scope": "host", "value": None, "fleet_fraction": 0.9}
+COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "why"),
+    [
+        ({}, {"workers": 4}, "workers: no such parameter"),
+        ({}, {"dtype": "bf16"}, "dtype: no such parameter"),
+        (COPY, {"nvls": True}, "nvls: no such parameter"),
+        (BUSBW, {"algoritm": "RING"}, "no such parameter (did you mean algorithm?)"),
+        (BUSBW, {"network": "resnet18"}, "network: no such parameter"),
+        ({**BUSBW, "name": "collective.channels", "unit": "1"}, {"size_bytes": 8}, "size_bytes: no such parameter"),
+        (BUSBW, {"size_bytes": "8589934592"}, "'8589934592': size_bytes is a whole number, so this is never met"),
+        (BUSBW, {"size_bytes": 8589934592.0}, "size_bytes is a whole number"),
+        (BUSBW, {"size_bytes": 8000000000}, "no size of any profile: sizes are powers of two"),
+        (BUSBW, {"size_bytes": 0}, "size_bytes is never that"),
+        (BUSBW, {"nvls": "true"}, "'true': nvls is true or false"),
+        (BUSBW, {"nvls": 1}, "nvls is true or false"),
+        (BUSBW, {"world_size": "8"}, "'8': world_size is a whole number"),
+        (BUSBW, {"world_size": True}, "world_size is a whole number"),
+        (BUSBW, {"protocol": "Simple"}, "no such protocol"),
+        (BUSBW, {"placement": "inplace"}, "no such placement (did you mean in_place?)"),
+        (COPY, {"numa": "near"}, "near: no such numa; use local or remote or unknown"),
+        (COPY, {"sharing": True}, "sharing is a text"),
+        (COPY, {"gpu": 0}, "gpu is a text"),
+        ({"name": "gpu.throttle.active", "scope": "reason", "unit": "1", "operator": "eq", "value": False},
+         {"reason": "hw_termal"}, "no such reason (did you mean hw_thermal?)"),
+        ({"name": "gpu.throttle.active", "scope": "reason", "unit": "1", "operator": "eq", "value": False},
+         {"reson": "hw_thermal"}, "no such parameter (did you mean reason?)"),
+        ({"name": "benchmark.duration", "scope": "host", "unit": "s", "operator": "le", "value": 60.0},
+         {"benchmark": "gem"}, "no such benchmark (did you mean gemm?)"),
+        ({"name": "overlap.hidden_share", "scope": "host", "unit": "1", "value": 0.5},
+         {"dtype": "bf16"}, "no such dtype"),
+    ],
+)  # fmt: skip
+def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict[str, Any], why: str) -> None:
+    (said,) = lint_changed(**changes, where=where)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        (BUSBW, {"size_bytes": 1 << 28, "placement": "in_place", "nvls": False, "algorithm": "RING", "world_size": 72}),
+        ({**BUSBW, "name": "collective.*.busbw"}, {"transport": "P2P/CUMEM", "backend": "nccl", "dtype": "fp32"}),
+        (COPY, {"numa": "remote", "sharing": "alone", "direction": "host_to_device", "gpu": "0"}),
+        ({"name": "fan.speed", "unit": "1"}, {"chip": "a"}),
+    ],
+)
+def test_parameters_that_observations_have(
+    changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.criteria_lint.lint.COLLECTED", COLLECTED | {"fan"})  # an operator's own collector
+    assert lint_changed(**changes, where=where) == []
+
+
+SHARE = {"name": "integrity.tested_share", "unit": "1", "where": {}}
+LATENCY = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}}
+WRONG = {"name": "collective.*.wrong_elements", "unit": "1", "scope": "", "where": {}}
+WORSE, BETTER = "higher is better", "lower is better"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"operator": "le"}, WORSE),
+        ({"operator": "lt", "value": None, "fleet_fraction": 1.1}, WORSE),
+        ({"operator": "eq"}, "no two measurements give the same rate"),
+        ({"name": "stress.efficiency", "unit": "FLOP/J", "where": {}, "operator": "le"}, WORSE),
+        ({"name": "training.throughput", "unit": "images/s", "scope": "", "where": {}, "operator": "le"}, WORSE),
+        ({"name": "training.accuracy", "unit": "1", "scope": "", "where": {}, "value": 0.8, "operator": "le"}, WORSE),
+        ({"name": "transformer.mfu", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, WORSE),
+        ({"name": "overlap.hidden_share", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, WORSE),
+        ({"name": "dataloader.sufficiency", "unit": "1", "where": {}, "value": 0.5, "operator": "le"}, WORSE),
+        ({"name": "gpu.pcie.generation", "unit": "1", "where": {}, "value": 5, "operator": "le"}, WORSE),
+        ({"name": "gpu.pcie.width", "unit": "1", "where": {}, "value": 16, "operator": "lt"}, WORSE),
+        ({**SHARE, "value": 0.97, "operator": "le"}, WORSE),
+        ({**SHARE, "value": 0.5}, "0.5: memory that was not tested may be bad; require at least 0.9"),
+        ({**SHARE, "value": None, "expected": 0.98, "fraction": 0.8}, "memory that was not tested may be bad"),
+        ({**LATENCY, "value": 1e-5}, BETTER),
+        ({**LATENCY, "value": 20.0, "operator": "le"}, "20: no message between GPUs takes that long"),
+        ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, BETTER),
+        ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, BETTER),
+        ({**WRONG, "value": 0}, BETTER),
+        ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write eq and 0"),
+        ({**WRONG, "value": 2, "operator": "lt"}, "an error count must be 0"),
+        ({**WRONG, "value": 1, "operator": "eq"}, "an error count must be 0"),
+        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "has an absolute limit, whatever other parts show"),
+        ({"name": "digest.mismatches", "unit": "1", "where": {}, "value": 1, "operator": "le"}, "must be 0"),
+        ({"name": "checkpoint.identical", "unit": "1", "scope": "", "where": {}, "value": False, "operator": "eq"},
+         "this requires the fault"),
+        ({"value": math.inf, "operator": "ge"}, "inf: not a finite number"),
+        ({"value": math.nan}, "not a finite number"),
+        ({"value": None, "expected": math.inf, "fraction": 0.9}, "not a finite number"),
+        ({"value": None, "fleet_fraction": math.nan}, "not a finite number"),
+    ],
+)  # fmt: skip
+def test_limits_that_let_what_is_bad_through(changes: dict[str, Any], why: str) -> None:
+    (said,) = lint_changed(**changes)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**LATENCY, "value": 1e-5, "operator": "le"},
+        {**WRONG, "value": 0, "operator": "le"},
+        {**WRONG, "value": 1, "operator": "lt"},
+        {**SHARE, "value": 0.9},
+    ],
+)
+def test_limits_at_the_edge_of_sense(changes: dict[str, Any]) -> None:
+    assert lint_changed(**changes) == []
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
+def test_every_precision_that_standard_asks_for_can_be_judged_on_the_part(name: str) -> None:
+    """A precision is the part's by its datasheet, or said to be unknown or lacking; what is lacking is not in the datasheet."""
+    pack = read_pack(name)
+    planned = {"gemm": set(), "stress": set()}
+    for stage in read_profile("standard")["stages"].values():
+        for benchmark in planned.keys() & stage["benchmarks"].keys():
+            planned[benchmark] |= set(settings(benchmark, stage["benchmarks"][benchmark])["dtypes"])
+    assert "fp8" in planned["gemm"]
+    for benchmark, dtypes in planned.items():
+        output = f"{benchmark}.throughput"
+        lacks = set(pack.lacks.get(output, {}).get("dtype", ()))
+        has = set(pack.datasheet["flops"])
+        assert not lacks & has
+        assert dtypes <= has | lacks or output in pack.unknown, (output, dtypes - has - lacks)
+        if "fp8" in lacks or "fp8" not in has:
+            asked = {item.where.get("dtype") for item in pack.criteria if item.name == output}
+            assert "fp8" not in asked
+
+
+@pytest.mark.parametrize("name", ["a10", "a100-sxm-40", "a100-sxm-80", "a100-pcie-40", "a100-pcie-80", "t4"])
+def test_parts_without_fp8_say_that_they_lack_it(name: str) -> None:
+    assert "fp8" in read_pack(name).lacks["gemm.throughput"]["dtype"]
+
+
+def test_nvls_is_asked_for_wherever_a_pack_has_a_figure_with_it() -> None:
+    packs = [read_pack(name) for name in shipped_packs()]
+    with_figure = {pack.name for pack in packs if any(item.where.get("nvls") is True for item in pack.criteria)}
+    asked = {pack.name: item for pack in packs for item in pack.criteria if item.name == "collective.nvls"}
+    assert set(asked) == with_figure == {"h100-sxm", "h200-sxm", "b200"}
+    for item in asked.values():
+        assert (item.operator, item.value, item.where, item.stage) == ("eq", True, {"world_size": 8}, "benchmark")
+        assert "NCCL_NVLS_ENABLE" in item.note
+        assert "fabric manager" in item.note
+
+
+def test_of_two_included_packs_the_later_one_has_the_last_word() -> None:
+    for name, optional in (("h200-sxm", True), ("gb200", False)):
+        (own,) = [item for item in read_pack(name).criteria if item.id == "busbw-vs-fleet"]
+        assert own.optional == optional
+
+
+def test_a_model_says_what_it_does_not_know() -> None:
+    bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "nobody measured it"})
+    said = [str(item) for item in lint(bare)]
+    assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in said[1]
+    assert "no observation is called stress.powr (did you mean stress.power?)" in said[0]
+    assert any("gemm.throughput: neither judged nor listed as unknown" in item for item in said)
+
+
+def test_a_figure_that_is_only_compared_over_the_fleet_is_not_judged_by_the_model() -> None:
+    own = criterion(name="gpu.pcie.width", unit="1", operator="eq", where={}, value=None, same_as_fleet=True)
+    said = [str(item) for item in lint(replace(H200, unknown={}, criteria=(own,)))]
+    assert any("gpu.pcie.width: neither judged nor listed as unknown" in item for item in said)
+
+
+def test_versions_are_compared_and_rates_are_not() -> None:
+    same: dict[str, Any] = {"value": None, "same_as_fleet": True, "operator": "eq", "where": {}}
+    assert lint_changed(**same, name="gpu.vbios_version", unit="1") == []
+    assert lint_changed(**same, name="launch.nccl", scope="host", unit="1") == []
+    assert "no two measurements give the same rate" in lint_changed(**same)[0]
+    assert "did you mean gpu.vbios_version?" in lint_changed(**same, name="gpu.vbios_versions", unit="1")[0]
+
+
+def test_a_star_stands_for_one_component() -> None:
+    every = criterion(name="collective.*.wrong_elements")
+    assert every.matches_name("collective.all_reduce.wrong_elements")
+    assert not every.matches_name("collective.all_reduce.busbw")
+    assert not every.matches_name("collective.all_reduce.in_place.wrong_elements")
+    assert criterion().matches_name("memory.bandwidth")
+    assert not criterion().matches_name("memory.bandwidths")
+
+
+def test_correctness_is_judged_in_a_rehearsal_as_on_gpus() -> None:
+    right = {item.id for item in read_pack("correctness").criteria}
+    for name in ("rehearsal", "common", "h200-sxm", "t4"):
+        assert right <= {item.id for item in read_pack(name).criteria}
+    rates = [item for item in read_pack("rehearsal").criteria if item.unit not in ("1", "B") and not item.baseline]
+    assert rates
+    assert all((item.operator, item.value) == ("gt", 0.0) for item in rates)
+
+
+def test_the_power_cap_is_not_judged() -> None:
+    judged = {item.where["reason"] for item in H200.criteria if item.name == "stress.throttled_share"}
+    assert judged == {"hw_thermal", "sw_thermal", "hw_power_brake"}
+
+
+def test_h200s_measured_floors() -> None:
+    floors = {item.id: (item.expected or math.nan) * item.fraction for item in H200.criteria}
+    assert floors["stress-bf16"] == pytest.approx(0.97 * 6.23e14)
+    assert floors["stress-power"] == pytest.approx(665)
+    assert floors["hbm-copy"] == pytest.approx(0.975 * 4.30e12)
+    assert floors["peer-copy"] == pytest.approx(0.97 * 3.94e11)
+    assert floors["send-recv-4-gpus"] == pytest.approx(0.95 * 3.66e11)
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    item = {
+        "id": "c",
+        "name": "gemm.throughput",
+        "operator": "ge",
+        "unit": "FLOP/s",
+        "action": "none",
+        "source": "ours alone",
+    }
+    plain = {"schema": "rackproof.criteria/1", "summary": "a test", "criteria": [item | {"value": 1.0e14} | changes]}
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def written(path: Path, content: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def test_a_pack_is_read_with_all_that_it_says(tmp_path: Path) -> None:
+    content = document() | {
+        "gpu_names": ["NVIDIA E100"],
+        "datasheet": {"power": {"value": 700, "source": "its datasheet"}},
+        "unknown": {"stress.throughput": "nobody measured it"},
+    }
+    content["criteria"][0].pop("value")
+    content["criteria"][0]["vs_fleet"] = {"fraction": 0.95}
+    pack = read_pack(written(tmp_path / "e100.yml", content))
+    assert pack.datasheet["power"]["value"] == 700
+    assert pack.unknown == {"stress.throughput": "nobody measured it"}
+    (only,) = pack.criteria
+    assert (only.fleet_fraction, only.value, only.origin) == (0.95, None, "e100")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vs_flet": {"fraction": 1}}, "unknown vs_flet (did you mean vs_fleet?)"),
+        ({"vs_fleet": {"fraction": 0.9}}, "criteria.0"),
+        ({"source": "?"}, "criteria.0.source"),
+        ({"name": "*.throughput"}, "criteria.0.name"),
+    ],
+)
+def test_the_schema_is_strict(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_pack(written(tmp_path / "mine.yml", document(**changes)))
+    assert message in str(raised.value)
+
+
+def test_a_datasheet_figure_needs_a_source(tmp_path: Path) -> None:
+    content = document() | {"datasheet": {"power": {"value": 700}}}
+    with pytest.raises(UsageError, match=r"datasheet\.power: 'source' is a required property"):
+        read_pack(written(tmp_path / "mine.yml", content))
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["criteria", "lint"]) == 0
+    assert f"{len(shipped_packs())} packs with " in capsys.readouterr().out
+    assert main(["criteria", "lint", written(tmp_path / "mine.yml", document(name="gemm.thruput"))]) == 1
+    assert "mine: c: gemm.thruput: no observation is called gemm.thruput" in capsys.readouterr().out
+    assert main(["criteria", "lint", str(tmp_path / "none.yml")]) == 64
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("CONTRIBUTING.md", "## A GPU model"), ("docs/criteria.md", "## A pack")]
+)
+def test_the_example_packs_of_the_documentation_pass(page: str, heading: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text()
+    example = text.split(heading)[1].split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "e100.yml").write_text(example)
+    assert main(["criteria", "lint", str(tmp_path / "e100.yml")]) == 0

@@ -1,0 +1,156 @@
+"""Digests on the smallest of fleets: who is compared with whom, from how many on, and what each is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.digests import DigestCounts, gpu_digests, judge_digests, uncompared_digests
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.host_view import HostView
+from schemas.records import ERROR, UNSUPPORTED, Metric, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.test_edges import left, pack, reading, small
+
+PLAN = small("h1", "h2", "h3", gpu_count=2)
+PLANNED = Planned(PLAN)
+GOOD, BAD = "00c0ffee", "00badbad"
+
+
+def digest_of(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
+    return builders.observation("digest.value", value, scope=scope, stage=stage, workload="gemm", **params)
+
+
+def view(host: str, *figures: Observation, driver: Metric | None = None, **over: Any) -> HostView:
+    made = left(PLAN, host, *([driver] if driver else []), observations=figures, **over)
+    return HostView(PLAN, PLAN.host(host), made, [pack()])
+
+
+def driver(value: Any = "570", absent: str = "") -> Metric:
+    return reading(value, name="driver.version", scope="host", absent=absent)
+
+
+def judged(*views: HostView) -> list[Verdict]:
+    return judge_digests(views, PLANNED, DigestCounts(PLANNED, views))
+
+
+def digest_verdicts(*views: HostView) -> list[tuple[str, str, str]]:
+    return [(item.host, item.scope, item.verdict) for item in judged(*views)]
+
+
+def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[HostView]:
+    return [view(host, digest_of(value)) for host, value in (("h1", first), ("h2", second), ("h3", third))]
+
+
+@pytest.mark.parametrize(
+    ("views", "verdicts"),
+    [
+        (three()[:1], []),
+        (three()[:2], [PASS, PASS]),
+        (three(BAD)[:2], [INCONCLUSIVE, INCONCLUSIVE]),
+        (three(), [PASS, PASS, PASS]),
+        (three(BAD), [FAIL, PASS, PASS]),
+        (three(BAD, "x"), [INCONCLUSIVE] * 3),
+        ([*three(BAD), view("h1", digest_of(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
+    ],
+)
+def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts: list[str]) -> None:
+    assert [item.verdict for item in judged(*views)] == verdicts
+
+
+def test_digest_verdict_texts() -> None:
+    bad, good, _ = judged(*three(BAD))
+    majority = f"2 of 3 GPUs of its model and software agree on {GOOD}"
+    assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")
+    assert (bad.criterion, bad.value, bad.limit, bad.operator, bad.unit) == ("digest-majority", BAD, GOOD, "eq", "1")
+    assert (bad.action, bad.basis, bad.params) == ("rma", "published", {"workload": "gemm"})
+    assert bad.detail == f"{majority}, the GPU of serial h1-0 does not; its host has no other GPU to compare with"
+    assert bad.reason == f"found {BAD}: {bad.detail}"
+    assert (good.action, good.limit, good.detail) == ("none", GOOD, majority)
+    assert good.reason == f"found {GOOD}; {majority}"
+    alike = judged(*three())[0]
+    assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 GPUs of its kind", GOOD, "")
+    unsure = judged(*three(BAD)[:2])[0]
+    assert (unsure.limit, unsure.operator, unsure.action) == (None, "", "none")
+    assert unsure.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
+    silent = view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
+    assert "the GPU of serial unknown does not" in judged(silent, *three()[1:])[0].reason
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (GOOD, "the 1 other GPUs of its host agree with the majority"),
+        (BAD, "1 of the 1 other GPUs of its host differ from the majority too: suspect the host"),
+    ],
+)
+def test_the_host_is_suspected_where_its_other_gpus_differ_too(other: str, said: str) -> None:
+    both = view("h1", digest_of(BAD), digest_of(other, "gpu=1"))
+    others = [view(host, digest_of(), digest_of(scope="gpu=1")) for host in ("h2", "h3")]
+    assert judged(both, *others)[0].reason.endswith(said)
+
+
+X = replace(builders.gpu("h1", 0), name="NVIDIA X")
+
+
+@pytest.mark.parametrize(
+    ("odd", "compared"),
+    [
+        (view("h1", digest_of(BAD)), True),
+        (view("h1", digest_of(BAD), gpus=(X,)), False),
+        (view("h1", digest_of(BAD), gpus=()), False),
+        (view("h1", digest_of(BAD, stage="gang")), False),
+        (view("h1", digest_of(BAD, size=1)), False),
+        (view("h1", digest_of(BAD, world_size=8)), True),
+        (view("h1", digest_of(BAD), driver=driver()), False),
+        (view("h1", digest_of(BAD), driver=driver(absent="error: x")), True),
+        *((view("h1", digest_of(BAD), software={name: "1"}), False) for name in ("torch", "cuda", "cudnn", "nccl")),
+        (view("h1", digest_of(BAD), software={"python": "1"}), True),
+        (view("h1", digest_of(BAD, "host")), False),
+    ],
+)
+def test_only_like_gpus_with_like_software_are_compared(odd: HostView, compared: bool) -> None:
+    verdicts = digest_verdicts(odd, *three()[1:])
+    assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+
+
+def test_the_last_driver_and_the_last_digest_count() -> None:
+    again = [view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
+    assert [item.value for item in judged(*again)] == [GOOD] * 3
+    taken = left(PLAN, "h1", driver("550"), observations=(digest_of(BAD),))
+    record = taken.records[0]
+    newer = replace(record.snapshots[-1], metrics=(driver("570"),))
+    updated = HostView(
+        PLAN, PLAN.hosts[0], Evidence(records=(replace(record, snapshots=(*record.snapshots[:-1], newer)),)), [pack()]
+    )
+    others = [view(host, digest_of(), driver=driver("570")) for host in ("h2", "h3")]
+    assert digest_verdicts(updated, *others)[0] == ("h1", "gpu=0", FAIL)
+
+
+@pytest.mark.parametrize("status", [ERROR, UNSUPPORTED])
+def test_a_digest_that_could_not_be_had_is_compared_with_none(status: str) -> None:
+    lost = replace(digest_of(), value=None, status=status, reason="lost")
+    assert digest_verdicts(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+    assert digest_verdicts(view("h1", digest_of(), lost), *three()[1:])[0][0] == "h2"
+    assert gpu_digests(view("h1"), PLANNED) == []
+
+
+def test_digests_are_the_same_whatever_parts_they_are_put_together_from() -> None:
+    views = three(BAD)
+    parts = [DigestCounts(PLANNED, [one]) for one in views]
+    parts[0].update(parts[1])
+    parts[0].update(parts[2])
+    whole = DigestCounts(PLANNED, views)
+    ((key, _),) = gpu_digests(views[0], PLANNED)
+    assert parts[0].of(key) == whole.of(key) == {GOOD: 2, BAD: 1}
+    assert whole.of(("nothing",)) == {}
+
+
+def test_digests_without_another_gpu_to_compare_with_are_named() -> None:
+    odd = view("h1", digest_of(), digest_of(scope="gpu=1", size=1))
+    counts = DigestCounts(PLANNED, [odd, *three()[1:]])
+    assert uncompared_digests(odd, PLANNED, counts) == [("benchmark", "gpu=1")]
+    assert uncompared_digests(view("h1", digest_of(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]

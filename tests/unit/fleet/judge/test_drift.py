@@ -1,0 +1,296 @@
+"""The course of a soak on a handful of buckets: when a rate fell, for how long, and what a soak fell short by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.drift import (
+    Course,
+    clock,
+    course,
+    first_name,
+    is_rate,
+    soaked,
+    span,
+    stopped,
+    untold,
+    with_course,
+    with_drift,
+)
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import judge
+from schemas.plans import Plan
+from schemas.records import Launch
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.stages import SOAK
+from schemas.timeline import Series, Soak, Timeline
+from tests import builders
+from tests.unit.fleet.judge.test_edges import left, pack, small
+
+RATE = "stress.throughput"
+HOUR = 3600.0
+
+
+def series(
+    *means: float, name: str = RATE, scope: str = "gpu=0", unit: str = "FLOP/s", n: Any = 1, **params: Any
+) -> Series:
+    """A figure that came in every bucket, `n` times."""
+    counts = n if isinstance(n, tuple) else (n,) * len(means)
+    return Series(
+        name=name, scope=scope, unit=unit, params=params, at=tuple(range(len(means))), n=counts, low=means, mean=means, high=means
+    )  # fmt: skip
+
+
+def soak(*of: Series, width: float = 60.0, planned: float = 600.0, **over: Any) -> Soak:
+    made = {
+        "began": builders.WHEN, "planned_s": planned, "soaked_s": planned, "finished": 10, "ended": builders.WHEN,
+        "timeline": Timeline(bucket_s=width, series=of),
+    }  # fmt: skip
+    return Soak(**{**made, **over})
+
+
+def levels(one: Series, **over: Any) -> list[float] | None:
+    result = course(one, soak(one, **over))
+    return None if result is None else [round(level, 3) for level in result.levels]
+
+
+def test_a_level_is_the_median_of_three_buckets_as_a_share_of_the_start() -> None:
+    assert levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
+    assert levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
+    result = course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
+    assert result is not None
+    assert (result.start, result.lowest) == (200, 0.3)
+    assert result.shares[0] == (60.0, 120.0, 0.45)
+
+
+@pytest.mark.parametrize(
+    ("means", "reported"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
+)
+def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> None:
+    assert (course(series(*means), soak()) is not None) is reported
+
+
+@pytest.mark.parametrize(
+    ("planned", "width", "start"),
+    [
+        (600.0, 60.0, 10.0), (600.0, 30.0, 15.0), (1200.0, 60.0, 15.0), (600.0, 120.0, 10.0), (1210.0, 60.0, 20.0),
+        (10 * HOUR, HOUR / 2, 15.0), (100 * HOUR, HOUR / 2, 15.0), (100 * HOUR, HOUR, 10.0),
+    ],
+)  # fmt: skip
+def test_the_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
+    result = course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
+    assert result is not None
+    assert result.start == start
+
+
+def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
+    one = series(10, 20, 30, 40, 50, 60, 70, n=(3, 1, 1, 1, 1, 1, 1))
+    result = course(one, soak(one, planned=1200.0))
+    assert result is not None
+    assert result.start == 12.5
+    # A figure that came late begins with its first bucket; too few after the start tell nothing.
+    late = replace(one, at=tuple(position + 5 for position in one.at))
+    result = course(late, soak(late))
+    assert result is not None
+    assert result.start == 10
+    assert course(one, soak(one, planned=2400.0)) is not None
+    assert course(one, soak(one, planned=3000.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "fell"),
+    [
+        ((0.9, 0.9, 0.9, 0.9, 0.9), (0, None)), ((1, 1, 1, 0.9, 0.9, 0.9), (3, None)),
+        ((1, 0.9, 0.9, 0.9, 1, 1, 1), (1, 4)), ((1, 0.9, 0.9, 1, 1, 0.9, 1, 1), (1, 3)), ((1, 0.9, 0.9, 1, 0.9, 1, 1, 1), (1, 5)),
+        ((1, 0.95, 0.9, 0.9, 1, 1, 1), (2, 4)), ((1, 1, 0.9, 0.9), (2, None)), ((1, 1, 0.9, 0.9, 1), (2, None)),
+    ],
+)  # fmt: skip
+def test_when_it_was_under_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
+    result = Course(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
+    assert result.fell(0.95) == fell
+
+
+def test_only_rates_of_benchmarks_drift() -> None:
+    assert is_rate(series(1))
+    assert not is_rate(series(1, unit="W"))
+    assert not is_rate(series(1, name="gpu.power", unit="B/s"))
+    made = soak(
+        series(*(100, 90, 80, 70, 60, 50), dtype="x"), series(*range(1, 9), unit="W"), series(1, 2, scope="gpu=1")
+    )
+    record = left(small()).records[0]
+    kept, grown = with_drift(Evidence(records=(record, replace(record, soak=made)))).records
+    assert kept == record
+    (drift,) = grown.observations[len(record.observations) :]
+    assert (drift.name, drift.scope, drift.stage, drift.unit) == (f"drift.{RATE}", "gpu=0", SOAK, "1")
+    assert (drift.value, drift.params, drift.status) == (0.6, {"dtype": "x"}, "measured")
+    assert untold(made) == [RATE]
+    assert untold(soak(series(1, name="memory.bandwidth"), series(1, unit="W"), series(1))) == [
+        "memory.bandwidth",
+        RATE,
+    ]
+
+
+# What a verdict tells of it
+
+PLAN = small()
+SOAKING = replace(PLAN, stages=(*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=600.0)), expected=())
+FALLING = soak(series(*(100, 99, 99, 90, 90, 90), dtype="x"), series(*(100,) * 6, scope="gpu=1"))
+
+
+def view(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launch, ...] = ()) -> HostView:
+    record = left(plan, launches=launches).records[0]
+    evidence = Evidence(
+        records=tuple(replace(record, soak=one, launches=launches if not at else ()) for at, one in enumerate(soaks))
+    )
+    return HostView(plan, plan.hosts[0], evidence, [pack()])
+
+
+def failed(**over: Any) -> Verdict:
+    made = {
+        "host": "h1", "scope": "gpu=0", "name": f"drift.{RATE}", "stage": SOAK, "verdict": FAIL, "criterion": "c",
+        "reason": "found 0.9", "value": 0.9, "limit": 0.95, "params": {"dtype": "x"},
+    }  # fmt: skip
+    return Verdict(**{**made, **over})
+
+
+def test_failing_drift_states_when_it_began() -> None:
+    result = with_course(view(None, FALLING), failed(detail="5 %"))
+    assert result.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
+    assert result.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
+    assert with_course(view(FALLING), failed()).detail == "from 3 min 00 s on, 10.0 % under its first tenth"
+    again = soak(series(*(100, 99, 90, 90, 99, 99, 99), dtype="x"))
+    assert with_course(view(again), failed()).detail == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"verdict": PASS}, {"name": RATE}, {"limit": 1}, {"limit": 0.90}, {"scope": "gpu=1", "params": {}}, {"params": {}},
+        {"name": "drift.memory.bandwidth"}, {"scope": "gpu=7"},
+    ],
+)  # fmt: skip
+def test_nothing_is_added_to_what_it_does_not_explain(over: dict[str, Any]) -> None:
+    assert with_course(view(FALLING), failed(**over)) == failed(**over)
+
+
+def test_times_and_spans_are_written_for_people() -> None:
+    assert [clock(seconds) for seconds in (0, 45.4, 3599, 3600, 15_120)] == [
+        "0 min 00 s", "0 min 45 s", "59 min 59 s", "01:00", "04:12"
+    ]  # fmt: skip
+    assert [span(seconds) for seconds in (0, 59, 60, 2710, 3600, 83_520)] == [
+        "0 s", "59 s", "1 min 00 s", "45 min 10 s", "1 h 00 min", "23 h 12 min"
+    ]  # fmt: skip
+    assert [first_name(soak(planned=hours * HOUR)) for hours in (9.9, 10.0)] == ["first tenth", "first hour"]
+
+
+# What a soak fell short by
+
+
+def drift_verdicts(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
+    result = list(soaked(view(*soaks, **over)))
+    assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
+    return [(item.scope, item.reason) for item in result]
+
+
+def launch(outcome: str = "finished", reason: str = "", number: int = 1, stage: str = SOAK) -> Launch:
+    return replace(builders.launch(stage, ("h1",), outcome, reason), number=number)
+
+
+WELL = soak()
+
+
+def test_a_soak_that_lasted_is_no_shortcoming() -> None:
+    assert drift_verdicts(WELL) == []
+    assert drift_verdicts(soak(), None) == []
+    assert drift_verdicts(None, plan=PLAN) == []
+    assert drift_verdicts(replace(WELL, soaked_s=1.0), plan=PLAN) == []
+    assert drift_verdicts(None) == [("host", "the plan has a soak, and no record of the host has any")]
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, and does not say why"]),
+        ({"ended": "", "soaked_s": 60.0}, ["cut off after 1 min 00 s of 10 min 00 s: resume the run"]),
+        ({"reason": "a finding", "soaked_s": 60.0}, ["ended after 1 min 00 s of 10 min 00 s: a finding"]),
+        ({"planned_s": 60.0}, ["the host planned to soak 1 min 00 s, the plan says 10 min 00 s"]),
+        ({"failed": 1}, ["1 of 11 rounds did not come to their end"]), ({"cut": 3}, []),
+        ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, and nothing says by what"]),
+    ],
+)  # fmt: skip
+def test_what_a_soak_fell_short_by(over: dict[str, Any], said: list[str]) -> None:
+    assert drift_verdicts(replace(WELL, **over)) == [("host", text) for text in said]
+
+
+def test_failed_rounds_name_the_first_one() -> None:
+    bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
+    assert drift_verdicts(WELL, launches=bad) == [("host", "2 of 10 rounds did not come to their end: round 2: why")]
+    assert drift_verdicts(replace(WELL, failed=5), launches=bad[2:3]) == [
+        ("host", "5 of 15 rounds did not come to their end: round 3: failed")
+    ]
+    assert drift_verdicts(replace(WELL, finished=0), launches=bad) == [
+        ("host", "2 of 2 rounds did not come to their end: round 2: why")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("planned", "over", "said"),
+    [
+        (HOUR, {}, True), (HOUR - 1, {}, False), (HOUR, {"reason": "x"}, False), (HOUR, {"ended": ""}, False),
+        (HOUR, {"timeline": Timeline(bucket_s=60.0, series=(series(*(100,) * 20),))}, False),
+    ],
+)  # fmt: skip
+def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict[str, Any], said: bool) -> None:
+    stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
+    plan = replace(SOAKING, stages=stages)
+    made = soak(series(1.0), planned=planned, finished=1, **over)
+    why = f"too few rounds to tell a drift of {RATE}: 1 in {span(planned)}"
+    assert (("host", why) in drift_verdicts(made, plan=plan)) is said
+    assert ("host", why) not in drift_verdicts(made, plan=replace(plan, rehearsal=True))
+
+
+def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:
+    return tuple(
+        series(*(100,) * length, scope=f"gpu={at}", n=n, name=name, unit=unit) for at, length in enumerate(lengths)
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "over", "scopes"),
+    [
+        (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
+        (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
+        # Two rounds late is late, where rounds are long.
+        (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
+        (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
+        # Nine in ten of the rounds must have it, and one besides may lack it.
+        (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
+        (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),
+        ((*figures(10), *figures(5, name="memory.bandwidth", n=9)), {}, []),
+        (figures(10, 10, n=9), {"finished": 0, "failed": 0}, []),
+    ],
+)  # fmt: skip
+def test_figures_that_stopped_or_are_few(of: tuple[Series, ...], over: dict[str, Any], scopes: list[str]) -> None:
+    assert [*stopped(soak(*of, **over))] == scopes
+
+
+def test_stopped_measurement_is_reported_once_per_part() -> None:
+    one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
+    made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
+    made = replace(made, finished=1)
+    said = f"{RATE}[dtype=x,op=y] was last seen at 06:00, others like it at 10:00"
+    assert drift_verdicts(made) == [("gpu=1", f"{said} (and 1 more)")]
+    few = soak(series(*(100,) * 7))
+    assert drift_verdicts(few) == [("gpu=0", f"{RATE} came in 7 of 10 rounds")]
+
+
+def test_a_soak_is_a_part_of_the_judgement() -> None:
+    verdicts = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
+    assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
+    short_of = judge(SOAKING, {"h1": view(replace(WELL, cut=9)).evidence}, [pack()])
+    said = "9 of 19 rounds were cut off with their supervisor, and nothing says by what"
+    assert said in [item.reason for item in short_of]

@@ -1,0 +1,274 @@
+"""What a run left behind, as the judge asks for it: nothing lost, nothing twice, each thing of its own part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.bounded_cache import BoundedCache
+from fleet.judge.criteria import Pack
+from fleet.judge.evidence import Evidence, Planned, from_benchmark, pci_address
+from fleet.judge.host_view import HostView
+from fleet.judge.observation_index import ObservationIndex, ObservationLookup
+from fleet.judge.pack_selection import criteria_by_id, select_packs
+from schemas.catalogue import Expectation
+from schemas.plans import Plan
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot
+from schemas.reports import INCONCLUSIVE
+from tests import builders
+from tests.unit.fleet.judge.test_edges import criterion, launched, left, pack, reading, small
+
+PLAN = small(gpu_count=2)
+RECORD = left(PLAN).records[0]
+
+
+def measure(name: str = "memory.bandwidth", status: str = MEASURED, **over: Any) -> Observation:
+    known = {"value": 1} if status == MEASURED else {"reason": "lost"}
+    return Observation(
+        **{"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "1", "status": status, **known, **over}
+    )
+
+
+def shot(at: int, *metrics: Metric, stage: str = "benchmark", phase: str = "before") -> Snapshot:
+    return Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
+
+
+def evidence(*snapshots: Snapshot, observations: tuple[Observation, ...] = (), **over: Any) -> Evidence:
+    return Evidence(records=(replace(RECORD, snapshots=snapshots, observations=observations, **over),))
+
+
+def host_view(made: Evidence, *packs: Pack, plan: Plan = PLAN) -> HostView:
+    return HostView(plan, plan.hosts[0], made, packs or [pack()])
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "address"),
+    [("00000000:1B:00.0", "0000:1b:00.0"), ("0000:1b:00.0", "0000:1b:00.0"), ("00000001:1B:00.0", "0001:1b:00.0")],
+)
+def test_a_pci_address_is_spelled_in_one_way(bus_id: str, address: str) -> None:
+    assert pci_address(bus_id) == address
+
+
+def test_pci_readings_are_attributed_to_the_gpu() -> None:
+    readings = [reading(1, scope=scope) for scope in ("pci=0000:01:00.0,link=2", "pci=0000:99:00.0", "hca=mlx5_0")]
+    made = evidence(shot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
+    scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
+    assert [item.scope for item in made.observations()] == scopes
+    named = ObservationIndex(made)
+    assert [item.scope for item in (*named["gpu.thing"], *named["memory.bandwidth"])] == scopes
+    nameless = evidence(gpus=tuple(replace(gpu, pci_bus_id="") for gpu in RECORD.gpus))
+    assert nameless.gpu_scopes() == {}
+
+
+def test_snapshots_of_all_records_come_in_the_order_of_time() -> None:
+    first = evidence(shot(1), shot(4)).records[0]
+    other = replace(first, gang="r1", snapshots=(shot(0, stage="gang"), shot(3, stage="gang")))
+    made = Evidence(records=(first, other))
+    assert [taken.at[-2] for taken in made.snapshots()] == ["0", "1", "3", "4"]
+    view = host_view(made)
+    assert (view.first_snapshot, view.last_snapshot) == (("gang", "before"), ("benchmark", "before"))
+    nothing = host_view(Evidence())
+    assert (nothing.first_snapshot, nothing.last_snapshot) == (("", ""), ("", ""))
+
+
+def test_gpus_launches_and_versions_are_those_of_all_records() -> None:
+    one, two = (replace(builders.gpu("h1", index), serial=serial) for index, serial in ((1, "B"), (0, "A")))
+    again = replace(one, serial="C")
+    records = (
+        replace(RECORD, gpus=(one, two), launches=(launched("finished"),), software={"torch": "2", "nccl": "1"}),
+        replace(RECORD, gang="r1", gpus=(again,), launches=(launched("failed"),), software={"nccl": "3"}),
+    )
+    made = Evidence(records=records)
+    assert [gpu.serial for gpu in made.gpus()] == ["A", "C"]
+    assert [launch.outcome for launch in made.launches()] == ["finished", "failed"]
+    assert made.software() == {"torch": "2", "nccl": "3"}
+
+
+def test_versions_are_judged_as_readings_of_the_host() -> None:
+    made = evidence(software={"Torch CUDA-arch": "x", "nccl": "2"})
+    reported = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in made.versions()]
+    assert reported == [
+        ("launch.torch_cuda_arch", "host", "", "1", MEASURED, "x"),
+        ("launch.nccl", "host", "", "1", MEASURED, "2"),
+    ]
+
+
+def test_what_a_host_shows_by_name() -> None:
+    made = evidence(
+        shot(0, reading(1)), shot(1, reading(2), reading(3, name="gpu.other")),
+        observations=(measure(), measure("gpu.thing", value=9)), software={"nccl": "2"},
+    )  # fmt: skip
+    named = ObservationIndex(made)
+    assert list(named) == ["gpu.thing", "gpu.other", "memory.bandwidth", "launch.nccl"]
+    assert len(named) == 4
+    assert [item.value for item in named["gpu.thing"]] == [1, 2, 9]
+    assert named["gpu.thing"] is named["gpu.thing"]
+    assert all(name in named for name in named)
+    assert "gpu.nothing" not in named
+    assert named["gpu.nothing"] == []
+
+
+def test_scope_with_measurements() -> None:
+    lost = measure(status=ERROR, scope="gpu=1")
+    made = evidence(shot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
+    view = host_view(made)
+    assert [view.measured_at(f"gpu={index}") for index in range(3)] == [True, False, False]
+    assert view.unseen == ["gpu=1"]
+    assert host_view(evidence(observations=(measure(scope="gpu=1"),))).unseen == ["gpu=0"]
+    processes = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
+    assert host_view(made, plan=processes).unseen == []
+
+
+def test_stages_with_observations() -> None:
+    made = evidence(
+        shot(0, reading(1), stage="preflight"), shot(1, reading(absent="error: x"), stage="soak"),
+        shot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), shot(3, stage="later"),
+        observations=(measure(stage="benchmark"),), software={"nccl": "2"},
+    )  # fmt: skip
+    assert host_view(made).stages_seen == {"preflight", "soak", "benchmark"}
+
+
+ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", params={"op": "copy"})
+
+
+@pytest.mark.parametrize(
+    ("made", "result"),
+    [
+        ([], None),
+        ([measure(params={"op": "copy"})], 0),
+        ([measure(params={"op": "copy"}), measure(params={"op": "copy", "size": 1}, value=2)], 1),
+        ([measure(params={"op": "read"})], None),
+        ([measure()], None),
+        ([measure(params={"op": "copy"}, stage="gang")], None),
+        ([measure(params={"op": "copy"}, scope="gpu=1")], None),
+        # Of local and of remote memory: what failed is told, else the last.
+        ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
+        ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
+        ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
+        ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "local"})], 1),
+        # What was run again without saying of which memory stands for all of it, and the other way about.
+        ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy"})], 1),
+        ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
+    ],
+)  # fmt: skip
+def test_the_observation_that_an_expectation_asks_for(made: list[Observation], result: int | None) -> None:
+    wanted = None if result is None else made[result]
+    assert ObservationLookup(made).find(ASKED, "gpu=0") is wanted
+    named = ObservationLookup(ObservationIndex(evidence(observations=tuple(made))))
+    assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
+
+
+def test_settings_are_what_the_plan_names_and_the_memory_and_the_ranks() -> None:
+    planned = Planned(PLAN)
+    values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
+    assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
+    assert list(planned.params(measure(params=values))) == ["numa", "op", "world_size"]
+    # Of what the plan does not speak of, every parameter may be a setting.
+    assert planned.params(measure("memory.other", params=values)) == values
+    assert planned.params(measure(params=values, stage="gang")) == values
+
+
+def test_a_host_record_and_not_a_gangs_is_the_hosts_own() -> None:
+    assert host_view(Evidence(records=(RECORD,))).has_record
+    assert not host_view(Evidence(records=(replace(RECORD, gang="r1"),))).has_record
+    assert not host_view(Evidence()).has_record
+
+
+def test_serials_are_those_of_the_gpu_that_a_scope_begins_with() -> None:
+    view = host_view(left(PLAN))
+    assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
+
+
+def test_a_pack_of_the_operators_own_is_none_that_is_shipped() -> None:
+    packs = [pack(), pack(name="common"), pack(name="common", chosen=True), pack(name="mine", chosen=True)]
+    assert host_view(left(PLAN), *packs).operator_packs == {"mine"}
+
+
+def test_what_a_part_lacks() -> None:
+    view = host_view(left(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
+    for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
+        assert view.lacks(replace(ASKED, params=params)) is lacks
+    assert not view.lacks(replace(ASKED, name="memory.latency"))
+
+
+def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
+    one, two = pack(criterion(value=1), criterion(id="d")), pack(criterion(value=2))
+    packs = [one, two]
+    assert {key: item.value for key, item in criteria_by_id(packs).items()} == {"c": 2, "d": 1}
+    assert criteria_by_id(packs) is criteria_by_id(list(packs))
+    assert criteria_by_id([two, one])["c"].value == 1
+
+
+def test_unjudgeable_evidence_is_its_own_verdict() -> None:
+    view = host_view(left(PLAN))
+    reported = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
+    assert (reported.host, reported.scope, reported.serial, reported.name, reported.stage) == (
+        "h1",
+        "gpu=1",
+        "h1-1",
+        "x.y",
+        "gang",
+    )
+    assert (reported.verdict, reported.criterion, reported.reason, reported.action) == (
+        INCONCLUSIVE,
+        "c",
+        "why",
+        "none",
+    )
+    assert (reported.params, reported.source) == ({"a": 1}, "ours")
+    plain = view.inconclusive("x.y", "host", "why")
+    assert (plain.criterion, plain.source, plain.stage, plain.params, plain.serial) == ("plan", "plan", "", {}, "")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "names", "why"),
+    [
+        ("", "NVIDIA H200", ["h200-sxm", "mine"], ""),
+        ("h200-sxm", "", ["h200-sxm", "mine"], ""),
+        ("h200-sxm", "NVIDIA X", ["h200-sxm", "mine"], ""),
+        ("", "NVIDIA X", ["common", "mine"], "no criteria pack for NVIDIA X"),
+        ("", "NVIDIA H200,NVIDIA X", ["common", "mine"], "no criteria pack for NVIDIA H200, NVIDIA X"),
+        ("", "NVIDIA H200,NVIDIA H200", ["h200-sxm", "mine"], ""),
+        ("x100", "NVIDIA H200", ["common", "mine"], "no criteria pack for x100"),
+        ("", "", ["common", "mine"], "no criteria pack for an unknown GPU"),
+        ("", "NVIDIA H100", ["common", "mine"], "no criteria pack for NVIDIA H100"),
+    ],
+)
+def test_the_packs_that_judge_a_host(model: str, gpus: str, names: list[str], why: str) -> None:
+    shipped = [
+        pack(), pack(name="common", gpu_names=()), pack(name="rehearsal", gpu_names=()), pack(name="mine", chosen=True),
+        pack(name="twin-a", gpu_names=("NVIDIA H100",)), pack(name="twin-b", gpu_names=("NVIDIA H100",)),
+    ]  # fmt: skip
+    result = [replace(builders.gpu("h1", at), name=name) for at, name in enumerate(gpus.split(",")) if name]
+    host = replace(PLAN.hosts[0], gpu_model=model)
+    packs, said = select_packs(PLAN, host, result, shipped)
+    assert ([item.name for item in packs], said) == (names, why)
+    rehearsed, nothing = select_packs(replace(PLAN, rehearsal=True), host, result, shipped)
+    assert ([item.name for item in rehearsed], nothing) == (["rehearsal", "mine"], "")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("memory.bandwidth", True), ("benchmark.duration", True), ("drift.stress.throughput", True), ("gpu.count", False),
+        ("launch.torch", False),
+    ],
+)  # fmt: skip
+def test_what_a_benchmark_makes(name: str, right: bool) -> None:
+    assert from_benchmark(name) is right
+
+
+def test_what_is_remembered_never_grows_beyond_its_size() -> None:
+    kept: BoundedCache[int, int] = BoundedCache(3)
+    for number in range(3):
+        kept[number] = number
+    assert dict(kept) == {0: 0, 1: 1, 2: 2}
+    kept[3] = 3
+    assert dict(kept) == {3: 3}
+
+
+def test_an_unsupported_reading_is_no_measurement() -> None:
+    made = evidence(observations=(measure(status=UNSUPPORTED),))
+    assert host_view(made).unseen == ["gpu=0", "gpu=1"]

@@ -1,0 +1,410 @@
+"""The manifest: what was ordered is read strictly, and every part that is not where it was ordered for is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.inventory.manifest_file import read_manifest
+from fleet.judge.criteria import Pack
+from fleet.judge.judge import Evidence, judge
+from fleet.planning.plan import make_plan, read_profile
+from fleet.report.html.page import render_html
+from fleet.report.merge import merge
+from fleet.report.tables.summary_text import render_summary
+from schemas import documents
+from schemas.errors import UsageError
+from schemas.plans import Part, Plan, plan_from_json
+from schemas.records import Metric, Snapshot, to_json
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.accepted import rackproof
+from tests.unit.fleet.planning.test_plan import listing
+
+HOSTS = ("r12-h01", "r12-h02")
+CSV = "host,kind,slot,serial\nr12-h01,gpu,0000:1b:00.0,1650123000456\nr12-h02,nic,mlx5_0,0c42:a103:0065:8b2e\n"
+
+
+def manifest(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def parts(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> list[tuple[str, str, str, str]]:
+    result = read_manifest(str(manifest(tmp_path, content, name)), HOSTS)
+    return [(part.host, part.kind, part.slot, part.serial) for part in result]
+
+
+RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic", "mlx5_0", "0c42:a103:0065:8b2e")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CSV,
+        b"\xef\xbb\xbf" + CSV.encode(),
+        CSV.replace("\n", "\r\n"),
+        CSV.replace(",", ";"),
+        CSV.replace(",", "\t"),
+        CSV.replace(",", " , ").replace("host", "Host"),
+        CSV.replace("gpu", "GPU").replace("\n", "\n\n,,,\n"),
+        CSV.replace("\n", ",,\n"),
+        CSV.replace("0000:1b:00.0", "00000000:1B:00.0"),
+        CSV.replace("0000:1b:00.0", '"1B:00.0"'),
+    ],
+    ids=["plain", "bom", "crlf", "semicolons", "tabs", "spaces", "blank", "trailing", "nvml", "short"],
+)
+def test_csv_as_spreadsheets_write_it(tmp_path: Path, content: str | bytes) -> None:
+    assert parts(tmp_path, content) == RIGHT
+
+
+def test_yaml_takes_every_value_as_it_is_written(tmp_path: Path) -> None:
+    text = (
+        "- {host: r12-h01, kind: gpu, serial: 01650123000456, slot: 3}\n"
+        "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # a number of base 60, to YAML
+        "- {host: r12-h02, kind: nic, serial: 0x0c42a10300658b2e}\n"
+    )
+    assert parts(tmp_path, text, "order.yml") == [
+        ("r12-h01", "gpu", "3", "01650123000456"),
+        ("r12-h02", "nic", "", "12:34:56:10:20:30"),
+        ("r12-h02", "nic", "", "0x0c42a10300658b2e"),
+    ]
+
+
+def test_each_part_knows_its_line(tmp_path: Path) -> None:
+    path = manifest(tmp_path, CSV.replace("\nr12-h02", "\n\nr12-h02"))
+    assert [part.origin for part in read_manifest(str(path), HOSTS)] == ["order.csv line 2", "order.csv line 4"]
+
+
+def line(text: str) -> str:
+    return f"host,kind,slot,serial\nr12-h01,gpu,,1650123000456\n{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (line("r12-h03,gpu,,1"), "order.csv line 3: host r12-h03 is not in the inventory (did you mean r12-h0"),
+        (line("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): there are gpu and nic"),
+        (
+            line("r12-h02,gpu,,1.65E+12"),
+            "line 3: serial 1.65E+12 was rounded by a spreadsheet, and its digits are lost",
+        ),
+        (line('r12-h02,gpu,,"1,65E+12"'), "serial 1,65E+12 was rounded by a spreadsheet"),
+        (line("r12-h02,nic,,1.2E+11"), "serial 1.2E+11 was rounded by a spreadsheet"),
+        (line("r12-h02,gpu,,16 50"), "'16 50' is not a valid GPU serial"),
+        (line("r12-h02,gpu,,0000"), "'0000' is not a valid GPU serial"),
+        (line("r12-h02,nic,,0c42:a103"), "'0c42:a103' is not a valid NIC serial: give its node GUID (16"),
+        (
+            line("r12-h02,gpu,,1650123000456"),
+            "line 3: serial 1650123000456 is listed twice (order.csv line 2, for r12-h01)",
+        ),
+        (line("r12-h02,gpu,,01650123000456"), "line 3: serial 01650123000456 is listed twice"),
+        (line("r12-h02,gpu,7,2\nr12-h02,gpu,07,3"), "line 4: slot 7 of r12-h02 holds 2 already (order.csv line 3)"),
+        (
+            line("r12-h02,gpu,12:00:00,2"),
+            "line 3: slot '12:00:00': give a PCI address (0000:1b:00.0), the index of the GPU",
+        ),
+        (line("r12-h02,gpu,,"), "line 3: serial is empty"),
+        (line("r12-h02,gpu,,1,spare"), "line 3: 'spare' is outside the columns"),
+        (line('r12-h02,gpu,,"1'), "not CSV"),
+        ("host,kind,solt,serial\n", "order.csv line 1: unknown column solt (did you mean slot?)"),
+        ("host,kind,slot\nr12-h01,gpu,1\n", "line 1: no column serial"),
+        ("r12-h01,gpu,0,1650123000456\n", "line 1: unknown column r12-h01"),
+        ("host,kind,serial,kind\n", "duplicate column kind"),
+        ("host,kind,slot,serial\n", "lists no part"),
+        ("", "lists no part"),
+        (CSV.encode("utf-16"), "not UTF-8 at offset 0: save it as `CSV UTF-8`"),
+        (CSV.encode("utf-16-le"), "contains a NUL character: save it as `CSV UTF-8`"),
+    ],
+)
+def test_manifest_error_names_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parts(tmp_path, content)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("host: r12-h01", "not a list of parts"),
+        ("- r12-h01", "line 1: not a part"),
+        ("- {host: r12-h01, kind: gpu, serial: 1, serial: 2}", "duplicate key 'serial'"),
+        ("- {host: r12-h01, kind: gpu, serail: 1}", "unknown column serail (did you mean serial?)"),
+        ("- {host: r12-h01, kind: gpu, serial: [1]}", "line 1: expected one value for each"),
+        ("- {host: r12-h01, kind: gpu, serial: 1.65e+12}", "was rounded by a spreadsheet"),
+        ("- [", "not YAML"),
+    ],
+)
+def test_yaml_error_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parts(tmp_path, text, "order.yml")
+    assert message in str(caught.value)
+
+
+def test_missing_file_is_reported_with_directory_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match=rf"rackproof_manifest none\.csv: No such file or directory in {tmp_path}: give the whole"
+    ):
+        read_manifest("none.csv", HOSTS)
+
+
+def gpu(host: str, index: int, **over: Any) -> Part:
+    """The GPU that `builders` puts there."""
+    return Part(
+        **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
+    )
+
+
+def ordered(*hosts: str) -> list[Part]:
+    return [gpu(host, index) for host in hosts for index in range(2)]
+
+
+def plan(parts: list[Part], *hosts: str, **over: Any) -> Plan:
+    made = builders.plan(*(hosts or ("h1", "h2")), profile=over.pop("profile", "smoke"), rackproof_gang="none")
+    return replace(made, manifest=tuple(parts), **over)
+
+
+NOTHING = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=())
+
+
+def verdicts(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> list[Verdict]:
+    all_verdicts = judge(made, builders.evidence(made) if evidence is None else evidence, (NOTHING,))
+    return [item for item in all_verdicts if item.criterion.startswith("manifest")]
+
+
+def summarized(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
+
+
+def line_of(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
+    report = merge(made, builders.evidence(made) if evidence is None else evidence, (NOTHING,))
+    return next((line for line in report.acceptance.summary if line.startswith("Manifest")), "")
+
+
+def test_fleet_as_ordered_passes_part_by_part_and_says_so() -> None:
+    made = plan(ordered("h1", "h2"))
+    all_verdicts = verdicts(made)
+    assert [(item.host, item.scope, item.serial, item.verdict) for item in all_verdicts] == [
+        ("h1", "gpu=0", "h1-0", PASS),
+        ("h1", "gpu=1", "h1-1", PASS),
+        ("h2", "gpu=0", "h2-0", PASS),
+        ("h2", "gpu=1", "h2-1", PASS),
+    ]
+    assert {item.source for item in all_verdicts} == {"manifest: order.csv"}
+    assert line_of(made) == "Manifest: 4 of 4 parts as ordered"
+
+
+@pytest.mark.parametrize("slot", ["1", "0000:01:00.0", ""])
+def test_serial_is_the_same_however_it_is_written(slot: str) -> None:
+    made = plan([gpu("h1", 0), gpu("h1", 1, serial="00H1-1", slot=slot), *ordered("h2")])
+    assert summarized(verdicts(made)) == []
+
+
+def test_part_in_another_slot_of_its_host_fails_once() -> None:
+    made = plan([gpu("h1", 0, slot="0000:00:00.0"), gpu("h1", 1, slot="0"), *ordered("h2")])
+    assert summarized(verdicts(made)) == [("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")]
+    assert line_of(made) == "Manifest: 3 of 4 parts as ordered"
+
+
+def test_parts_swapped_between_hosts_fail_on_both() -> None:
+    swapped = [gpu("h1", 0), gpu("h1", 1, serial="h2-1", slot="1"), gpu("h2", 0), gpu("h2", 1, serial="h1-1")]
+    made = plan(swapped)
+    all_verdicts = verdicts(made)
+    assert {item.source for item in all_verdicts if item.verdict == FAIL} == {"manifest: order.csv line 1"}
+    first, second = "ordered for h1 slot 1, found in h2 gpu=1", "ordered for h2, found in h1 gpu=1"
+    assert summarized(all_verdicts) == [
+        ("h1", "host", FAIL, first),
+        ("h2", "gpu=1", FAIL, first),
+        ("h2", "host", FAIL, second),
+        ("h1", "gpu=1", FAIL, second),
+    ]
+    assert {item.action for item in all_verdicts if item.verdict == FAIL} == {"inspect_hardware"}
+    assert line_of(made) == "Manifest: 2 of 4 parts as ordered"
+
+
+def test_missing_part_and_its_replacement_both_fail() -> None:
+    made = plan([gpu("h1", 0), gpu("h1", 1, serial="165"), *ordered("h2")])
+    assert summarized(verdicts(made)) == [
+        ("h1", "host", FAIL, "ordered for h1, found on no host"),
+        ("h1", "gpu=1", FAIL, "found, and no line of the manifest names it"),
+    ]
+    assert line_of(made) == "Manifest: 3 of 4 parts as ordered, 1 found that nobody ordered"
+
+
+def test_host_that_was_not_measured_is_inconclusive() -> None:
+    made = plan(ordered("h1", "h2"))
+    all_verdicts = verdicts(made, {"h1": builders.evidence(made)["h1"]})
+    assert set(summarized(all_verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
+    assert line_of(made, {"h1": builders.evidence(made)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
+
+
+def test_gpu_without_a_serial_is_not_reported_missing() -> None:
+    made = plan(ordered("h1", "h2"))
+    evidence = builders.evidence(made)
+    first = evidence["h1"].records[0]
+    silent = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
+    assert summarized(verdicts(made, evidence | {"h1": Evidence(records=(silent,))})) == [
+        ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not tell the serial")
+    ]
+    lost = replace(first, gpus=first.gpus[:1])  # on the bus, and out of the driver's reach
+    assert [
+        verdict for _, _, verdict, _ in summarized(verdicts(made, evidence | {"h1": Evidence(records=(lost,))}))
+    ] == [INCONCLUSIVE]
+    counted = tuple(
+        replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
+        for item in first.snapshots
+    )
+    gone = replace(first, gpus=first.gpus[:1], snapshots=counted)
+    assert summarized(verdicts(made, evidence | {"h1": Evidence(records=(gone,))})) == [
+        ("h1", "host", FAIL, "ordered for h1, found on no host")
+    ]
+
+
+GUID, OTHER = "0c42:a103:0065:8b2e", "0c42:a103:0065:8b2f"
+
+
+def nic(serial: str, **over: Any) -> Part:
+    return Part(**({"host": "h1", "kind": "nic", "serial": serial, "origin": "order.csv line 9"} | over))
+
+
+def with_nics(made: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
+    """The host h1 with readings of its NICs: a name with `__` for `.` -> scope -> value, or (status, reason)."""
+    metrics = tuple(
+        Metric(
+            name=name.replace("__", "."),
+            unit="1",
+            values={scope: value for scope, value in positions.items() if not isinstance(value, tuple)},
+            absent={scope: ": ".join(value) for scope, value in positions.items() if isinstance(value, tuple)},
+        )
+        for name, positions in readings.items()
+    )
+    taken = Snapshot(stage="benchmark", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
+    evidence = builders.evidence(made)
+    return evidence | {"h1": builders.with_snapshot(evidence["h1"], taken)}
+
+
+def guids(**values: Any) -> dict[str, Any]:
+    return {"infiniband__hca__node_guid": {f"hca={name}": value for name, value in values.items()}}
+
+
+@pytest.mark.parametrize("serial", [GUID, "0x0C42A10300658B2E", "0c-42-a1-03-00-65-8b-2e", "0c:42:a1:65:8b:2e"])
+@pytest.mark.parametrize("slot", ["", "mlx5_0", "0000:5e:00.0"])
+def test_nic_is_known_by_its_guid_or_the_address_in_it(serial: str, slot: str) -> None:
+    made = plan([nic(serial, slot=slot)])
+    evidence = with_nics(made, **guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
+    all_verdicts = verdicts(made, evidence)
+    assert [(item.scope, item.verdict) for item in all_verdicts] == [("hca=mlx5_0", PASS)]
+
+
+def test_ethernet_port_is_known_by_its_address_and_others_are_no_extras() -> None:
+    made = plan([nic("5c:25:73:00:00:01", slot="eth0")])
+    evidence = with_nics(made, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
+    assert [(item.name, item.scope, item.verdict) for item in verdicts(made, evidence)] == [
+        ("network.address", "nic=eth0", PASS)
+    ]
+
+
+def test_nic_in_another_slot_missing_or_not_ordered() -> None:
+    where = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
+    made = plan([nic(GUID, slot="0000:1b:00.0")])
+    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID), **where))) == [
+        ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
+    ]
+    unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; which slot hca=mlx5_0 is in was not told"
+    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == [
+        ("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)
+    ]
+    assert summarized(verdicts(plan([nic(GUID)]), with_nics(made, **guids(mlx5_0=OTHER)))) == [
+        ("h1", "host", FAIL, "ordered for h1, found on no host"),
+        ("h1", "hca=mlx5_0", FAIL, "found, and no line of the manifest names it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("readings", "reason"),
+    [
+        ({}, "ordered for h1: the host told no NIC's GUID"),
+        (guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not tell its GUID"),
+        (guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
+    ],
+)
+def test_nic_of_a_host_without_readings_is_not_reported_missing(readings: dict[str, Any], reason: str) -> None:
+    made = plan([nic(GUID)])
+    verdict = FAIL if "found on no host" in reason else INCONCLUSIVE
+    assert summarized(verdicts(made, with_nics(made, **readings))) == [("h1", "host", verdict, reason)]
+
+
+def test_manifest_of_gpus_says_nothing_of_nics() -> None:
+    made = plan(ordered("h1", "h2"))
+    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == []
+
+
+def test_run_without_manifest_and_rehearsal_judge_no_part() -> None:
+    assert verdicts(plan([])) == []
+    assert line_of(plan([])) == ""
+    made = builders.plan(profile="rehearsal")
+    made = replace(made, manifest=(gpu("h1", 0),))
+    assert verdicts(made, {}) == []
+    assert line_of(made, {}) == ""
+
+
+def test_report_says_in_every_format_how_much_is_as_ordered() -> None:
+    made = plan(ordered("h1", "h2"))
+    report = merge(made, builders.evidence(made), (NOTHING,))
+    assert "- Manifest: 4 of 4 parts as ordered\n" in render_summary(report)
+    assert "<dt>Manifest</dt><dd>4 of 4 parts as ordered</dd>" in render_html(report)
+    assert "<dt>Manifest</dt>" not in render_html(
+        merge(replace(made, manifest=()), builders.evidence(made), (NOTHING,))
+    )
+
+
+def test_plan_with_a_manifest_comes_back_from_its_json() -> None:
+    made = plan([gpu("h1", 0, slot="1"), nic(GUID), *ordered("h2")])
+    document = json.loads(json.dumps(to_json(made)))
+    documents.validate(document, "plan", source="plan")
+    assert plan_from_json(document).manifest == made.manifest
+    assert "manifest" not in to_json(plan([]))
+
+
+def test_manifest_and_inventory_must_agree_on_the_number_of_gpus() -> None:
+    hosts = builders.inventory(rackproof_gpu_count=2)
+    common: dict[str, Any] = {"run_id": "r", "nonce": builders.NONCE, "created": builders.WHEN}
+    smoke = read_profile("smoke")
+    assert make_plan(smoke, hosts, **common, manifest=ordered("h1", "h2")).manifest
+    assert make_plan(smoke, hosts, **common, manifest=[nic(GUID)]).manifest
+    with pytest.raises(
+        UsageError, match="host h2: the manifest lists 1 GPUs, rackproof_gpu_count says 2: correct one of them"
+    ):
+        make_plan(smoke, hosts, **common, manifest=ordered("h1", "h2")[:3])
+    hosts["h2"]["rackproof_manifest"] = "other.csv"
+    with pytest.raises(UsageError, match=r"rackproof_manifest is None on host h1 and 'other\.csv' on host h2"):
+        make_plan(smoke, hosts, **common)
+
+
+def test_the_verb_freezes_the_manifest_in_the_plan(tmp_path: Path) -> None:
+    path = manifest(tmp_path, "host,kind,serial\nh1,gpu,165\nh2,gpu,166\n")
+    variables = {"rackproof_gpu_count": 1, "rackproof_rack": "r1", "rackproof_manifest": str(path)}
+    hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", **variables} for name in ("h1", "h2")}
+    begin = ("plan", "--profile", "smoke", "--run-dir", tmp_path / "run", "--inventory")
+    done = rackproof(*begin, listing(tmp_path, hosts))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 parts ordered" in done.stdout
+    frozen = json.loads((tmp_path / "run" / "plan.json").read_text())["manifest"]
+    assert [part["serial"] for part in frozen] == ["165", "166"]
+    path.write_text("host,kind,serial\nh1,gpu,165\nh2,gpu,167\n")
+    assert "was begun with other manifest" in rackproof(*begin, listing(tmp_path, hosts)).stderr
+    without = {
+        name: {key: value for key, value in of.items() if key != "rackproof_manifest"} for name, of in hosts.items()
+    }
+    assert "was begun with other manifest" in rackproof(*begin, listing(tmp_path, without)).stderr
+    path.write_text("host,kind,serial\nh1,gpu,1.65E+12\n")
+    refused = rackproof(*begin, listing(tmp_path, hosts))
+    assert (refused.returncode, refused.stdout) == (64, "")
+    assert "order.csv line 2: serial 1.65E+12 was rounded by a spreadsheet" in refused.stderr

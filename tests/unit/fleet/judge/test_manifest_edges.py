@@ -1,0 +1,141 @@
+"""What was ordered against what was found, on one host: adapters by what their ports say, and GPUs that do not tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.host_view import HostView
+from fleet.judge.manifest import as_ordered, identity, judge_manifest, stock
+from schemas.plans import Part, Plan
+from schemas.records import Metric
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.test_edges import left, pack, reading, small
+
+GUID, MAC = "0c42:a103:0065:8b2e", "0c:42:a1:65:8b:2e"
+HCA, LAYER = "infiniband.hca.node_guid", "infiniband.link_layer"
+
+
+def part(serial: str, kind: str = "nic", **over: Any) -> Part:
+    return Part(**{"host": "h1", "kind": kind, "serial": serial, "origin": "order.csv line 2", **over})
+
+
+def plan(*parts: Part, gpu_count: int = 1) -> Plan:
+    return replace(small("h1", "h2", gpu_count=gpu_count), manifest=parts)
+
+
+def judged(of: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
+    first, second = of.hosts
+    views = [
+        HostView(of, first, left(of, "h1", *metrics, **over), [pack()]),
+        HostView(of, second, left(of, "h2"), [pack()]),
+    ]
+    return judge_manifest(of, views)
+
+
+def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+    return [(item.name, item.scope, item.verdict) for item in verdicts]
+
+
+def guid(value: str = GUID, name: str = "a") -> Metric:
+    return reading(value, name=HCA, scope=f"hca={name}")
+
+
+def layer(value: str, port: str = "1", name: str = "a", absent: str = "") -> Metric:
+    return reading(value, name=LAYER, scope=f"hca={name},port={port}", absent=absent)
+
+
+ORDERED = part("ffff:0000:0000:0001")
+
+
+@pytest.mark.parametrize(
+    ("ports", "extra"),
+    [
+        ([], True), ([layer("Ethernet")], False), ([layer("InfiniBand")], True),
+        ([layer("Ethernet"), layer("InfiniBand", "2")], True),
+        ([layer("", absent="error: x")], True), ([layer("Ethernet", name="b")], True), ([layer("Ethernet", name="ab")], True),
+        ([layer("Ethernet"), layer("", "2", absent="error: x")], False),
+    ],
+)  # fmt: skip
+def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
+    own = guid("ffff:0000:0000:0001", "own")
+    metrics = [Metric(name=HCA, unit="1", values={**own.values, "hca=a": GUID})]
+    for metric in ports:
+        metrics.append(metric)
+    merged = Metric(
+        name=LAYER, unit="1", values={key: value for one in ports for key, value in one.values.items()},
+        absent={key: value for one in ports for key, value in one.absent.items()},
+    )  # fmt: skip
+    verdicts = judged(plan(ORDERED), metrics[0], merged)
+    assert summarized(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
+    for item in verdicts[1:]:
+        assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
+        assert item.source == "manifest: order.csv"
+
+
+def test_a_guid_is_made_of_its_ports_address_and_only_such_a_one() -> None:
+    for serial, verdict in ((MAC, PASS), ("0c:42:a1:65:8b:2f", INCONCLUSIVE)):
+        assert judged(plan(part(serial)), guid())[0].verdict == verdict
+    assert judged(plan(part("0c:42:a1:65:8b:2e")), guid("0c42:a104:0065:8b2e"))[0].verdict != PASS
+
+
+def test_serials_are_compared_as_spreadsheets_and_tools_write_them() -> None:
+    assert identity("gpu", " 00ab1 ") == identity("gpu", "AB1") == "AB1"
+    assert (
+        identity("nic", "0x0C42-A103") == identity("nic", "0c42:a103") == identity("nic", " 0c42.a1 03") == "0c42a103"
+    )
+    assert summarized(judged(plan(part("H1-0", "gpu"))))[:1] == [("gpu.serial", "gpu=0", PASS)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "gpus", "why"),
+    [
+        ({}, (), "1 GPU of the host does not tell the serial"),
+        ({"gpu.count": 2}, (), "2 GPUs of the host do not tell the serial"),
+        ({"gpu.count": 0}, (), ""), ({"gpu.count": 0, "gpu.pci_count": 1}, (), "1 GPU of the host does not tell the serial"),
+        ({"gpu.count": 1}, ("x",), ""),
+        ({"gpu.count": 1, "gpu.pci_count": 2}, ("x",), "1 GPU of the host does not tell the serial"),
+        ({}, ("x",), ""), ({}, ("x", ""), "1 GPU of the host does not tell the serial"), ({"gpu.count": "many"}, ("x",), ""),
+    ],
+)  # fmt: skip
+def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
+    present = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
+    metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
+    (result, *_) = judged(plan(part("lost", "gpu")), *metrics, gpus=present)
+    assert (result.verdict, result.scope) == (INCONCLUSIVE if why else FAIL, "host")
+    assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
+
+
+def test_location_of_a_misplaced_part_is_named() -> None:
+    of = plan(part("h1-0", "gpu", slot="1"), part("h2-0", "gpu"))
+    verdicts = judged(of)
+    assert [(item.host, item.scope, item.verdict, item.reason) for item in verdicts] == [
+        ("h1", "gpu=0", FAIL, "ordered for h1 slot 1, found in slot 0000:00:00.0, 0"),
+        ("h1", "host", FAIL, "ordered for h1, found in h2 gpu=0"), ("h2", "gpu=0", FAIL, "ordered for h1, found in h2 gpu=0"),
+    ]  # fmt: skip
+    assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
+    assert as_ordered(of, verdicts) == "0 of 2 parts as ordered"
+    good = judged(plan(part("h1-0", "gpu", slot="0")))
+    assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
+        (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
+    ]
+    assert as_ordered(plan(part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 found that nobody ordered"
+    assert as_ordered(replace(of, rehearsal=True), verdicts) == as_ordered(replace(of, manifest=()), verdicts) == ""
+    assert judged(replace(of, rehearsal=True)) == judged(replace(of, manifest=())) == []
+
+
+def test_what_a_host_says_of_its_adapters_is_its_last_word() -> None:
+    of = plan(part("ffff:0000:0000:0001"))
+    for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
+        observed = reading(value, name=HCA, scope="hca=a", absent=absent)
+        (result, *_) = judged(of, observed)
+        assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
+    silent = stock(HostView(of, of.hosts[0], left(of), [pack()]))
+    assert silent.unknown == {
+        "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"
+    }  # fmt: skip
+    none = HostView(of, of.hosts[0], replace(left(of), records=()), [pack()])
+    assert set(stock(none).unknown.values()) == {"the host left no record"}

@@ -1,0 +1,278 @@
+"""Which GPU is missing: the driver numbers those that it has from 0, so that no number tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import judge
+from fleet.judge.missing import BUS, DRIVER, Slots
+from fleet.simulate.fleet import Fleet, placed, simulate
+from rackproof.main import main
+from schemas.baselines import HOST, HostBaseline, PartBaseline
+from schemas.plans import Plan
+from schemas.records import Gpu, Metric, Record, Snapshot
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.simulate.test_simulate import CREATED, report_of
+
+PLAN = builders.plan("h1", "h2", "h3", gpu_count=4)
+MISSING = 1
+"""The slot that is empty on h2."""
+
+
+def host(
+    name: str,
+    slots: Sequence[int],
+    *,
+    address: Callable[[int], str] = lambda slot: f"0000:{slot:02}:00.0",
+    modules: Sequence[int] = (6, 8, 5, 7),
+    on_bus: Sequence[int] = (),
+    product: str = "SYS-821GE-TNHR",
+    of: Plan = PLAN,
+) -> Evidence:
+    """A host with GPUs in these slots, which its driver numbers from 0; `on_bus` are seen by the bus alone."""
+    devices = range(len(slots))
+    gpus = tuple(
+        replace(builders.gpu(name, slot), index=index, pci_bus_id=address(slot)) for index, slot in enumerate(slots)
+    )
+    pci = {f"pci={address(slot)}": "gpu" for slot in (*slots, *on_bus)}
+    more = (
+        Metric(name="gpu.module_id", unit="1", values={f"gpu={at}": modules[slot] for at, slot in enumerate(slots)})
+        if modules
+        else Metric(name="gpu.module_id", unit="1", absent={"gpu=0": "unsupported: no module"}),
+        Metric(name="pcie.kind", unit="1", values={**pci, "pci=0000:70:00.0": "network"}),
+        Metric(name="host.system.product", unit="1", values={"host": product}),
+    )
+
+    def told(taken: Snapshot) -> Snapshot:
+        kept = (metric for metric in taken.metrics if metric.name not in {metric.name for metric in more})
+        counts = {"gpu.count": len(slots), "gpu.pci_count": len(slots) + len(on_bus)}
+        counted = (replace(m, values={"host": counts[m.name]}) if m.name in counts else m for m in kept)
+        return replace(taken, metrics=(*counted, *more))
+
+    def changed(record: Record) -> Record:
+        shots = [told(builders.snapshot(devices, stage=s.stage, phase=s.phase)) for s in record.snapshots]
+        gone = {
+            f"{what}={index}" for what in ("gpu", "peer") for index in range(len(slots), len(of.host(name).devices))
+        }
+        kept = tuple(
+            observation for observation in record.observations if gone.isdisjoint(observation.scope.split(","))
+        )
+        return replace(record, gpus=gpus, snapshots=tuple(shots), observations=kept)
+
+    return Evidence(records=tuple(changed(record) for record in builders.records(of, name)))
+
+
+ALL = range(4)
+LEFT = [slot for slot in ALL if slot != MISSING]
+
+
+def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
+    left = {name: hosts.get(name) or host(name, ALL) for name in ("h1", "h2", "h3")}
+    return [item for item in judge(of, left, read_packs([])) if item.verdict != PASS]
+
+
+def counts(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """What the counts of h2 say, beyond what was found and wanted."""
+    return {item.name: item.detail for item in verdicts if item.host == "h2" and item.name in (DRIVER, BUS)}
+
+
+def test_missing_slot_is_derived_from_identical_hosts() -> None:
+    reported = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
+    verdicts = findings(h2=host("h2", LEFT))
+    assert counts(verdicts) == {"gpu.count": reported, "gpu.pci_count": reported}
+    assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {reported}"}
+    (unseen,) = [item.reason for item in verdicts if item.name == "gpu" and item.host == "h2"]
+    assert "the driver has 3, and numbers them from 0, so that this number tells no slot" in unseen
+
+
+def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
+    result = counts(findings(h2=host("h2", LEFT, on_bus=[MISSING])))
+    assert result == {"gpu.count": "on the PCI bus and not with the driver: 0000:01:00.0 (the kernel log says why)"}
+
+
+def on_bus(slot: int) -> str:
+    return f"on the PCI bus and not with the driver: 0000:{slot:02}:00.0 (the kernel log says why)"
+
+
+def test_of_two_the_bus_still_has_one() -> None:
+    nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have one"
+    result = host("h2", [0, 3], on_bus=[1])
+    assert counts(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
+    gone = "accepted with it, and not there now: serial h2-2 at PCI 0000:02:00.0"
+    assert counts(findings(h2=accepted(result, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
+
+
+def test_contradictory_slots_name_no_slot() -> None:
+    more = host("h2", [0, 1, 2], on_bus=[3, 4, 5])
+    assert counts(findings(h2=more)) == {DRIVER: ""}, "which of the three should be there"
+    elsewhere = host("h2", [0, 2], on_bus=[7])
+    assert counts(findings(h2=elsewhere)) == {DRIVER: on_bus(7), BUS: ""}
+    numbered_anew = host("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
+    assert counts(findings(h2=numbered_anew)) == {DRIVER: on_bus(2), BUS: ""}
+    off_bus = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu)
+    assert counts(findings(h2=off_bus)) == {DRIVER: "", BUS: ""}
+
+
+def test_what_the_bus_showed_last_counts() -> None:
+    (first, *_), now = host("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host("h2", LEFT)
+    alone, *rest = now.records
+    left = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
+    assert counts(findings(h2=left)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
+
+
+def test_by_its_module_where_the_buses_are_numbered_otherwise() -> None:
+    reported = "nothing in module 8, where 2 of 2 hosts of its build have one"
+    result = counts(findings(h2=host("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0")))
+    assert result == {"gpu.count": reported, "gpu.pci_count": reported}
+
+
+def accepted(left: Evidence, *slots: int) -> Evidence:
+    """The same, accepted with the parts of these slots."""
+    gpus = tuple(builders.gpu("h2", at) for at in slots)
+    kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
+    return replace(left, baseline=HostBaseline(host=kept))
+
+
+def named(left: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
+    """The same, with something done to each GPU that its driver names."""
+    return replace(left, records=tuple(
+        replace(record, gpus=tuple(gpu for each in record.gpus if (gpu := change(each)))) for record in left.records
+    ))  # fmt: skip
+
+
+def reason_for(module: int) -> str:
+    return f"nothing at PCI 0000:01:00.0 (module {module}), where 2 of 2 hosts of its build have one"
+
+
+def test_by_its_serial_where_the_host_was_accepted_with_it() -> None:
+    reported = "accepted with it, and not there now: serial h2-1 at PCI 0000:01:00.0"
+    assert counts(findings(h2=accepted(host("h2", LEFT), *ALL))) == {"gpu.count": reported, "gpu.pci_count": reported}
+
+
+def test_no_slot_of_the_accepted_record_where_another_gpu_is_now() -> None:
+    """The GPU of slot 3 came in place of that of slot 2: the one of slot 3 is gone, and slot 3 is empty."""
+    moved = named(host("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu)
+    reported = "accepted with it, and not there now: serial h2-2"
+    where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
+    assert counts(findings(h2=accepted(moved, *ALL))) == dict.fromkeys((DRIVER, BUS), f"{reported}; {where}")
+    left = accepted(host("h2", LEFT), *ALL)
+    assert left.baseline
+    assert left.baseline.host
+    nowhere = replace(left.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in left.baseline.host.gpus))
+    reported = counts(findings(h2=replace(left, baseline=HostBaseline(host=nowhere))))[DRIVER]
+    assert reported == f"accepted with it, and not there now: serial h2-1; {reason_for(8)}"
+    more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
+    assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), "two are gone, and one is missing"
+
+
+def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
+    nowhere = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu)
+    assert counts(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
+    unnamed = named(host("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
+    assert counts(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "which the bus has seen"
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
+    """Their numbers move where one that is not under test is gone; and the bus shows those, too."""
+    chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
+    present = [slot for slot in ALL if slot != missing]
+    left = {name: named(host(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")}
+    result = host("h2", present[1:], on_bus=[present[0]])
+    left["h2"] = named(result, lambda gpu: replace(gpu, index=gpu.index + 1))
+    assert {item.detail for item in judge(chosen, left, read_packs([])) if item.name == DRIVER} == {""}
+
+
+def test_slot_by_address_alone_without_module_ids() -> None:
+    hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
+    reported = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
+    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}
+    hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
+    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "no number"
+
+
+def test_gpu_reported_lost_keeps_its_index() -> None:
+    last = host("h2", [0, 1, 2])
+    lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
+    reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
+    for left, beyond in ((last, True), (reported, False)):
+        view = HostView(PLAN, PLAN.host("h2"), left, read_packs([]))
+        assert [view.is_beyond_driver(scope) for scope in ("gpu=3", "gpu=3,peer=1", "gpu=1,peer=3", "host")] == [
+            beyond, beyond, False, False,
+        ]  # fmt: skip
+
+
+def test_no_slot_if_indices_do_not_start_at_0() -> None:
+    left = named(host("h2", ALL), lambda gpu: gpu if gpu.index else None)
+    assert not HostView(PLAN, PLAN.host("h2"), left, read_packs([])).is_beyond_driver("gpu=4")
+
+
+def test_half_of_the_hosts_are_not_most() -> None:
+    slots = Slots()
+    for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
+        slots.add(HostView(PLAN, PLAN.host("h1"), host("h1", ALL, modules=modules), read_packs([])))
+        result = slots.empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
+        assert bool(result) == (name in ("h3", "h4")), name
+
+
+def test_slots_merge_across_worker_processes() -> None:
+    views = {name: HostView(PLAN, PLAN.host(name), host(name, ALL), read_packs([])) for name in ("h1", "h3")}
+    here, present = Slots(), Slots()
+    here.add(views["h1"])
+    present.add(views["h3"])
+    left = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
+    assert here.empty(left, 1, ()) == "", "one other host alone may be the odd one"
+    here.update(present)
+    assert here.empty(left, 1, ()) == reason_for(8)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"h1": host("h1", ALL, product="R760xa"), "h3": host("h3", ALL, product="R760xa")},
+        {"h1": host("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
+        {"h1": host("h1", LEFT), "h3": host("h3", LEFT)},
+    ],
+    ids=["of another build", "the others differ", "none has all of them"],
+)
+def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -> None:
+    assert counts(findings(h2=host("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
+
+
+def test_more_are_missing_than_the_slots_explain() -> None:
+    """The plan has eight and the others have four: where four of the eight would be, nobody knows."""
+    of = builders.plan("h1", "h2", "h3", gpu_count=8)
+    left = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
+    verdicts = [item for item in judge(of, left, read_packs([])) if item.name == "gpu.count"]
+    assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
+
+
+def test_whose_rank_has_no_gpu_is_the_host_in_its_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rank whose number has no GPU is not the rank of the GPU that is missing."""
+    fleet = Fleet(profile="smoke", hosts=4, racks=1)
+    plan = fleet.plan("run", CREATED)
+    simulate(tmp_path / "run", fleet, placed(["missing_gpu:r01-h02:3"], plan, 0), plan)
+    assert main(["report", str(tmp_path / "run")]) == 1
+    report = report_of(tmp_path / "run")
+    failed = [item for item in report.verdicts if item.verdict == FAIL]
+    assert {(item.host, item.scope, item.name) for item in failed} == {
+        ("r01-h02", "host", name) for name in (DRIVER, BUS)
+    }
+    (reported,) = [item for item in report.verdicts if item.name == "gang.fault"]
+    assert (reported.host, reported.scope, reported.verdict) == ("r01-h02", "host", INCONCLUSIVE)
+    assert reported.reason.endswith("cannot take part: CUDA shows 7 devices: none is left for gpu=7")
+    launches = [launch.members for host in report.hosts for launch in host.launches if host.name == "r01-h01"]
+    assert [members for members in launches if len(members) > 1] == [
+        ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),
+    ], "no probe was needed"  # fmt: skip
+    where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have one"
+    assert {item.detail for item in failed} == {where}
+    assert f"FAIL: r01-h02: gpu.count in stage gang: found 7, wanted = 8; {where}" in capsys.readouterr().out

@@ -1,0 +1,695 @@
+"""Passes that are counted without building verdicts: the report is the same as with all verdicts, whatever is wrong.
+
+A fault that were counted as a pass would accept a host. So each test says which hosts have a verdict that does not pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.gather import Gatherer
+from fleet.judge.judge import host_views, judge
+from fleet.judge.paths import slow_transport
+from fleet.report.hosts import HostJudge, JudgedHosts, context_of, units
+from schemas import quick
+from schemas.baselines import HostBaseline, PlannedBaseline
+from schemas.plans import Plan
+from schemas.records import ERROR, UNSUPPORTED, Metric, Observation, Record, Snapshot, to_json
+from schemas.reports import PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.test_edges import criterion, left, pack, reading, small
+
+COUNT = 9
+NAMES = [f"h{number}" for number in range(1, COUNT + 1)]
+ODD = "h5"
+SPEED = 4.27e12
+
+FLOOR = criterion("memory.bandwidth", id="floor", operator="ge", value=4.0e12, unit="B/s", stage="benchmark")
+FRACTION = criterion("memory.bandwidth", id="fraction", operator="ge", fleet_fraction=0.97, unit="B/s")
+THING = criterion(id="thing")
+COUNTED = criterion("gpu.counter", id="counted", operator="le", value=0, delta=True)
+CLOCK = criterion("gpu.clock", id="clock", operator="ge", fleet_fraction=0.9, optional=True)
+VERSION = criterion("driver.version", id="version", scope="host", value=None, same_as_fleet=True)
+NCCL = criterion("launch.nccl", id="nccl", scope="host", value=None, same_as_fleet=True)
+LINKS = criterion("gpu.links", id="links", value=None, same_as_fleet=True)
+RULES = (FLOOR, FRACTION, THING, COUNTED, CLOCK, VERSION, NCCL, LINKS)
+PLAN = small(*NAMES)
+
+
+def shown(**over: Any) -> tuple[Metric, ...]:
+    """What a healthy host's collectors read."""
+    values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | over
+    named = {
+        "thing": ("gpu.thing", "gpu=0"), "counter": ("gpu.counter", "gpu=0"), "clock": ("gpu.clock", "gpu=0"),
+        "version": ("driver.version", "host"), "links": ("gpu.links", "gpu=0"),
+    }  # fmt: skip
+    return tuple(
+        value if isinstance(value, Metric) else reading(value, name=named[key][0], scope=named[key][1])
+        for key, value in values.items()
+        if value is not None
+    )
+
+
+def digest(value: str, **over: Any) -> Observation:
+    return builders.observation("digest.value", value, scope="gpu=0", workload="gemm", **over)
+
+
+def record(host: str, plan: Plan = PLAN) -> Record:
+    made = left(plan, host, *shown(), software={"nccl": "2.28"}).records[0]
+    return replace(made, observations=(*made.observations, digest("c0ffee")))
+
+
+def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
+    """Hosts that are alike, but for what is done to some; read as hosts' files are, so that equal words are one object."""
+    reader = quick.Reader()
+    values = {}
+    for host in plan.hosts:
+        one = changed.get(host.name, lambda made: made)(record(host.name, plan))
+        values[host.name] = Evidence(records=(read(reader, one),))
+    return values
+
+
+def read(reader: quick.Reader, one: Record) -> Record:
+    document = reader.record(json.dumps(to_json(one)).encode())
+    return document if document is not None else one
+
+
+def judged(
+    plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
+) -> tuple[FleetStats, JudgedHosts]:
+    """Return the statistics and the results on all hosts, both merged from so many parts."""
+    context = context_of(plan, packs, {}, in_full=in_full)
+    shares = [units(plan)[share::parts] for share in range(parts)]
+    gatherers = [Gatherer(context.planned) for _ in range(parts)]
+    for gatherer, share in zip(gatherers, shares, strict=True):
+        for view in host_views(plan.only([name for unit in share for name in unit]), reported, packs):
+            gatherer.add(view)
+    stats, *more = [gatherer.finish() for gatherer in gatherers]
+    for other in more:
+        stats.update(other)
+    stats.settle()
+    results = []
+    for share in shares:
+        judge = HostJudge(context, stats)
+        for unit in share:
+            judge.add(unit, {name: reported.get(name, Evidence()) for name in unit})
+        results.append(judge.finish())
+    first, *others = results
+    for result in others:
+        first.update(result)
+    return stats, first
+
+
+def serials(reported: dict[str, Evidence]) -> dict[tuple[str, str], str]:
+    return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in reported.items() for gpu in one.gpus()}
+
+
+def exceptions(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    return sorted((item for item in verdicts if item.verdict != PASS), key=str)
+
+
+def odd_hosts(
+    reported: dict[str, Evidence], *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), parts: int = 2
+) -> list[str]:
+    """Return the hosts with a verdict that does not pass.
+
+    What is counted without verdicts gives the same report as all verdicts do, and that is what the judge alone gives.
+    """
+    used = [*(packs or [pack(*(rules or RULES))])]
+    _, counted = judged(plan, reported, used, parts=parts, in_full=False)
+    _, whole = judged(plan, reported, used, parts=1, in_full=True)
+    assert counted.tally.judged(serials(reported)) == whole.tally.judged(serials(reported))
+    for name, facts in whole.facts.items():
+        measured = tuple(sorted(facts.measured))
+        assert replace(counted.facts[name], measured=tuple(sorted(counted.facts[name].measured))) == replace(
+            facts, measured=measured
+        )
+    assert exceptions(counted.verdicts) == exceptions(whole.verdicts) == exceptions(judge(plan, reported, used))
+    for name, report in whole.hosts.items():
+        assert (counted.hosts[name].decision, counted.hosts[name].coverage) == (report.decision, report.coverage), name
+        assert counted.hosts[name].software == report.software
+    return sorted({verdict.host for verdict in counted.verdicts})
+
+
+def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Record]:
+    """Other readings in the first snapshot and in the last."""
+
+    def change(made: Record) -> Record:
+        one, two = made.snapshots
+        return replace(
+            made, snapshots=(replace(one, metrics=first or one.metrics), replace(two, metrics=last or two.metrics))
+        )
+
+    return change
+
+
+def both(**over: Any) -> Callable[[Record], Record]:
+    return with_readings(shown(**over), shown(**over))
+
+
+def with_figure(value: Any = SPEED, **over: Any) -> Callable[[Record], Record]:
+    def one(observation: Observation) -> Observation:
+        return replace(observation, value=value, **over) if observation.name == "memory.bandwidth" else observation
+
+    return lambda made: replace(made, observations=tuple(map(one, made.observations)))
+
+
+def without(name: str) -> Callable[[Record], Record]:
+    return lambda made: replace(
+        made, observations=tuple(observation for observation in made.observations if observation.name != name)
+    )
+
+
+def with_more(*seen: Observation) -> Callable[[Record], Record]:
+    return lambda made: replace(made, observations=(*made.observations, *seen))
+
+
+def with_digest(value: str) -> Callable[[Record], Record]:
+    return lambda made: with_more(digest(value))(without("digest.value")(made))
+
+
+def with_launch(**over: Any) -> Callable[[Record], Record]:
+    return lambda made: replace(made, launches=tuple(replace(launch, **over) for launch in made.launches))
+
+
+def test_like_hosts_pass() -> None:
+    for parts in (1, 2, 3):
+        assert odd_hosts(fleet(), parts=parts) == []
+
+
+LOST = reading(absent="error: gone", name="gpu.thing")
+NONE = reading(absent="unsupported: no", name="gpu.clock")
+FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
+    "slower than the floor": (with_figure(3.9e12), [ODD]),
+    "slower than the fleet": (with_figure(4.1e12), [ODD]),
+    "a little slower": (with_figure(4.25e12), []),
+    "a text for a figure": (with_figure("fast"), [ODD]),
+    "a flag for a figure": (with_figure(True), [ODD]),
+    "a figure that could not be had": (with_figure(None, status=ERROR, reason="no"), [ODD]),
+    "a figure that is not there": (without("memory.bandwidth"), [ODD]),
+    "an error that nobody asked for": (with_more(
+        Observation(name="gemm.throughput", scope="gpu=0", stage="benchmark", unit="FLOP/s", status=ERROR, reason="no")), [ODD]),
+    "what no benchmark makes": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
+    "a reading that is wrong": (both(thing=2), [ODD]),
+    "a reading that is wrong later": (with_readings(last=shown(thing=2)), [ODD]),
+    "a reading that is lost": (with_readings(last=shown(thing=LOST)), [ODD]),
+    "a reading that is missing": (both(thing=None), [ODD]),
+    "a counter that rose": (with_readings(last=shown(counter=5)), [ODD]),
+    "a counter that stands higher": (both(counter=9), []),
+    "a counter that fell": (with_readings(last=shown(counter=0)), [ODD]),
+    "a clock that is low": (both(clock=1.0e9), [ODD]),
+    "a clock that changed": (with_readings(last=shown(clock=1.51e9)), []),
+    "a clock that is not told": (both(clock=NONE), []),
+    "a clock that is lost": (both(clock=reading(absent="error: gone", name="gpu.clock")), [ODD]),
+    "a clock that was low earlier": (with_readings(shown(clock=1.0e9)), [ODD]),
+    "a driver that was another earlier": (with_readings(shown(version="550")), [ODD]),
+    "a clock told in words": (both(clock="fast"), [ODD]),
+    "another driver": (both(version="550"), [ODD]),
+    "another driver later": (with_readings(last=shown(version="550")), [ODD]),
+    "a driver that is not told": (both(version=None), [ODD]),
+    "a driver that is lost": (both(version=reading(absent="error: gone", name="driver.version", scope="host")), [ODD]),
+    "a driver that is lost later": (
+        with_readings(last=shown(version=reading(absent="error: gone", name="driver.version", scope="host"))), [ODD]),
+    "as many links as others, as a flag": (both(links=True), [ODD]),
+    "fewer links": (both(links=17), [ODD]),
+    "another NCCL": (lambda made: replace(made, software={"nccl": "2.20"}), [ODD]),
+    "no NCCL": (lambda made: replace(made, software={}), [ODD]),
+    "other bits": (with_digest("badc0de"), [ODD]),
+    "no bits": (without("digest.value"), []),
+    "another's serial": (lambda made: replace(made, gpus=(replace(made.gpus[0], serial="h2-0"),)), ["h2", ODD]),
+    "another model": (lambda made: replace(made, gpus=(replace(made.gpus[0], name="NVIDIA X"),)), [ODD]),
+    "a launch that failed": (with_launch(outcome="failed", reason="why"), [ODD]),
+    "a launch with a word on it": (with_launch(reason="why"), []),
+    "a collector that failed": (both(more=reading(absent="error: x", name="collector.ok", scope="collector=nvml")), [ODD]),
+    "a collector that worked": (both(more=reading(1.0, name="collector.duration", scope="collector=nvml")), []),
+    "versions among the readings": (both(more=reading("2.28", name="launch.nccl", scope="host")), []),
+    "a GPU of which nothing is told": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
+    "a reading of another GPU that is wrong": (both(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
+    "a clock that is lost later": (with_readings(last=shown(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
+    "a clock that is not told any more": (with_readings(last=shown(clock=NONE)), []),
+    "a driver that it has not": (
+        both(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [ODD]),
+    "another serial later": (
+        with_readings(shown(more=reading("a", name="gpu.serial")), shown(more=reading("b", name="gpu.serial"))), [ODD]),
+}  # fmt: skip
+
+
+def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
+    """What the gatherer works out once for many hosts is what each host adds by itself."""
+    gathered, _ = judged(plan, reported, packs, parts=parts, in_full=False)
+    plain = FleetStats(Planned(plan))
+    for view in host_views(plan, reported, packs):
+        plain.add_identities(view)
+        plain.add_values(view)
+    plain.settle()
+    assert numbers(gathered) == numbers(plain)
+    for path in gathered.paths.paths ^ plain.paths.paths:
+        assert not slow_transport(path[-1], within=False), "only paths that explain a failure are gathered"
+
+
+def numbers(stats: FleetStats) -> Any:
+    """Return all numbers and versions, whatever the order of the hosts."""
+    return (
+        {
+            key: {at: sorted(values) for at, values in positions.items()}
+            for key, positions in stats.figures._values.items()
+        },
+        stats.figures._of_gangs,
+        {key: sorted(map(str, group.by_count())) for key, group in stats.groups._groups.items()},
+        {
+            kind: {name: sorted(values) for name, values in series.items()}
+            for kind, series in stats.ranks._series.items()
+        },
+    )
+
+
+def each(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Callable[[Record], Record]]:
+    """Something else on every host."""
+    return {name: change(at) for at, name in enumerate(NAMES)}
+
+
+def test_statistics_are_what_each_host_adds() -> None:
+    def own(at: int) -> Callable[[Record], Record]:
+        ranks = builders.observation("straggler.compute", 0.1 * at, scope="gpu=0", unit="s")
+        return lambda made: with_more(ranks)(with_figure(SPEED + at)(both(clock=1.5e9 + at, thing=1)(made)))
+
+    hosts = each(own)
+    for parts in (1, 3):
+        assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
+    assert odd_hosts(fleet(**hosts)) == []
+    # As well where no reader knows their words again, and where the first or another tells in words what all tell in numbers.
+    assert_gathered(PLAN, {name: Evidence(records=(hosts[name](record(name)),)) for name in NAMES}, [pack(*RULES)])
+    for odd in (
+        with_figure("fast"), with_more(builders.observation("straggler.compute", "slow", scope="gpu=0")),
+        with_more(builders.observation("memory.bandwidth", "fast", scope="host")),
+    ):  # fmt: skip
+        changed = fleet(**{**hosts, ODD: lambda made, odd=odd: odd(hosts[ODD](made))})
+        assert_gathered(PLAN, changed, [pack(FRACTION, CLOCK)])
+
+
+def test_transport_that_is_fast_elsewhere_explains_no_slow_host() -> None:
+    def over(transport: str, speed: float) -> Callable[[Record], Record]:
+        common = {"scope": "host", "size_bytes": 1 << 30}
+        way = builders.observation("collective.transport", transport, scope="host")
+        access = builders.observation("peer_copy.access", True, scope="gpu=0,peer=1")
+        return with_more(builders.observation("collective.all_reduce.busbw", speed, **common), way, access)
+
+    rule = criterion(
+        "collective.all_reduce.busbw", id="busbw", scope="host", operator="ge", fleet_fraction=0.9, unit="B/s"
+    )
+    reach = criterion("peer_copy.access", id="reach", value=True, scope="peer")
+    everywhere = {name: over("SHM/direct", 3.0e10) for name in NAMES}
+    assert odd_hosts(fleet(**everywhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+    elsewhere = {name: over("P2P/CUMEM", 3.0e10) for name in NAMES}
+    assert odd_hosts(fleet(**elsewhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+
+
+def test_text_instead_of_a_number_fails() -> None:
+    for name in (ODD, "h1"):
+        assert name in odd_hosts(fleet(**{name: with_figure("fast")}), FRACTION)
+        assert name in odd_hosts(fleet(**{name: with_figure(True)}), FRACTION)
+    assert odd_hosts(fleet(h1=with_figure("fast")), FRACTION, parts=1) == ["h1"], (
+        "the others tell the fleet their figures all the same"
+    )
+
+
+def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
+    change = both(more=reading(SPEED, name="memory.bandwidth", scope="gpu=0"))
+    assert odd_hosts(fleet(**{ODD: change}), FLOOR) == []
+
+
+def test_parameters_distinguish_figures() -> None:
+    read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read")
+    reported = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
+    for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
+        assert odd_hosts(reported, rule) == []
+    assert odd_hosts(reported, replace(FLOOR, value=None, same_as_fleet=True)) == []
+
+
+@pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
+def test_farthest_figures_are_the_same(operator: str) -> None:
+    limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
+    reported = fleet(**each(lambda at: with_figure(SPEED + at * 1e9)))
+    assert odd_hosts(reported, replace(FLOOR, operator=operator, value=limit)) == []
+    wrong = {**each(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
+    assert odd_hosts(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == (
+        [ODD] if "t" in operator else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "operator", "wrong"), [("fast", "eq", "slow"), (True, "eq", False), (True, "ge", False), (7, "eq", 8)]
+)
+def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wrong: Any) -> None:
+    rule = criterion("memory.mode", id="mode", operator=operator, value=value, stage="benchmark")
+    well, ill = (with_more(builders.observation("memory.mode", reported, scope="gpu=0")) for reported in (value, wrong))
+    hosts = dict.fromkeys(NAMES, well)
+    assert odd_hosts(fleet(**hosts), rule) == []
+    assert odd_hosts(fleet(**{**hosts, ODD: ill}), rule) == [ODD]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_fails_one_host(fault: str) -> None:
+    change, who = FAULTS[fault]
+    assert odd_hosts(fleet(**{ODD: change})) == who
+
+
+def test_records_without_reading_keys_give_the_same() -> None:
+    for change, who in ((both(thing=2), [ODD]), (both(version="550"), [ODD]), (both(clock=1.0e9), [ODD]), (both(), [])):
+        values = {name: Evidence(records=(change(record(name)) if name == ODD else record(name),)) for name in NAMES}
+        assert odd_hosts(values) == who
+
+
+def test_integers_and_floats_are_counted_as_they_are() -> None:
+    whole = dict.fromkeys(NAMES, both(clock=1500))
+    assert odd_hosts(fleet(**whole), CLOCK) == []
+    assert odd_hosts(fleet(**{**whole, ODD: both(clock=1500.5)}), CLOCK) == []
+
+
+def test_gpu_model_of_the_inventory_passes() -> None:
+    plan = small(*NAMES, rackproof_gpu_model="h200-sxm")
+    assert odd_hosts(fleet(plan), plan=plan) == []
+    assert odd_hosts(fleet(plan), BUSBW_FLOOR, plan=plan) == []
+
+
+def test_text_instead_of_a_number_affects_no_other_host() -> None:
+    words = builders.observation("memory.bandwidth", "fast", scope="host")
+    ranks = builders.observation("straggler.compute", "slow", scope="gpu=0")
+    for more in (words, ranks):
+        reported = fleet(h1=with_more(more))
+        assert set(odd_hosts(reported)) <= {"h1"}
+
+
+def test_host_without_valid_record_does_not_pass() -> None:
+    for change in (
+        lambda one: Evidence(),
+        lambda one: replace(one, problem="unreachable"),
+        lambda one: replace(one, records=(replace(one.records[0], gang="r1"),)),
+    ):
+        reported = fleet()
+        reported[ODD] = change(reported[ODD])
+        assert odd_hosts(reported) == [ODD]
+
+
+def test_run_with_a_baseline_gives_the_same() -> None:
+    plan = replace(PLAN, baseline=PlannedBaseline(directory="b", digest="0" * 64))
+    values = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
+    assert odd_hosts(values, plan=plan) == NAMES
+
+
+@pytest.mark.parametrize(("count", "who"), [(2, ["h1", "h2"]), (3, [])])
+def test_fleet_too_small_for_a_median_is_inconclusive(count: int, who: list[str]) -> None:
+    plan = small(*NAMES[:count])
+    assert odd_hosts(fleet(plan), FRACTION, plan=plan) == who
+    # Where it is optional nothing is then told, and nobody is flagged.
+    assert odd_hosts(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_single_host_is_not_compared(count: int) -> None:
+    plan = small(*NAMES[:count])
+    reported = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
+    who = ["h1", "h2"] if count == 2 else []
+    assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == who
+    assert odd_hosts(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
+    facts = judged(plan, reported, [pack(VERSION)], parts=1, in_full=False)[1].facts
+    assert [of_host.uncompared_digests for of_host in facts.values()] == [
+        (("benchmark", "gpu=0"),) if count == 1 else ()
+    ] * count
+
+
+def test_tie_of_two_versions_fails_every_host() -> None:
+    plan = small(*NAMES[:4])
+    change = both(version="550")
+    assert odd_hosts(fleet(plan, h1=change, h3=change), VERSION, plan=plan) == NAMES[:4]
+    assert odd_hosts(fleet(plan, h1=change), VERSION, plan=plan) == ["h1"]
+
+
+def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
+    change = both(version=None)
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, change)), VERSION) == []
+    assert odd_hosts(fleet(h1=change, h2=change), VERSION) == ["h1", "h2"]
+    assert odd_hosts(fleet(h1=change), replace(VERSION, optional=True)) == []
+    assert odd_hosts(fleet(h1=both(version=reading(absent="unsupported: no", name="driver.version", scope="host"))),
+                   replace(VERSION, optional=True)) == []  # fmt: skip
+    assert odd_hosts(fleet(h1=change), replace(VERSION, same_as_fleet=False)) == []
+    lost, none = (shown(version=reading(absent=why, name="driver.version", scope="host"))
+                  for why in ("error: gone", "unsupported: no"))  # fmt: skip
+    for first, last, who in ((lost, none, []), (none, lost, ["h1"]), (lost, lost, ["h1"])):
+        assert odd_hosts(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == who
+
+
+@pytest.mark.parametrize(
+    ("rule", "all_of_them"),
+    [
+        (criterion(id="own"), False),
+        (criterion("gpu.nothing", id="own"), True), (criterion("gpu.nothing", id="own", optional=True), True),
+        (criterion("memory.nothing", id="own"), True), (criterion("memory.nothing", id="own", optional=True), False),
+        (criterion("memory.nothing", id="own", fleet_fraction=0.9, operator="ge"), True),
+        (criterion("gpu.nothing", id="own", fleet_fraction=0.9, operator="ge"), True),
+        (criterion("driver.nothing", id="own", scope="host", value=None, same_as_fleet=True), True),
+        (criterion("memory.nothing", id="own", value=None, same_as_fleet=True), True),
+        (criterion("memory.nothing", id="own", value=None, same_as_fleet=False), False),
+        (criterion("memory.bandwidth", id="own", value=None, operator="ge", baseline=VsBaseline(fraction=0.9)), False),
+        (criterion("memory.bandwidth", id="own", operator="ge", delta=True), True),
+        (criterion("gpu.clock", id="own", operator="ge", delta=True, fleet_fraction=0.9), True),
+        (criterion("memory.bandwidth", id="own", operator="ge", variable="fabric_bytes_per_second"), True),
+        (criterion("memory.bandwidth", id="own", value=None, same_as_fleet=True), False),
+    ],
+)  # fmt: skip
+def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion, all_of_them: bool) -> None:
+    packs = [pack(FLOOR), pack(rule, name="mine", chosen=True)]
+    mine = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
+    assert odd_hosts(fleet(), packs=mine) == (NAMES if all_of_them else [])
+    cpus = replace(PLAN, rehearsal=True)
+    rehearsed = [pack(FLOOR, name="rehearsal"), mine[1]]
+    whole = odd_hosts(fleet(cpus), plan=cpus, packs=rehearsed)
+    assert whole in (NAMES, [])  # a rehearsal may be judged at length, and is counted alike
+
+
+def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:
+    silent = criterion("memory.nothing", id="own", origin="mine")
+    for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
+        mine = pack(replace(rule, origin="mine"), silent, name="mine", chosen=True)
+        assert odd_hosts(fleet(), packs=[pack(THING), mine]) == NAMES
+
+
+def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
+    for rule in (criterion("memory.nothing"), criterion("memory.nothing", fleet_fraction=0.9, operator="ge")):
+        assert odd_hosts(fleet(), rule) == []
+    assert odd_hosts(fleet(), criterion("gpu.nothing")) == NAMES
+    assert odd_hosts(fleet(), criterion("gpu.nothing", fleet_fraction=0.9, operator="ge")) == NAMES
+    # What a GPU may lack it must still say so.
+    rule = criterion("gpu.nothing", fleet_fraction=0.9, operator="ge", optional=True)
+    assert odd_hosts(fleet(), rule) == NAMES
+    assert odd_hosts(fleet(), replace(rule, scope="disk")) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "who"),
+    [
+        (replace(FLOOR, best_of_run=True), (SPEED + 1, SPEED), []), (replace(FLOOR, best_of_run=True), (SPEED, SPEED + 1), []),
+        (FLOOR, (SPEED + 1, SPEED), []), (FLOOR, (SPEED, SPEED + 1), []),
+        (FLOOR, (3.0e12, SPEED), NAMES), (FLOOR, (SPEED, SPEED), []),
+        (replace(FLOOR, best_of_run=True), (SPEED, SPEED), []),
+        (FRACTION, (SPEED, SPEED), []), (FRACTION, (4.26e12, SPEED), []),
+        (replace(FLOOR, value=None, same_as_fleet=True), (SPEED, SPEED), []),
+        (replace(FLOOR, value=None, same_as_fleet=True), (4.26e12, SPEED), []),
+    ],
+)  # fmt: skip
+def test_repeated_figure(rule: Criterion, values: tuple[float, float], who: list[str]) -> None:
+    def twice(made: Record) -> Record:
+        one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
+        return replace(made, observations=tuple(replace(one, value=value) for value in values))
+
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, twice)), rule) == who
+
+
+def test_figure_that_a_part_lacks_is_not_missing() -> None:
+    none = with_figure(None, status=UNSUPPORTED, reason="no")
+    reported = fleet(**dict.fromkeys(NAMES, none))
+    lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
+    assert odd_hosts(reported, packs=[lacking]) == []
+    assert odd_hosts(reported, packs=[pack(FLOOR)]) == NAMES
+    # What a criterion wants to be alike, and was not measured, is told.
+    alike = replace(FLOOR, value=None, same_as_fleet=True)
+    assert odd_hosts(reported, packs=[replace(lacking, criteria=(alike,))]) == []
+
+    def later(made: Record) -> Record:
+        one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
+        return with_more(replace(one, value=None, status=UNSUPPORTED, reason="no"))(made)
+
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, later)), packs=[replace(lacking, criteria=(alike,))]) == []
+
+
+def test_each_kind_of_host_has_its_own_limits() -> None:
+    """The same words mean another thing of another model, on another bus, by other packs."""
+
+    def other(made: Record) -> Record:
+        return replace(made, gpus=(replace(made.gpus[0], name="NVIDIA X"),))
+
+    packs = [pack(FLOOR, THING), pack(replace(FLOOR, value=5e12), name="x", gpu_names=("NVIDIA X",))]
+    assert odd_hosts(fleet(h2=other, h7=other), packs=packs) == ["h2", "h7"]
+    fast = [packs[0], replace(packs[1], criteria=(replace(FLOOR, value=1e12),))]
+    assert odd_hosts(fleet(h2=other), packs=fast) == []
+    assert odd_hosts(fleet(h2=lambda made: with_figure(2e12)(other(made))), packs=fast) == []
+
+
+def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
+    rule = criterion("gpu.width", id="width", value=16)
+    reported = both(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, reported)), rule) == []
+
+    def moved(made: Record) -> Record:
+        return reported(replace(made, gpus=(replace(made.gpus[0], pci_bus_id="0000:77:00.0"),)))
+
+    assert odd_hosts(fleet(**{**dict.fromkeys(NAMES, reported), ODD: moved}), rule) == [ODD]
+
+
+def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
+    rule = criterion("memory.bandwidth", id="fabric", operator="ge", variable="fabric_bytes_per_second", fraction=0.5)
+    for gbps, who in ((0, []), (8, []), (80_000, NAMES)):
+        plan = small(*NAMES, rackproof_fabric_gbps=gbps) if gbps else PLAN
+        assert odd_hosts(fleet(plan), rule, plan=plan) == who
+
+
+# Gangs
+
+
+def gang_plan(count: int = 6, size: int = 3) -> Plan:
+    """Gangs of so many hosts, of which one figure together and their pairs are asked."""
+    plan = builders.plan(*NAMES[:count], profile="smoke", gpu_count=1)
+    names = ("collective.all_reduce.busbw", "pairs.bandwidth", "memory.bandwidth")
+    kept = [
+        item for item in plan.expected if item.name in names and item.params.get("size_bytes") in (67_108_864, None)
+    ]
+    kept = [item for item in kept if item.params.get("placement") in (None, "out_of_place") and item.scope != "pair"]
+    hosts = tuple(replace(host, gang=f"g{at // size}", rack=f"g{at // size}") for at, host in enumerate(plan.hosts))
+    return replace(plan, hosts=hosts, expected=tuple(item for item in kept if item.params.get("op") in (None, "copy")))
+
+
+GANGS = gang_plan()
+BUSBW = criterion(
+    "collective.*.busbw", id="busbw", scope="gang", operator="ge", fleet_fraction=0.5, unit="B/s", optional=True
+)
+BUSBW_FLOOR = criterion("collective.*.busbw", id="busbw-floor", scope="gang", operator="ge", value=1e11, unit="B/s")
+TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
+
+
+def gangs(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
+    """Own records and gang records of hosts in order; a change is made to the gang record."""
+    reader, reported = quick.Reader(), {}
+    for host in plan.hosts:
+        alone, shared = builders.records(plan, host.name)
+        alone = replace(alone, snapshots=tuple(short(taken) for taken in alone.snapshots))
+        shared = changed.get(host.name, lambda made: made)(shared)
+        reported[host.name] = Evidence(records=(read(reader, alone), read(reader, shared)))
+    return reported
+
+
+def short(taken: Snapshot) -> Snapshot:
+    return replace(taken, metrics=shown())
+
+
+def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record]:
+    def one(observation: Observation) -> Observation:
+        return replace(observation, value=value, **over) if observation.name == name else observation
+
+    return lambda made: replace(made, observations=tuple(map(one, made.observations)))
+
+
+def odd_in_gangs(reported: dict[str, Evidence], *rules: Criterion) -> list[str]:
+    result = [odd_hosts(reported, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
+    assert result[0] == result[1]
+    return result[0]
+
+
+FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
+
+
+@pytest.mark.parametrize(
+    ("change", "who"),
+    [
+        (gang_figure("collective.all_reduce.busbw", 1.0e10), ["h1", "h2", "h3"]),
+        (gang_figure("collective.all_reduce.busbw", 3.0e11), []),
+        (gang_figure("pairs.bandwidth", None, status=ERROR, reason="lost"), ["h2"]),
+        (gang_figure("pairs.bandwidth", None, status=UNSUPPORTED, reason="no"), ["h2"]),
+        (without("pairs.bandwidth"), ["h2"]),
+        (with_launch(members=("h1", "h2")), ["h2"]),
+        (with_launch(members=("h3", "h2", "h1")), []),
+        (with_launch(outcome="failed", reason="why"), ["h2"]),
+        (lambda made: replace(made, gang="g1"), []),
+    ],
+)  # fmt: skip
+def test_one_fault_in_a_gang(change: Any, who: list[str]) -> None:
+    assert odd_in_gangs(gangs(h2=change)) == who
+
+
+def test_gangs_in_order_pass() -> None:
+    assert odd_in_gangs(gangs()) == []
+    turned = {name: lambda made: replace(made, observations=made.observations[::-1]) for name in (*FIRST, *SECOND)}
+    assert odd_in_gangs(gangs(**turned)) == []
+    assert odd_in_gangs(gangs(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)) == []
+    slow = gang_figure("collective.all_reduce.busbw", 1.0e10)
+    assert odd_in_gangs(gangs(h4=slow, h5=slow, h6=slow)) == SECOND
+
+
+def test_slow_pairs_fail_one_host() -> None:
+    def slow(made: Record) -> Record:
+        return replace(
+            made,
+            observations=tuple(
+                replace(observation, value=float(observation.value or 0) / 9)
+                if observation.name == "pairs.bandwidth"
+                else observation
+                for observation in made.observations
+            ),
+        )
+
+    assert odd_in_gangs(gangs(h5=slow)) == ["h5"]
+
+
+def test_missing_pairs_of_the_first_host_concern_no_other_host() -> None:
+    assert odd_in_gangs(gangs(h1=without("pairs.bandwidth"))) == ["h1"]
+
+
+@pytest.mark.parametrize("fast", [("NET/IB/0/GDRDMA", "NET/Socket/0"), ("NET/Socket/0", "NET/IB/0/GDRDMA")])
+def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
+    def over(transport: str, speed: float) -> Callable[[Record], Record]:
+        def change(made: Record) -> Record:
+            reading = next(reading for reading in made.observations if reading.name == "collective.all_reduce.busbw")
+            way = builders.observation("collective.transport", transport, scope=reading.scope)
+            return with_more(replace(way, stage=reading.stage))(gang_figure(reading.name, speed)(made))
+
+        return change
+
+    plan = gang_plan(9, 3)
+    ways = [(fast[0], 2e11), (fast[1], 2e11), ("NET/Socket/0", 3e10)]
+    reported = gangs(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
+    for rule in (BUSBW, BUSBW_FLOOR):
+        stats, _ = judged(plan, reported, [pack(rule)], parts=2, in_full=False)
+        assert odd_hosts(reported, rule, plan=plan) == NAMES[6:]
+        assert {path[-1] for path in stats.paths.paths} - {"NET/IB/0/GDRDMA"} == {"NET/Socket/0"}
+
+
+def test_figures_of_gangs_are_gathered() -> None:
+    own = {
+        name: gang_figure("collective.all_reduce.busbw", 3.0e11 if name in FIRST else 2.9e11)
+        for name in (*FIRST, *SECOND)
+    }
+    alike = replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)
+    for rules in (TOGETHER, (alike,)):
+        assert_gathered(GANGS, gangs(**own), [pack(*rules)])
+
+
+def test_criterion_on_pairs_is_evaluated_in_full() -> None:
+    rule = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge", value=0, unit="B/s")
+    assert odd_in_gangs(gangs(), FLOOR, rule) == []

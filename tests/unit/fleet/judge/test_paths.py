@@ -1,0 +1,202 @@
+"""Slow collectives: which path of NCCL's explains them, and when it explains nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.gather import Gatherer, gather
+from fleet.judge.host_view import HostView
+from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_lost_path
+from schemas.records import ERROR, MEASURED, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.test_edges import criterion, left, pack, small
+
+PLAN = small(gpu_count=2)
+ACCESS = criterion("peer_copy.access", id="access", scope="peer", value=True)
+
+
+def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
+    return Observation(
+        name="collective.transport", scope=scope, stage=stage, unit="1", status=status, value=transport, reason="lost"
+    )
+
+
+def view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
+    """A host whose GPUs reach each other, and what its ranks told of their path."""
+    return HostView(PLAN, PLAN.hosts[0], left(PLAN, observations=seen), [pack(*rules)])
+
+
+def slow(**over: Any) -> Verdict:
+    made = {
+        "host": "h1", "scope": "host", "name": "collective.all_reduce.busbw", "stage": "benchmark", "verdict": FAIL,
+        "criterion": "c", "reason": "found 1, wanted 2", "action": "reseat", "params": {"size_bytes": 8},
+    }  # fmt: skip
+    return Verdict(**{**made, **over})
+
+
+def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
+    return with_lost_path(view(*seen, **over), verdict, [verdict, *others], set())
+
+
+@pytest.mark.parametrize(
+    ("transport", "named"),
+    [
+        ("SHM/direct/direct", "SHM/direct/direct"), ("net/socket", "net/socket"), ("P2P/CUMEM,SHM/x", "SHM/x"),
+        ("P2P/CUMEM;NET/IB", "NET/IB"), ("P2P|SHM", "SHM"), ("P2P + SHM", "SHM"), ("SHM,NET", "SHM"),
+        ("P2P/CUMEM", ""), ("", ""), (7, ""),
+    ],
+)  # fmt: skip
+def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str) -> None:
+    verdicts = judged(slow(), path_by(transport))
+    if not named:
+        assert verdicts == slow()
+        return
+    assert verdicts.reason.startswith(
+        f"the ranks talk over {named}, not P2P: NCCL's fast path is lost; check NCCL_P2P_*"
+    )
+    assert verdicts.reason.endswith("; found 1, wanted 2")
+    assert verdicts.action == "none"
+
+
+@pytest.mark.parametrize(
+    ("transport", "said"),
+    [
+        ("NET/Socket/0", "over NET/Socket/0, not InfiniBand"),
+        ("net/socket", "over net/socket, not InfiniBand"),
+        ("NET/IB/0", "over NET/IB/0 without GPUDirect RDMA"),
+        ("NET/IB/0/GDRDMA,NET/IB/1", "over NET/IB/1 without GPUDirect RDMA"),
+        ("net/ib/0/gdrdma", ""),
+        ("NET/IB/0/GDRDMA", ""),
+        ("SHM", ""),
+        ("P2P/CUMEM", ""),
+    ],
+)
+def test_between_hosts_sockets_and_copies_through_the_host_are_slow_paths(transport: str, said: str) -> None:
+    gang = slow(scope="gang=r1", stage="gang")
+    verdicts = judged(gang, path_by(transport, scope="gang=r1", stage="gang"))
+    assert (said in verdicts.reason) if said else verdicts == gang
+    assert ("check NCCL_* in the environment" in verdicts.reason) == bool(said)
+
+
+def test_observed_path_precedes_the_previous_detail() -> None:
+    assert judged(slow(detail="5 %"), path_by("SHM")).detail.endswith("; 5 %")
+    assert not judged(slow(), path_by("SHM")).detail.endswith("; ")
+
+
+@pytest.mark.parametrize(
+    ("over", "explained"),
+    [
+        ({}, True), ({"verdict": PASS}, False), ({"verdict": INCONCLUSIVE}, False),
+        ({"name": "collective.all_reduce.latency"}, False), ({"name": "memory.busbw"}, False),
+    ],
+)  # fmt: skip
+def test_only_a_bandwidth_that_fails_is_explained(over: Any, explained: bool) -> None:
+    verdict = slow(**over)
+    assert (judged(verdict, path_by("SHM")) != verdict) is explained
+    assert is_bandwidth(slow())
+    assert not is_bandwidth(slow(name="collective.all_reduce.latency"))
+    assert not is_bandwidth(slow(name="memory.busbw"))
+
+
+@pytest.mark.parametrize(
+    ("other", "action"),
+    [
+        (slow(name="peer_copy.bandwidth"), "reseat"),
+        (slow(name="gpu.nvlink.active_links"), "reseat"),
+        (slow(name="peer_copy.bandwidth", verdict=PASS), "none"),
+        (slow(name="memory.bandwidth"), "none"),
+    ],
+)
+def test_a_bad_link_is_acted_on_whatever_the_path(other: Verdict, action: str) -> None:
+    assert judged(slow(), path_by("SHM"), others=(other,)).action == action
+
+
+BANDWIDTH = criterion("collective.all_reduce.busbw", id="c", scope="host", operator="ge", value=2.0)
+
+
+def speed(value: Any, **params: Any) -> Observation:
+    return builders.observation("collective.all_reduce.busbw", value, scope="host", **{"size_bytes": 8, **params})
+
+
+@pytest.mark.parametrize(
+    ("rule", "observations", "explained"),
+    [
+        (BANDWIDTH, [], True), (BANDWIDTH, [speed(3.0)], False), (BANDWIDTH, [speed(1.0)], True),
+        (BANDWIDTH, [speed(3.0), speed(1.0)], True), (BANDWIDTH, [speed(3.0, size_bytes=16)], True),
+        (replace(BANDWIDTH, id="d"), [speed(3.0)], True), (BANDWIDTH, [replace(speed(3.0), stage="gang")], True),
+        (replace(BANDWIDTH, best_of_run=True), [speed(3.0), speed(1.0)], False), (BANDWIDTH, [speed("fast")], True),
+    ],
+)  # fmt: skip
+def test_path_over_which_others_are_fast_explains_no_failure(
+    rule: Criterion, observations: list[Observation], explained: bool
+) -> None:
+    here = view(path_by("SHM"), *observations, rules=(ACCESS, rule))
+    stats = gather(Planned(PLAN), [here])
+    assert (with_lost_path(here, slow(), [], stats.paths.paths) != slow()) is explained
+
+
+@pytest.mark.parametrize("best_of_run", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: bool) -> None:
+    hosts = ("h1", "h2", "h3", "h4")
+    plan = small(*hosts)
+    rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
+    made = {
+        host: HostView(
+            plan,
+            plan.host(host),
+            left(plan, host, observations=(path_by(way), speed(value))),
+            [pack(rule)],
+        )
+        for host, way, value in zip(hosts, ("P2P", "SHM", "SHM/x", "SHM"), (10.0, 10.0, 8.0, 7.0), strict=True)
+    }
+    gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
+    for number, host in enumerate(hosts):
+        gatherers[number % parts].add(made[host])
+    first, *others = [gatherer.finish() for gatherer in gatherers]
+    for other in others:
+        first.update(other)
+    first.settle()
+    assert {path[-1] for path in first.paths.paths} - {"P2P"} == {"SHM"}
+
+
+def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> None:
+    for verdict, transport in (
+        ([path_by("P2P"), path_by("SHM")], "SHM"), ([path_by("SHM"), path_by("P2P")], "P2P"),
+        ([path_by("SHM"), path_by(None, status=ERROR)], "SHM"), ([path_by("SHM", stage="gang")], None),
+        ([path_by("SHM", scope="gang=r1")], None),
+    ):  # fmt: skip
+        assert path_of(view(*verdict), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
+    # Where the launch tells nothing the figure may.
+    assert path_of(view(), slow(params={"transport": "NET"}))[4] == "NET"
+
+
+@pytest.mark.parametrize(
+    ("rules", "explained"),
+    [
+        ((ACCESS,), True), ((), False), ((replace(ACCESS, value=False),), False), ((replace(ACCESS, value=1),), False),
+        ((replace(ACCESS, name="peer_copy.*"),), True), ((criterion("memory.bandwidth", value=True),), False),
+    ],
+)  # fmt: skip
+def test_gpus_that_do_not_reach_each_other_go_through_the_host_by_nature(rules: Any, explained: bool) -> None:
+    assert (judged(slow(), path_by("SHM"), rules=rules) != slow()) is explained
+    between = slow(scope="gang=r1", stage="gang")
+    assert judged(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
+
+
+def test_missing_nvls_is_reported_with_what_to_check() -> None:
+    nvls = slow(name="collective.nvls", value=False, reason="found False")
+    assert judged(nvls) == replace(nvls, reason=f"found False; {CHECK_NVLS}", detail=CHECK_NVLS)
+    for other in (replace(nvls, value=0), replace(nvls, value=None), replace(nvls, name="collective.channels")):
+        assert judged(other) == other
+
+
+def test_host_without_a_transport_has_no_path() -> None:
+    no_host = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
+    assert with_lost_path(no_host, slow(), [], set()) == slow()

@@ -1,0 +1,143 @@
+"""What a gate can find, on runs of one figure: what is counted, in which group, and what floor is held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.evidence import Evidence
+from fleet.judge.power import LARGE_MESSAGE, Power, power, robust_sigma
+from schemas.records import Observation
+from tests import builders
+from tests.unit.fleet.judge.test_edges import criterion, left, pack, small
+
+PLAN = small("h1", "h2")
+NAMES = ("h1", "h2")
+FLOOR = criterion("memory.bandwidth", operator="ge", value=90.0, unit="B/s")
+
+
+def figure(
+    value: Any, name: str = "memory.bandwidth", scope: str = "gpu=0", stage: str = "benchmark", **params: Any
+) -> Observation:
+    return builders.observation(name, value, scope=scope, stage=stage, **params)
+
+
+def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any) -> Power:
+    """Runs in which hosts show these."""
+    runs = []
+    for number in range(count):
+        plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())
+        evidence = {name: left(plan, name, observations=tuple(made(number, name)), **over) for name in NAMES}
+        runs.append((plan, evidence))
+    return power(runs, [pack(*(rules or (FLOOR,)))])
+
+
+def test_gate_is_described_in_full() -> None:
+    result = gated(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
+    (gate,) = result.gates
+    assert (gate.criterion, gate.name, gate.stage, gate.params, gate.unit) == (
+        "c",
+        "memory.bandwidth",
+        "benchmark",
+        {"op": "copy"},
+        "B/s",
+    )
+    assert (gate.n, gate.parts, gate.mean, gate.part_sigma, gate.limit) == (6, 2, 100.0, 0.0, 90.0)
+    assert gate.run_sigma == pytest.approx(1.4826 * 1.495)
+    (repeat,) = result.repeats
+    assert (repeat.name, repeat.stage, repeat.params, repeat.group) == (
+        "memory.bandwidth",
+        "benchmark",
+        {"op": "copy"},
+        "HBM",
+    )
+    assert (repeat.parts, repeat.worst) == (2, pytest.approx(0.02))
+    assert repeat.where in ("h1 gpu=0 h1-0", "h2 gpu=0 h2-0")
+    assert (result.runs, result.left_out) == (("r0", "r1", "r2"), ())
+    assert result.worst == {"HBM": repeat}
+
+
+def test_least_repeatable_part_and_figure_are_named() -> None:
+    def made(number: int, host: str) -> list[Observation]:
+        off = number * (2.0 if host == "h2" else 1.0)
+        return [figure(100.0 + off, op="copy"), figure(100.0 + 3 * off, op="read")]
+
+    result = gated(made)
+    assert [(item.params["op"], item.where) for item in result.repeats] == [
+        ("copy", "h2 gpu=0 h2-0"),
+        ("read", "h2 gpu=0 h2-0"),
+    ]
+    assert result.worst["HBM"].params == {"op": "read"}
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "group"),
+    [
+        ("stress.throughput", {}, "sustained GEMM"), ("memory.bandwidth", {}, "HBM"), ("peer_copy.bandwidth", {}, "copies"),
+        ("host_copy.bandwidth", {"sharing": "alone"}, "copies"), ("host_copy.bandwidth", {"sharing": "all_gpus"}, ""),
+        ("host_copy.bandwidth", {"sharing": "alone", "numa": "local"}, "copies"), ("gemm.throughput", {}, ""),
+        ("host_copy.bandwidth", {"sharing": "alone", "numa": "remote"}, ""), ("host_copy.bandwidth", {}, ""),
+        ("collective.all_reduce.busbw", {"size_bytes": LARGE_MESSAGE}, "collectives of 64 MiB and more"),
+        ("collective.all_reduce.busbw", {"size_bytes": LARGE_MESSAGE - 1}, ""), ("collective.all_reduce.busbw", {}, ""),
+        ("collective.all_reduce.algbw", {"size_bytes": LARGE_MESSAGE}, ""), ("overlap.busbw", {"size_bytes": LARGE_MESSAGE}, ""),
+    ],
+)  # fmt: skip
+def test_figures_that_are_quoted_together(name: str, params: Any, group: str) -> None:
+    (repeat,) = gated(lambda number, host: [figure(100.0 + number, name, **params)]).repeats
+    assert repeat.group == group
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, True, "x", float("nan")])
+def test_what_is_no_positive_number_is_no_figure(value: Any) -> None:
+    result = gated(lambda number, host: [figure(100.0 if host == "h1" else value)])
+    assert [item.parts for item in result.repeats] == [1]
+    assert [item.parts for item in gated(lambda number, host: [figure(0.5)]).repeats] == [2]
+
+
+@pytest.mark.parametrize(
+    ("over", "gates"),
+    [
+        ({}, 1), ({"operator": "gt"}, 1), ({"operator": "le"}, 0), ({"operator": "eq"}, 0),
+        ({"value": True, "operator": "eq"}, 0),
+        ({"value": 200.0}, 1), ({"value": None, "fleet_fraction": 0.9}, 0),
+    ],
+)  # fmt: skip
+def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
+    assert len(gated(lambda number, host: [figure(100.0)], replace(FLOOR, **over)).gates) == gates
+    reading = criterion("gpu.thing", operator="ge", value=1)
+    assert gated(lambda number, host: [figure(100.0)], reading).gates == ()
+
+
+def test_a_figure_that_too_few_runs_have_is_left_out() -> None:
+    result = gated(lambda number, host: [figure(100.0)] if number else [])
+    assert (result.gates, result.repeats, result.worst) == ((), (), {})
+    assert result.left_out == ("memory.bandwidth (c)",)
+    once = gated(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
+    assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
+
+
+def test_what_a_gang_did_is_one_part_and_a_new_serial_is_another() -> None:
+    shared = gated(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
+    assert [(gate.parts, gate.n) for gate in shared.gates] == [(1, 6)]
+    assert shared.repeats[0].where == "gang=g"
+    silent = gated(lambda number, host: [figure(100.0)], gpus=())
+    assert silent.repeats[0].where == "h1 gpu=0"
+
+
+def test_robust_sigma_of_few() -> None:
+    assert robust_sigma([]) == robust_sigma([5.0]) == 0.0
+    assert robust_sigma([1.0, 3.0]) == pytest.approx(1.4826 * 1.196)
+    assert robust_sigma([1.0] * 4 + [3.0] * 6) == pytest.approx(0.0)
+    assert robust_sigma([float(at) for at in range(10)]) == pytest.approx(1.4826 * 10 / 9.2 * 2.5)
+
+
+def test_host_without_evidence_adds_nothing() -> None:
+    runs = []
+    for number in range(3):
+        plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())
+        runs.append((plan, {"h1": left(plan, "h1", observations=(figure(100.0),)), "h2": Evidence()}))
+    assert [gate.parts for gate in power(runs, [pack(FLOOR)]).gates] == [1]

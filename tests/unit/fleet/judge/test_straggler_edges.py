@@ -1,0 +1,234 @@
+"""Who keeps the others waiting, and why: each sign by itself, on either side of where it begins to speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.stragglers import Ranks, ranks_of, with_causes
+from schemas.records import ERROR, Launch, Observation, Rank
+from schemas.reports import FAIL, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.test_edges import left, pack, small
+
+PLAN = small("h1", "h2", "h3", "h4")
+USUAL = {
+    "compute": 0.020, "wait": 0.004, "last_share": 0.1, "clock": 1.8e9, "power": 600.0, "temperature": 60.0, "launch": 0.010,
+    "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
+    "throttled_share power_cap": 0.0, "throttled_share hw_thermal": 0.0, "throttled_share sw_thermal": 0.1,
+}  # fmt: skip
+NOTHING = "nothing that was read of its GPU and its host's CPU in those steps explains it"
+
+
+def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:
+    name, _, reason = figure.partition(" ")
+    params = {"reason": reason} if reason else {}
+    return builders.observation(f"straggler.{name}", value, scope=scope, stage=stage, **params)
+
+
+def view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "benchmark", **over: Any) -> HostView:
+    figures = [measure(name, value, stage=stage) for name, value in {**USUAL, **over}.items() if value is not None]
+    return HostView(plan, plan.host(host), left(plan, host, observations=(*figures, *more)), [pack()])
+
+
+def slow(**over: Any) -> Verdict:
+    made = {
+        "host": "h1", "scope": "gpu=0", "name": "straggler.compute", "stage": "benchmark", "verdict": FAIL, "criterion": "c",
+        "reason": "found 30", "value": 0.030, "action": "inspect_hardware",
+    }  # fmt: skip
+    return Verdict(**{**made, **over})
+
+
+def annotated(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
+    """What a slow rank with these figures is told, beside three that are as usual."""
+    views = [
+        view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
+        *(view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
+    ]
+    (result,) = with_causes(views, [verdict or slow()])
+    return result
+
+
+def test_straggler_and_its_delay_precede_the_cause() -> None:
+    verdicts = annotated()
+    assert verdicts.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
+    assert verdicts.reason == f"{verdicts.detail}; found 30"
+    assert verdicts.action == "inspect_hardware"
+    assert "computes 50 % longer than its peers:" in annotated(last_share=None).detail
+    assert annotated(slow(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
+    assert "computes longer than its peers: " in annotated(peers={"compute": None}).detail
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"clock": 1.70e9}, "its SM clock was 1700 MHz against 1800 MHz"), ({"clock": 1.72e9}, NOTHING),
+        ({"clock": 0.0}, NOTHING), ({"clock": 2.0e9}, NOTHING), ({"clock": None}, NOTHING),
+        ({"clock": 1.5e9, "throttled_share power_cap": 0.06, "power": 690.0},
+         "its SM clock was 1500 MHz against 1800 MHz at its power limit, 690 W against 600 W"),
+        ({"clock": 1.5e9, "throttled_share power_cap": 0.05}, "its SM clock was 1500 MHz against 1800 MHz"),
+        ({"clock": 1.5e9, "throttled_share power_cap": 0.9, "power": None}, "its SM clock was 1500 MHz against 1800 MHz"),
+        ({"throttled_share hw_thermal": 0.06}, "thermal slowdown (hardware) active for 6 % of the time"),
+        ({"throttled_share hw_thermal": 0.05}, NOTHING), ({"throttled_share sw_thermal": 0.15}, NOTHING),
+        ({"throttled_share hw_power_brake": 1.0}, "power brake active for 100 % of the time"),
+        ({"throttled_share hw_slowdown": 0.5, "throttled_share sw_thermal": 0.4},
+         "thermal slowdown (software) active for 40 % of the time, hardware slowdown active for 50 % of the time"),
+        ({"temperature": 70.5}, "it was at 70 °C against 60 °C"), ({"temperature": 70.0}, NOTHING),
+        ({"launch": 0.028}, "its GPU waits for the CPU: launching takes 28 ms against 10 ms"), ({"launch": 0.027}, NOTHING),
+        ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor, against 0 ms"), ({"cpu_wait": 0.0015}, NOTHING),
+        ({"cpu_pressure": 0.21}, "processors of its host were short 21 % of the time, against 0 %"),
+        ({"cpu_pressure": 0.2}, NOTHING),
+        ({"cpu_time": 0.0121, "launch": None}, "it needs 12.1 ms of CPU a step, against 10 ms"),
+        ({"cpu_time": 0.012, "launch": None}, NOTHING), ({"cpu_time": 0.09, "launch": 0.027}, NOTHING),
+        ({"cpu_time": 0.0121, "launch": 0.0271},
+         "its GPU waits for the CPU: launching takes 27.1 ms against 10 ms; it needs 12.1 ms of CPU a step, against 10 ms"),
+        *(({name: None}, NOTHING) for name in USUAL if name != "compute"),
+        ({"cpus": 16.0}, NOTHING), ({"cpus": 0.0}, NOTHING), ({"cpus": 17.0}, NOTHING),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> None:
+    verdicts = annotated(**own)
+    assert verdicts.detail.partition(": ")[2] == said
+    assert verdicts.action == "inspect_hardware"
+
+
+@pytest.mark.parametrize(
+    ("peers", "own"),
+    [
+        ({"temperature": None}, {"temperature": 90.0}), ({"launch": None}, {"launch": 0.029}), ({"cpus": None}, {"cpus": 1.0}),
+        ({"cpu_time": None}, {"cpu_time": 9.0, "launch": None}), ({"clock": None}, {"clock": 1.0}),
+        ({"launch": 0.028}, {"launch": 0.029}), ({"cpu_wait": 0.01}, {"cpu_wait": 0.02}),
+        ({"cpu_pressure": 0.2}, {"cpu_pressure": 0.4}),
+        ({"temperature": 60.0}, {"temperature": None}),
+    ],
+)  # fmt: skip
+def test_condition_shared_by_the_others_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
+    assert annotated(peers=peers, **own).detail.endswith(NOTHING)
+
+
+def test_a_wait_for_a_processor_counts_from_twice_the_others() -> None:
+    for wait, named in ((0.021, True), (0.020, False)):
+        assert ("its threads wait" in annotated(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
+    # Where launching takes as long as elsewhere, a little more or less, it explains nothing.
+    for launch_s, named in ((0.0295, True), (0.0294, False)):
+        assert ("its GPU waits" in annotated(peers={"launch": 0.028}, launch=launch_s).detail) is named
+
+
+def test_causes_on_the_gpu_are_listed_first() -> None:
+    verdicts = annotated(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
+    assert verdicts.detail.partition(": ")[2] == (
+        "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
+        "processors of its host were short 50 % of the time, against 0 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "action"),
+    [
+        ({"cpus": 4.0}, "none"), ({"cpu_throttled_share": 0.06}, "none"), ({"cpu_throttled_share": 0.05}, "inspect_hardware"),
+        ({"cpus": 4.0, "temperature": 90.0}, "inspect_hardware"), ({"cpu_pressure": 0.9}, "inspect_hardware"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_withholds_the_cpu_is_no_broken_part(own: dict[str, Any], action: str) -> None:
+    assert annotated(**own).action == action
+    assert "stopped it in 6 % of the periods" in annotated(cpu_throttled_share=0.06).detail
+
+
+def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
+    plan = replace(PLAN, hosts=tuple(replace(one, gang=gangs[one.name]) for one in PLAN.hosts))
+    return view(host, plan, stage="gang", **over)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "said"),
+    [
+        (0.0, 0.004, " (the others wait 4 ms a step; it is the last in 90 % of them)"),
+        (0.002, 0.004, " (the others wait 4 ms a step; it is the last in 90 % of them)"), (0.0021, 0.004, ""),
+        (0.0, 0.0015, " (the others wait 1.5 ms a step; it is the last in 90 % of them)"), (0.0, 0.0014, ""),
+    ],
+)  # fmt: skip
+def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: str) -> None:
+    gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
+    views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
+    views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
+    (result,) = with_causes(views, [slow(stage="gang")])
+    assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{said}: ")
+
+
+def test_no_straggler_across_hosts_outside_a_gang() -> None:
+    assert "the others wait" not in annotated(wait=0.0).detail
+    plan = small("h1", "h2", "h3", gpu_count=2)
+    other = measure("wait", 0.004, "gpu=1")
+    views = [view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")]
+    assert "the others wait 4 ms a step" in with_causes(views, [slow()])[0].detail
+
+
+def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
+    made = tuple(Rank(rank=rank, local_rank=local, phase="end", exit_code=0, log_tail="") for rank, local in ranks)
+    return replace(builders.launch(stage, ("h1",)), ranks=made)
+
+
+@pytest.mark.parametrize(
+    ("launches", "who"),
+    [
+        ((launch("benchmark", (7, 0), (8, 1)),), "rank 7 (h1 gpu=0)"), ((launch("benchmark", (8, 1)),), "h1 gpu=0"),
+        ((launch("gang", (7, 0)),), "h1 gpu=0"), ((), "h1 gpu=0"),
+        ((launch("benchmark", (7, 0)), launch("benchmark", (9, 0))), "rank 9 (h1 gpu=0)"),
+    ],
+)  # fmt: skip
+def test_the_rank_is_that_of_the_last_launch_of_the_stage(launches: tuple[Launch, ...], who: str) -> None:
+    here = view("h1", compute=0.030)
+    made = replace(here.evidence.records[0], launches=launches)
+    here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
+    (result,) = with_causes([here, view("h2"), view("h3")], [slow()])
+    assert result.detail.startswith(f"{who} computes")
+    (elsewhere,) = with_causes([here, view("h2")], [slow(scope="gpu=7")])
+    assert elsewhere.detail.startswith("h1 gpu=7 computes")
+
+
+def test_all_other_verdicts_are_left_as_they_are() -> None:
+    views = [view("h1", compute=0.030), view("h2"), view("h3")]
+    others = [slow(verdict=PASS), slow(name="straggler.wait"), slow(value="slow"), slow(host="h9")]
+    assert with_causes(views, others) == others
+    assert with_causes(views, ()) == []
+    assert with_causes(views, [slow(), *others])[1:] == others
+    assert with_causes(views, [*others, slow()])[-1] != slow()
+
+
+def test_readings_of_a_rank() -> None:
+    plan = small("h1", gpu_count=2)
+    more = (
+        measure("compute", 9.0), measure("compute", 8.0, stage="gang"), measure("compute", 7.0, "gpu=1"),
+        measure("compute", "text", "gpu=1"),
+        replace(measure("wait", 1.0, "gpu=1"), status=ERROR, value=None, reason="x"), measure("compute", 1.0, "gang=g"),
+        builders.observation("gemm.throughput", 1.0, scope="gpu=1"),
+    )  # fmt: skip
+    here = view("h1", plan, *more, **{**dict.fromkeys(USUAL), "throttled_share hw_thermal": 0.5})
+    result = [(kind, figure, item.scope, item.value) for kind, figure, item in ranks_of(here)]
+    assert result == [
+        (("NVIDIA H200", "benchmark"), "throttled_share hw_thermal", "gpu=0", 0.5),
+        (("NVIDIA H200", "benchmark"), "compute", "gpu=0", 9.0),
+        (("NVIDIA H200", "gang"), "compute", "gpu=0", 8.0),
+        (("NVIDIA H200", "benchmark"), "compute", "gpu=1", 7.0),
+    ]
+
+
+def test_ranks_are_compared_with_the_others_whatever_parts_they_came_in() -> None:
+    views = [view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
+    kind = ("NVIDIA H200", "benchmark")
+    whole, parts, fed = Ranks(views), [Ranks([one]) for one in views], Ranks()
+    parts[0].update(parts[1])
+    parts[0].update(parts[2])
+    for value in (1.0, 2.0, 4.0):
+        fed.feed(kind, "compute", value)
+    for known in (whole, parts[0], fed):
+        assert known.usual(kind, {"compute": 1.0})["compute"] == 3.0
+        assert known.usual(kind, {})["compute"] == 2.0
+    assert whole.usual(("NVIDIA X", "benchmark"), {}) == {}
+    assert "compute" not in Ranks(views[:1]).usual(kind, {"compute": 1.0})
+    (result,) = with_causes(views[:1], [slow(value=1.0)], Ranks([view("h1", compute=1.0), view("h2", compute=0.5)]))
+    assert "computes 100 % longer than its peers" in result.detail

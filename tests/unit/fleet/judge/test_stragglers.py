@@ -1,0 +1,417 @@
+"""The rank that the others wait for: named with its cause, nobody where all are alike; and real ranks of which one is slowed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.benchmarks.runtime import host_cpu
+from agent.benchmarks.training.straggler import trimmed_mean
+from fleet.judge.criteria import Criterion, Pack, read_packs
+from fleet.judge.evaluate import evaluate
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import Evidence, judge
+from fleet.judge.outliers import FleetFigures
+from fleet.judge.stragglers import with_causes
+from fleet.planning.plan import make_plan
+from schemas.plans import Plan
+from schemas.records import UNSUPPORTED, Observation, Rank, Record
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders, ranks
+from tests.unit.agent.benchmarks.test_benchmarks import observations, request
+
+PACKS = read_packs([])
+FIGURES: dict[str, tuple[str, float]] = {
+    "compute": ("s", 0.0158), "wait": ("s", 3e-4), "launch": ("s", 6.7e-3), "cpu_time": ("s", 7.2e-3), "last_share": ("1", 0.25),
+    "preemptions": ("1", 0.01), "clock": ("Hz", 1.9e9), "power": ("W", 675.0), "temperature": ("Cel", 58), "cpus": ("1", 64),
+    "cpu_wait": ("s", 1e-6), "cpu_pressure": ("1", 0.003), "cpu_throttled_share": ("1", 0.0),
+}  # fmt: skip
+"""As four healthy H200 had them."""
+SCATTER = {"gpu=0": 1.012, "gpu=1": 0.988}
+"""Of their computing, from GPU to GPU; it was the same in each run."""
+
+
+def plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
+    """A run that takes training steps apart, on each host and between them."""
+    stage = {"deadline_s": 60, "collective_timeout_s": 30, "benchmarks": {"straggler": {}}}
+    profile = {
+        "name": "steps",
+        "device": device,
+        "processes_per_host": gpu_count,
+        "stages": {"benchmark": stage, "gang": stage},
+    }
+    inventory = builders.inventory(*(hosts or ("h1", "h2")), rackproof_gpu_count=gpu_count)
+    return make_plan(profile, inventory, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
+
+
+def evidence(of: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] | None = None) -> dict[str, Evidence]:
+    """What a fleet leaves behind whose GPUs are as FIGURES says; `over`: (stage, host, scope) -> what is otherwise there.
+
+    The share of time of a clock event reason stands under the reason's name.
+    """
+    result = builders.evidence(of)
+    for number, (name, left) in enumerate(result.items()):
+        records = [_figured(of, record, name, number, over or {}) for record in left.records]
+        result[name] = replace(left, records=tuple(records))
+    return result
+
+
+def _figured(
+    of: Plan, record: Record, host: str, number: int, over: Mapping[tuple[str, str, str], Mapping[str, float]]
+) -> Record:
+    stage = "gang" if record.gang else "benchmark"
+    kept = [observation for observation in record.observations if observation.scope not in of.host(host).scopes]
+    for scope in of.host(host).scopes:
+        own = over.get((stage, host, scope), {})
+        for name, (unit, value) in FIGURES.items():
+            usual = value * SCATTER.get(scope, 1.0) if name == "compute" else value
+            kept.append(_observation(f"straggler.{name}", own.get(name, usual), scope, unit, stage))
+        for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"):
+            share = own.get(reason, 0.9 if reason == "power_cap" else 0.0)
+            kept.append(_observation("straggler.throttled_share", share, scope, "1", stage, reason=reason))
+    count = len(of.host(host).scopes)
+    first = number * count if record.gang else 0
+    ranks = tuple(
+        Rank(rank=first + local, local_rank=local, phase="end", exit_code=0, log_tail="") for local in range(count)
+    )
+    launches = tuple(replace(launch, ranks=ranks) for launch in record.launches)
+    return replace(record, observations=tuple(kept), launches=launches)
+
+
+def _observation(name: str, value: float, scope: str, unit: str, stage: str, **params: Any) -> Observation:
+    return builders.observation(name, value, scope=scope, unit=unit, stage=stage, width=1024, **params)
+
+
+def judged(of: Plan, left: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
+    """What the criteria on these figures say, with the causes."""
+    views = [HostView(of, host, left[host.name], packs) for host in of.hosts]
+    fleet = FleetFigures(Planned(of), views)
+    own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
+    return with_causes(views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)])
+
+
+def named(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+    return [(item.stage, item.host, item.scope) for item in verdicts if item.verdict == FAIL]
+
+
+def test_equal_ranks_have_no_straggler() -> None:
+    of = plan()
+    verdicts = judged(of, evidence(of))
+    assert {verdict.verdict for verdict in verdicts} == {PASS}
+    assert {(verdict.criterion, verdict.stage) for verdict in verdicts} == {
+        ("straggler-compute", "benchmark"),
+        ("straggler-compute", "gang"),
+    }
+
+
+HOT = {
+    "compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.2e9, "power": 390.0, "temperature": 88, "hw_thermal": 0.8,
+    "power_cap": 0.0,
+}  # fmt: skip
+QUOTA = {
+    "compute": 0.0225,
+    "wait": 2e-4,
+    "last_share": 0.28,
+    "launch": 0.0148,
+    "cpu_wait": 0.0109,
+    "cpu_throttled_share": 1.0,
+}
+PINNED = {"compute": 0.0185, "wait": 0.0, "last_share": 1.0, "launch": 0.0181, "cpu_wait": 0.011, "cpus": 1}
+BUSY = {"compute": 0.0185, "wait": 0.0, "last_share": 1.0, "launch": 0.0181, "cpu_wait": 0.009, "cpu_pressure": 0.9}
+CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "power": 400.0, "power_cap": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("figures", "reported", "action"),
+    [
+        pytest.param(
+            HOT,
+            "its SM clock was 1200 MHz against 1900 MHz; thermal slowdown (hardware) active for 80 % of the time; "
+            "it was at 88 °C against 58 °C",
+            "inspect_hardware",
+            id="hot",
+        ),
+        pytest.param(
+            CAPPED,
+            "its SM clock was 1400 MHz against 1900 MHz at its power limit, 400 W against 675 W",
+            "inspect_hardware",
+            id="capped",
+        ),
+        pytest.param(
+            QUOTA,
+            "the CPU quota of its cgroup stopped it in 100 % of the periods; its threads wait 10.9 ms a step for a processor, "
+            "against 0.001 ms",
+            "none",
+            id="quota",
+        ),
+        pytest.param(
+            PINNED,
+            "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching takes 18.1 ms against "
+            "6.7 ms; its threads wait 11 ms a step for a processor, against 0.001 ms",
+            "none",
+            id="pinned",
+        ),
+        pytest.param(
+            BUSY,
+            "its GPU waits for the CPU: launching takes 18.1 ms against 6.7 ms; its threads wait 9 ms a step for a processor, "
+            "against 0.001 ms; processors of its host were short 90 % of the time, against 0 %",
+            "inspect_hardware",
+            id="busy",
+        ),
+        pytest.param(
+            {"compute": 0.0207, "wait": 0.0, "last_share": 1.0},
+            "nothing that was read of its GPU and its host's CPU in those steps explains it",
+            "inspect_hardware",
+            id="unexplained",
+        ),
+    ],
+)
+def test_rank_that_the_others_wait_for_is_named_with_its_cause(figures: Any, reported: str, action: str) -> None:
+    of = plan()
+    slow = figures["compute"] - 0.0158
+    waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
+    verdicts = judged(of, evidence(of, {**waiting, ("gang", "h2", "gpu=1"): figures}))
+    assert named(verdicts) == [("gang", "h2", "gpu=1")]
+    (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
+    assert result.reason.startswith("rank 3 (h2 gpu=1) computes ")
+    assert (
+        f"the others wait {slow * 1e3:.3g} ms a step; it is the last in {figures['last_share'] * 100:.0f} %"
+        in result.reason
+    )
+    assert result.reason.partition("): ")[2].partition("; found ")[0] == reported
+    assert (result.action, result.serial) == (action, "h2-1")
+    assert (
+        result.detail == f"{result.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
+    )
+
+
+def test_gpu_slow_in_the_host_stage_is_named() -> None:
+    of = plan()
+    (only_verdict,) = (
+        verdict for verdict in judged(of, evidence(of, {("benchmark", "h2", "gpu=1"): HOT})) if verdict.verdict == FAIL
+    )
+    assert (only_verdict.stage, only_verdict.host, only_verdict.scope) == ("benchmark", "h2", "gpu=1")
+    assert only_verdict.reason.startswith("rank 1 (h2 gpu=1) computes 29 % longer than its peers: its SM clock")
+
+
+def test_all_slow_ranks_are_named() -> None:
+    of = plan("h1", "h2", "h3")
+    slow = {("gang", "h2", "gpu=1"): HOT, ("gang", "h3", "gpu=0"): QUOTA}
+    assert named(judged(of, evidence(of, slow))) == [("gang", "h2", "gpu=1"), ("gang", "h3", "gpu=0")]
+
+
+def test_of_two_gpus_neither_is_named() -> None:
+    """Which of them is out of line nobody can tell; the report lists the figure as not judged."""
+    of = plan(gpu_count=1)
+    assert judged(of, evidence(of, {("gang", "h2", "gpu=0"): HOT})) == []
+
+
+def test_rehearsal_has_no_straggler() -> None:
+    """Processes that share processors may differ by anything."""
+    of = plan(device="cpu")
+    assert of.rehearsal
+    verdicts = judged(of, evidence(of, {("gang", "h2", "cpu=1"): {"compute": 0.9, "cpu_pressure": 1.0}}))
+    assert len(verdicts) == 8  # two hosts, two processes, two stages
+    assert {verdict.verdict for verdict in verdicts} == {PASS}
+
+
+@pytest.mark.parametrize("name", ["compute", "wait", "clock", "last_share", "cpu_time"])
+def test_figure_that_could_not_be_had_is_inconclusive(name: str) -> None:
+    of = plan()
+    left = evidence(of)
+    hit = _lost(f"straggler.{name}", "h2")
+    left["h2"] = builders.with_observations(left["h2"], hit, gang=True)
+    verdicts = [item for item in judge(of, left, PACKS) if item.name.startswith("straggler.") and item.verdict != PASS]
+    assert [(item.host, item.scope, item.verdict) for item in verdicts] == [("h2", "gpu=1", INCONCLUSIVE)]
+
+
+def test_unsupported_kernel_counter_is_not_missing() -> None:
+    of = plan()
+    left = evidence(of)
+    for name in ("cpu_pressure", "cpu_throttled_share", "cpu_wait", "cpus"):
+        left["h2"] = builders.with_observations(left["h2"], _lost(f"straggler.{name}", UNSUPPORTED), gang=True)
+    assert [
+        item for item in judge(of, left, PACKS) if item.name.startswith("straggler.") and item.verdict != PASS
+    ] == []
+
+
+def _lost(name: str, status: str) -> Callable[[Observation], Observation]:
+    how = UNSUPPORTED if status == UNSUPPORTED else "error"
+
+    def change(observation: Observation) -> Observation:
+        hit = observation.name == name and observation.scope == "gpu=1"
+        return replace(observation, status=how, value=None, reason="it said so") if hit else observation
+
+    return change
+
+
+def test_one_hiccup_does_not_show_and_every_tenth_step_does() -> None:
+    assert trimmed_mean([0.01] * 39 + [5.0]) == pytest.approx(0.01)
+    assert trimmed_mean([0.01] * 36 + [0.05] * 4) > 0.011
+
+
+# What the kernel tells of the host's CPU.
+
+
+def kernel(root: Path, *, delays: int, pressure: int | None, cgroup: str, **groups: tuple[int, int]) -> Path:
+    """A tree of /proc and /sys; `groups`: cgroup -> periods, and those in which the quota was used up."""
+    files = {f"proc/self/task/{thread}/schedstat": f"5 {delays} 1\n" for thread in (7, 8)}
+    files |= {"proc/self/cgroup": cgroup}
+    if pressure is not None:
+        files["proc/pressure/cpu"] = (
+            f"some avg10=0.00 avg60=0.00 avg300=0.00 total={pressure}\nfull avg10=0.00 total=0\n"
+        )
+    for group, (periods, throttled) in groups.items():
+        files[f"sys/fs/cgroup/{group}/cpu.stat"] = f"usage_usec 1\nnr_periods {periods}\nnr_throttled {throttled}\n"
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "group"),
+    [
+        ("0::/pod/box\n", "pod/box"),
+        ("0::/pod/box\n", "pod"),
+        ("4:memory:/x\n3:cpu,cpuacct:/pod/box\n", "cpu,cpuacct/pod"),
+        ("3:cpu:/pod/box\n0::/\n", "cpu/pod/box"),
+    ],
+)
+def test_quota_of_a_cgroup_and_of_those_above_it(tmp_path: Path, cgroup: str, group: str) -> None:
+    root = kernel(tmp_path, delays=0, pressure=0, cgroup=cgroup, **{group: (100, 10)})
+    first = replace(host_cpu.read_counters(root), time=10.0)
+    kernel(tmp_path, delays=3_000_000, pressure=500_000, cgroup=cgroup, **{group: (120, 18)})
+    spent = host_cpu.usage_between(first, replace(host_cpu.read_counters(root), time=12.0))
+    assert spent == host_cpu.CpuUsage(waited=0.006, pressure=0.25, throttled=0.4)
+
+
+def test_kernel_that_counts_nothing_of_it_says_so(tmp_path: Path) -> None:
+    spent = host_cpu.usage_between(host_cpu.read_counters(tmp_path), host_cpu.read_counters(tmp_path))
+    assert spent == host_cpu.CpuUsage(
+        waited=host_cpu.NO_DELAYS, pressure=host_cpu.NO_PRESSURE, throttled=host_cpu.NO_QUOTA
+    )
+
+
+# Real ranks.
+
+RANKS, SLOW = 3, 1
+STEPS = {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 8, "seconds": 1.0}
+LIMIT = Criterion(
+    id="slow",
+    name="straggler.compute",
+    scope="cpu",
+    operator="le",
+    fleet_fraction=1.25,
+    unit="s",
+    action="none",
+    source="test",
+)
+"""Of three ranks the median is the slower of the two that are well: none of them can fail, however busy the machine is."""
+
+
+@contextlib.contextmanager
+def _stop_and_go() -> Iterator[Callable[[int], None]]:
+    """Stopped for nine tenths of the time: others may keep the well ranks from the processors, too."""
+    over, threads = threading.Event(), list[threading.Thread]()
+
+    def work(pid: int) -> None:
+        while not over.is_set():
+            for number, seconds in ((signal.SIGSTOP, 0.11), (signal.SIGCONT, 0.012)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                time.sleep(seconds)
+
+    def begin(pid: int) -> None:
+        threads.append(threading.Thread(target=work, args=(pid,)))
+        threads[0].start()
+
+    yield begin
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+@contextlib.contextmanager
+def _starve() -> Iterator[Callable[[int], None]]:
+    """On one processor, which seven others use too: each in a session of its own, as the kernel may share out by session."""
+    one = min(os.sched_getaffinity(0))
+    burning = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
+    burners = [subprocess.Popen([sys.executable, "-c", burning], start_new_session=True) for _ in range(7)]
+
+    def begin(pid: int) -> None:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task.name), {one})
+
+    yield begin
+    for burner in burners:
+        burner.kill()
+        burner.wait()
+
+
+@pytest.mark.parametrize(
+    ("slow_down", "cause"),
+    [
+        pytest.param(_stop_and_go, "", id="stopped"),
+        pytest.param(
+            _starve,
+            "it may use 1 of its host's processors",
+            id="starved",
+            marks=pytest.mark.skipif(
+                len(os.sched_getaffinity(0)) <= RANKS, reason="each rank is starved of processors here"
+            ),
+        ),
+    ],
+)
+def test_rank_that_is_slowed_is_named(
+    tmp_path: Path, slow_down: Callable[[], contextlib.AbstractContextManager[Callable[[int], None]]], cause: str
+) -> None:
+    """One of three gloo ranks is slowed from outside from its first timed step on."""
+    wanted = {**request(straggler=STEPS), "devices": list(range(RANKS)), "stage": "benchmark"}
+    (tmp_path / "request.json").write_text(json.dumps(wanted))
+    with slow_down() as begin:
+        started = ranks.start("agent.benchmarks", "--request", "request.json", work=tmp_path, ranks=RANKS)
+        begin(_when_it_steps(tmp_path, started.processes[SLOW]))
+        assert started.wait() == [0] * RANKS, (tmp_path / f"rank{SLOW}.log").read_text()
+    of = plan("h1", "h2", gpu_count=RANKS, device="cpu")
+    records = builders.records(of, "h1")
+    ended = tuple(Rank(rank=rank, local_rank=rank, phase="end", exit_code=0, log_tail="") for rank in range(RANKS))
+    alone = replace(
+        records[0],
+        observations=tuple(observations(tmp_path)),
+        launches=(replace(builders.launch("benchmark", ("h1",)), ranks=ended),),
+    )
+    pack = Pack(name="test", gpu_names=(), criteria=(LIMIT,), chosen=True)
+    verdicts = judged(of, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
+    assert len(verdicts) == RANKS
+    assert named(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
+    (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
+    assert result.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
+    assert "the others wait" in result.reason
+    assert cause in result.reason
+
+
+def _when_it_steps(work: Path, rank: BaseProcess) -> int:
+    """The process of the rank to be slowed, once its steps are timed."""
+    state = work / f"rank{SLOW}.state.json"
+    while rank.is_alive():
+        with contextlib.suppress(OSError, ValueError):
+            if rank.pid and json.loads(state.read_text())["phase"].startswith("straggler, "):
+                return rank.pid
+        time.sleep(0.01)
+    raise AssertionError(f"rank {SLOW} took no step: {(work / f'rank{SLOW}.log').read_text()}")

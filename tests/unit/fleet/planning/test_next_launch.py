@@ -1,0 +1,534 @@
+"""Who launches next: over simulated fleets whose hosts leave records as real ones do."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.judge import Evidence
+from fleet.planning.next_launch import Decision, LaunchPlan, decide
+from fleet.report.merge import merge
+from schemas import documents
+from schemas.decode import record_from_json
+from schemas.plans import Plan
+from schemas.records import Culprit, Launch, Observation, Rank, Record, to_json
+from schemas.reports import FleetReport
+from tests import accepted, builders
+
+PACKS = read_packs(())
+GBPS = 400.0
+
+
+def plan(*names: str, **variables: Any) -> Plan:
+    return builders.plan(*names, rackproof_fabric_gbps=GBPS, **variables)
+
+
+@dataclass
+class Site:
+    """A fleet, what is wrong with it, and what its hosts have left so far."""
+
+    plan: Plan
+    bad: set[str] = field(default_factory=set)
+    """A launch with one of them does not form, and nobody is named."""
+    links: list[frozenset[str]] = field(default_factory=list)
+    """The same, of both ends together."""
+    culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
+    """Whom the heartbeats name."""
+    unable: Mapping[str, int] = field(default_factory=dict)
+    """Host -> the launch from which on a rank of it has no device; the others come to a good end then, with nothing measured."""
+    slow: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    """Hosts out of reach, whose records nobody fetches."""
+    minimum: int = 2
+    flaky: int = 0
+    """So many launches fail by themselves first."""
+    started: list[LaunchPlan] = field(default_factory=list)
+    launches: dict[str, list[Launch]] = field(default_factory=dict)
+    _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.plan.hosts]
+
+    def decide(self, evidence: dict[str, Evidence] | None = None) -> Decision:
+        present = [name for name in self.names if name not in self.gone]
+        return decide(self.plan, evidence or self.evidence(), PACKS, present=present, minimum=self.minimum)
+
+    def play(self) -> Decision:
+        """Launches what is decided until nothing is left to launch."""
+        for _ in range(60):
+            decision = self.decide()
+            if not decision.launches:
+                return decision
+            hosts = [host for start in decision.launches for host in start.members]
+            assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
+            for start in decision.launches:
+                self.launch(start)
+        raise AssertionError(f"does not end: {self.started}")
+
+    def launch(self, start: LaunchPlan) -> None:
+        self.started.append(start)
+        culprit = self.culprit(start)
+        fails = bool(culprit) or self.flaky > 0 or bool(self.bad & set(start.members))
+        fails = fails or any(link <= set(start.members) for link in self.links)
+        self.flaky -= 1
+        for host in start.members:
+            if host not in self.gone:
+                self.launches.setdefault(host, []).append(self._account(start, host, fails, culprit))
+
+    def _account(self, start: LaunchPlan, host: str, fails: bool, culprit: Culprit | None) -> Launch:
+        lost = [name for name in start.members if start.number >= self.unable.get(name, start.number + 1)]
+        if lost:
+            fails, culprit = host in lost, named("rank_unable", host, scope="gpu=1") if host in lost else None
+        values: list[Observation] = [] if fails or lost else self._measured(start, host)
+        return replace(
+            builders.launch("probe" if start.probe else "gang", start.members, "failed" if fails else "finished"),
+            reason=(culprit.text if culprit else "hung") if fails else "",
+            number=start.number,
+            culprit=culprit,
+            ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
+            observations=tuple(values),
+        )
+
+    def _measured(self, start: LaunchPlan, host: str) -> list[Observation]:
+        if start.probe:
+            name = {"benchmark": "collective"}
+            return [replace(builders.observation("benchmark.duration", 1.0, stage="probe"), params=name)]
+        spoilt = bool(self.slow & set(start.members))
+        return [
+            replace(values, **self._figure(values, host, spoilt))
+            for values in builders.results(self.plan, host, "gang")
+            if values.scope.partition("partner=")[2] in ("", *start.members)
+        ]
+
+    def _figure(self, values: Observation, host: str, spoilt: bool) -> dict[str, Any]:
+        other = values.scope.partition("partner=")[2]
+        if values.name == "pairs.bandwidth":
+            return {"value": 1e10 if self.slow & {host, other} else 4e10}
+        return {"value": 1e9} if spoilt and values.name.endswith(("busbw", "algbw")) else {}
+
+    def evidence(self) -> dict[str, Evidence]:
+        """What was fetched: the last launch's figures are the record's."""
+        result = {}
+        for host in self.names:
+            alone, together = self._left(host)
+            launches = self.launches.get(host, [])
+            full = [launch for launch in launches if launch.stage == "gang"]
+            together = replace(
+                together,
+                observations=full[-1].observations if full else (),
+                launches=tuple(
+                    replace(launch, observations=()) if full and launch is full[-1] else launch for launch in launches
+                ),
+            )
+            result[host] = Evidence(records=(alone, *([together] if launches and host not in self.gone else [])))
+        return result
+
+    def _left(self, host: str) -> tuple[Record, Record]:
+        if host not in self._records:
+            alone, together = builders.records(self.plan, host)
+            self._records[host] = alone, together
+        return self._records[host]
+
+    def report(self) -> FleetReport:
+        return merge(self.plan, self.evidence(), PACKS)
+
+    def full(self) -> list[tuple[str, ...]]:
+        """The members of every launch that is no probe."""
+        return [start.members for start in self.started if not start.probe]
+
+
+def named(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culprit:
+    return Culprit(kind=kind, hosts=hosts, text=text or f"host {', '.join(hosts)}: {kind}", scope=scope)
+
+
+def stopped_by(culprit: Culprit) -> Callable[[LaunchPlan], Culprit | None]:
+    """Named in every launch that these hosts take part in."""
+    return lambda start: culprit if set(culprit.hosts) & set(start.members) else None
+
+
+def decisions(report: FleetReport) -> dict[str, str]:
+    return {host.name: host.decision for host in report.hosts}
+
+
+def faults(report: FleetReport) -> set[tuple[str, str, str]]:
+    return {(item.host, item.scope, item.verdict) for item in report.verdicts if item.name == "gang.fault"}
+
+
+def test_a_gang_in_order_is_launched_once() -> None:
+    site = Site(plan("h1", "h2", "h3"))
+    decision = site.play()
+    assert site.started == [LaunchPlan(gang="r1", members=("h1", "h2", "h3"), number=1)]
+    assert decision == Decision(launches=(), excluded={})
+    assert site.report().decision == "accepted"
+
+
+def test_several_gangs_start_at_once() -> None:
+    hosts = builders.inventory("a1", "a2", "b1", "b2", rackproof_gpu_count=2)
+    of = plan("a1", "a2", "b1", "b2")
+    of = replace(of, hosts=tuple(replace(host, gang=host.name[0]) for host in of.hosts))
+    assert len(hosts) == 4
+    first = Site(of).decide()
+    assert [(start.gang, start.members, start.number) for start in first.launches] == [
+        ("a", ("a1", "a2"), 1),
+        ("b", ("b1", "b2"), 1),
+    ]
+
+
+def test_who_is_named_leaves_and_the_rest_is_measured_without_it() -> None:
+    dead = named("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
+    decision = site.play()
+    assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
+    assert decision.excluded == {"h2": dead.text}
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "rejected", "h3": "accepted"}
+    assert (report.decision, faults(report)) == ("rejected", {("h2", "gpu=1", "fail")})
+    verdict = next(item for item in report.verdicts if item.name == "gang.fault")
+    assert (verdict.serial, verdict.reason, verdict.action) == ("h2-1", dead.text, "inspect_hardware")
+    assert "Gang r1: 2 of 3 hosts were measured together (h1, h3), without h2" in report.acceptance.summary
+
+
+def test_every_launch_stays_in_the_record() -> None:
+    dead = named("rank_ended", "h2")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
+    site.play()
+    launches = {
+        host.name: [launch.outcome for launch in host.launches if launch.stage == "gang"]
+        for host in site.report().hosts
+    }
+    assert launches == {"h1": ["failed", "finished"], "h2": ["failed"], "h3": ["failed", "finished"]}
+
+
+def test_a_host_that_is_lost_is_named_by_the_others_and_launches_no_more() -> None:
+    lost = named("host_silent", "h3")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost), gone={"h3"})
+    site.gone = set()
+    first = site.decide()
+    site.gone = {"h3"}
+    for start in first.launches:
+        site.launch(start)
+    decision = site.play()
+    assert site.full() == [("h1", "h2", "h3"), ("h1", "h2")]
+    assert decision.excluded == {}
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected"}
+    assert faults(report) == {("h3", "host", "fail")}
+    (stage,) = (item for item in report.verdicts if item.name == "stage.gang")
+    assert (stage.host, stage.reason) == ("h3", "nothing was observed; there is no record of the stage from this host")
+
+
+def test_a_host_out_of_reach_from_the_start_is_left_out_and_inconclusive() -> None:
+    site = Site(plan("h1", "h2", "h3"), gone={"h3"})
+    site.play()
+    assert site.full() == [("h1", "h2")]
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "incomplete"}
+    assert report.decision == "incomplete"
+    assert "Gang r1: 2 of 3 hosts were measured together (h1, h2), without h3" in report.acceptance.summary
+
+
+def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
+    site = Site(plan("h1", "h2"), culprit=stopped_by(named("host_silent", "h1", "h2")))
+    decision = site.play()
+    assert site.full() == [("h1", "h2")] * 2
+    assert set(decision.excluded) == {"h1", "h2"}
+    assert decisions(site.report()) == {"h1": "incomplete", "h2": "incomplete"}
+    assert {verdict for _, _, verdict in faults(site.report())} == {"inconclusive"}
+
+
+def test_half_of_the_hosts_that_fell_silent_at_once_are_left_out_and_not_rejected() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(named("host_silent", "h3", "h4")))
+    site.play()
+    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
+    assert faults(site.report()) == {("h3", "host", "inconclusive"), ("h4", "host", "inconclusive")}
+
+
+def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named("rank_ended", "h3")), minimum=3)
+    site.play()
+    assert site.full() == [("h1", "h2", "h3")]
+    report = site.report()
+    assert decisions(report) == {"h1": "incomplete", "h2": "incomplete", "h3": "rejected"}
+    assert "Gang r1: no launch of its 3 hosts finished" in report.acceptance.summary
+
+
+def lean(of: Plan) -> Plan:
+    """The plan with little to measure."""
+    kept = ("benchmark.duration", "collective.broadcast.latency")
+    return replace(of, expected=tuple(item for item in of.expected if item.stage == "gang" and item.name in kept))
+
+
+@pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
+def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
+    names = [f"h{number}" for number in range(size)]
+    most = 0
+    for bad in names if size <= 16 else names[::13]:
+        site = Site(plan(*names) if size <= 4 else lean(plan(*names)), bad={bad})
+        assert bad in site.play().excluded
+        if size <= 4:
+            report = site.report()
+            assert decisions(report) == {name: "rejected" if name == bad else "accepted" for name in names}
+            assert faults(report) == {(bad, "host", "fail")}
+        assert site.full() == [tuple(names), tuple(name for name in names if name != bad)]
+        most = max(most, len({start.number for start in site.started if start.probe}))
+    print(f"{size} hosts, 1 bad: at most {most} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
+    assert most <= math.log2(size) + 3
+
+
+def test_one_of_an_incompatible_pair_leaves_and_both_are_reported() -> None:
+    site = Site(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
+    site.play()
+    assert site.full() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
+    report = site.report()
+    assert faults(report) == {("h1", "gang=r1", "fail"), ("h4", "gang=r1", "fail")}
+    assert {host for host, decision in decisions(report).items() if decision == "accepted"} == {"h0", "h2", "h3", "h5"}
+
+
+@pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
+def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
+    """Of two hosts there are none."""
+    site = Site(plan(*names), flaky=1)
+    assert site.play().excluded == {}
+    assert site.full() == [names] * 2
+    assert len(site.started) == 2 or len(names) > 2
+    assert site.report().decision == "accepted"
+
+
+def test_a_probe_that_fails_by_chance_too_gets_no_link_blamed() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), flaky=2)
+    assert site.play().excluded == {}
+    assert site.full() == [("h1", "h2", "h3", "h4")] * 2
+    assert site.report().decision == "accepted"
+
+
+def test_a_gang_of_which_no_two_hosts_work_ends_without_a_culprit() -> None:
+    names = ("h1", "h2", "h3", "h4")
+    site = Site(plan(*names), bad=set(names))
+    assert set(site.play().excluded) == set(names)
+    assert site.full() == [names]
+    assert decisions(site.report()) == dict.fromkeys(names, "incomplete")
+    assert faults(site.report()) == {(name, "gang=r1", "inconclusive") for name in names}
+
+
+def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
+    """Where NCCL cannot start, every rank says so and ends well."""
+    site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
+
+    def without_figures(launch: Launch) -> Launch:
+        return replace(launch, outcome="finished", reason="") if launch.stage == "gang" else launch
+
+    for start in site.decide().launches:
+        site.launch(start)
+    site.launches = {host: [without_figures(launch) for launch in result] for host, result in site.launches.items()}
+    site.play()
+    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]
+    assert faults(site.report()) == {("h2", "host", "fail")}
+
+
+def test_a_slow_host_that_spoils_the_gangs_figures_leaves_so_that_the_others_have_theirs() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), slow={"h3"})
+    assert site.play().excluded == {}
+    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected", "h4": "accepted"}
+    result = {
+        (item.host, item.name) for item in report.verdicts if item.verdict == "fail" and item.name.startswith("pairs")
+    }
+    assert result == {("h3", "pairs.bandwidth")}
+    assert "Gang r1: 3 of 4 hosts were measured together (h1, h2, h4), without h3" in report.acceptance.summary
+
+
+def test_a_slow_host_that_spoils_nothing_stays() -> None:
+    site = Site(replace(plan("h1", "h2", "h3", "h4"), criteria=()), slow={"h3"})
+    site.plan = replace(site.plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in site.plan.hosts))
+    site.play()
+    assert site.full() == [("h1", "h2", "h3", "h4")]
+
+
+@pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
+def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason(kind: str) -> None:
+    """Its launcher was not begun, or ended before any rank was."""
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named(kind, "h2")))
+    for start in site.decide().launches:
+        site.launch(start)
+    busy = "GPU 0 is used by process 4711"
+    (account,) = site.launches["h2"]
+    site.launches["h2"] = [
+        replace(account, ranks=(), culprit=account.culprit if kind == "rank_ended" else None, reason=busy)
+    ]
+    assert site.play().excluded == {"h2": busy}
+    assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
+    assert faults(site.report()) == set(), "what it says of itself is no proof of a fault"
+    assert decisions(site.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
+
+
+@pytest.mark.parametrize(
+    ("unable", "launches"),
+    [
+        ({"h2": 1}, [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]),
+        ({"h2": 1, "h3": 1}, [("h1", "h2", "h3", "h4"), ("h1", "h4")]),
+        ({"h2": 1, "h3": 2}, [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4"), ("h1", "h4")]),
+    ],
+)
+def test_a_host_with_a_rank_that_has_no_device_leaves_at_once(
+    unable: Mapping[str, int], launches: Sequence[tuple[str, ...]]
+) -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), unable=unable)
+    site.play()
+    assert [start.members for start in site.started] == launches
+    report = site.report()
+    assert faults(report) == {(host, "gpu=1", "inconclusive") for host in unable}
+    assert decisions(report) == {
+        host: "incomplete" if host in unable else "accepted" for host in ("h1", "h2", "h3", "h4")
+    }
+
+
+@pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
+def test_probe_with_a_missing_device_suspects_no_host(host: str, since: int) -> None:
+    """The first launch failed by itself, as a GPU that dies makes it; in a probe its host says so."""
+    site = Site(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
+    assert site.play().excluded == {host: f"host {host}: rank_unable"}
+    assert decisions(site.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
+    assert faults(site.report()) == {(host, "gpu=1", "inconclusive")}
+
+
+def test_hosts_of_which_nothing_was_measured_were_not_measured_together() -> None:
+    """Although the launch of those that have all their devices came to its end."""
+    for names, unable in ((("h1", "h2"), {"h2": 1}), (("h1", "h2", "h3"), {"h3": 1, "h2": 2})):
+        site = Site(plan(*names), unable=unable)
+        site.play()
+        (line,) = [line for line in site.report().acceptance.summary if line.startswith("Gang ")]
+        assert line == f"Gang r1: no launch of its {len(names)} hosts finished"
+
+
+def test_renumbered_gpus_do_not_blame_the_last_number() -> None:
+    """Between what the host did alone and its gang: gpu=0 is another part now."""
+    site = Site(plan("h1", "h2", "h3"), unable={"h2": 1})
+    site.play()
+    left = site.evidence()
+    alone, together = left["h2"].records
+    moved = replace(together, gpus=tuple(replace(gpu, index=gpu.index - 1) for gpu in together.gpus if gpu.index))
+    report = merge(site.plan, {**left, "h2": Evidence(records=(alone, moved))}, PACKS)
+    (reported,) = [item for item in report.verdicts if item.name == "gang.fault"]
+    assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
+
+
+def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it() -> None:
+    """It was killed in between: those that it had started waited for the others in vain."""
+    site = Site(plan("h1", "h2", "h3"))
+    (first,) = site.decide().launches
+    site.culprit = stopped_by(named("host_absent", "h3"))
+    site.launch(first)
+    del site.launches["h3"]
+    site.culprit = lambda start: None
+    site.play()
+    assert site.full() == [("h1", "h2", "h3")] * 2
+    assert site.report().decision == "accepted"
+
+
+def test_a_host_that_is_absent_again_leaves() -> None:
+    absent = named("host_absent", "h3")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
+    for _ in range(2):
+        for start in site.decide().launches:
+            site.launch(start)
+        site.launches.pop("h3")
+    site.play()
+    assert site.full() == [("h1", "h2", "h3")] * 2 + [("h1", "h2")]
+
+
+def test_the_same_records_are_answered_the_same_and_a_finished_gang_is_launched_no_more() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
+    while starts := site.decide().launches:
+        assert site.decide().launches == starts
+        for start in starts:
+            site.launch(start)
+    assert site.decide().launches == ()
+    site.gone = {"h4"}  # after its figures were fetched
+    assert site.decide().launches == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_search_ends_without_rejecting_a_healthy_host(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    names = [f"h{number}" for number in range(chance.randint(3, 9))]
+    sick = chance.sample(names, chance.randint(1, max(1, (len(names) - 1) // 2)))
+    dead, bad = sick[: len(sick) // 2], sick[len(sick) // 2 :]
+    site = Site(
+        lean(plan(*names)),
+        bad=set(bad),
+        culprit=lambda start: next((named("rank_ended", host) for host in start.members if host in dead), None),
+    )
+    site.play()
+    assert all(site.full().count(members) <= 2 for members in site.full())
+    well = tuple(name for name in names if name not in sick)
+    assert site.full()[-1] == well
+    assert decisions(site.report()) == {name: "accepted" if name in well else "rejected" for name in names}
+
+
+def written(site: Site, directory: Path) -> Path:
+    """The run directory, as the playbooks leave it."""
+    documents.write(directory / "plan.json", json.loads(json.dumps(to_json(site.plan))))
+    for host, left in site.evidence().items():
+        for record in left.records:
+            path = directory / (f"gangs/{record.gang}" if record.gang else "hosts") / f"{host}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            documents.write(path, json.loads(json.dumps(to_json(record))))
+    return directory
+
+
+def rackproof(*arguments: str | Path, stdin: str = "") -> str:
+    done = accepted.rackproof(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
+    site = Site(lean(plan("h1", "h2", "h3")), culprit=stopped_by(named("rank_ended", "h2")))
+    run = written(site, tmp_path)
+    assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
+        "launches": [["--members=h1,h2,h3", "--number=1"]],
+        "hosts": {"h1": 0, "h2": 0, "h3": 0},
+        "excluded": {},
+        "awaited": [],
+    }
+    assert (run / "gangs" / "r1").is_dir(), "a control node that goes on looks for records first"
+    for start in site.decide().launches:
+        site.launch(start)
+    run = written(site, tmp_path)
+    reported = rackproof("gangs", "--run-dir", run).splitlines()
+    assert reported == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
+    site.play()
+    last = site.launches["h3"].pop()  # it is at its end still, as a control node that was cut off comes back
+    run = written(site, tmp_path)
+    assert rackproof("gangs", "--run-dir", run, "--await") == "wait for h3 first\n"
+    assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
+        "launches": [],
+        "hosts": {},
+        "excluded": {},
+        "awaited": ["h3"],
+    }
+    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "out of reach"
+    site.launches["h3"].append(last)
+    run = written(site, tmp_path)
+    assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)
+    assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
+
+
+def test_what_a_launch_measured_survives_the_record_as_a_file() -> None:
+    site = Site(plan("h1", "h2"))
+    site.play()
+    account = replace(site.launches["h1"][0], culprit=named("rank_ended", "h2"))
+    record = replace(builders.records(site.plan, "h1")[1], launches=(account,))
+    document = json.loads(json.dumps(to_json(record)))
+    documents.validate(document, "record", source="it")
+    assert record_from_json(document) == record

@@ -1,0 +1,253 @@
+"""Inventory and profile to plan: what is wrong is named with host, variable and the nearest valid name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.inventory.ansible import check_addresses, check_variables, hosts_of, read_inventory
+from fleet.planning.plan import make_plan, read_profile
+from schemas import documents
+from schemas.errors import UsageError
+from schemas.plans import plan_from_json
+from schemas.records import to_json
+from tests import ROOT, builders
+from tests.accepted import rackproof
+
+
+def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
+    path = tmp_path / "inventory.json"
+    path.write_text(json.dumps({"_meta": {"hostvars": hosts}, "gpu_hosts": {"hosts": list(hosts)}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"rackproof_profil": "smoke"}, "host h1: variable unknown rackproof_profil (did you mean rackproof_profile?)"),
+        (
+            {"rackproof_gpu_count": "8"},
+            "gpu_count: '8' is not of type 'integer': what -e rackproof_gpu_count=8 gives is text; give -e '{",
+        ),
+        (
+            {"rackproof_gang": "racks"},
+            "host h1: rackproof_gang: 'racks' is not one of rack, all, none (did you mean rack?)",
+        ),
+        ({"nvidia_driver_stat": "checked"}, "unknown nvidia_driver_stat (did you mean nvidia_driver_state?)"),
+        ({"rackproof_prefix": "relative"}, "rackproof_prefix"),
+        (
+            {"rackproof_prefix": "{{ here }}/agent"},
+            "host h1: rackproof_prefix: '{{ here }}/agent' is a template, which only a playbook evaluates",
+        ),
+        ({"rackproof_prefix": "{{ here }}", "rackproof_gpu_cuont": 8}, "did you mean rackproof_gpu_count?"),
+    ],
+)
+def test_wrong_variable_names_host_and_variable(variables: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_variables({"h1": variables})
+    assert message in str(caught.value)
+
+
+def test_variables_of_others_are_none_of_our_business() -> None:
+    check_variables({"h1": {"ansible_user": "root", "site_name": "x"}})
+
+
+def test_hosts_of_child_groups_are_listed_in_order() -> None:
+    result = hosts_of(
+        {
+            "_meta": {"hostvars": {"b": {"rackproof_rack": "r2"}}},
+            "gpu_hosts": {"children": ["rack1", "rack2"]},
+            "rack1": {"hosts": ["a"]},
+            "rack2": {"hosts": ["b", "a"]},
+        }
+    )
+    assert result == {"a": {}, "b": {"rackproof_rack": "r2"}}
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"_meta": {}, "gpu_host": {"hosts": ["a"]}}, "no group gpu_hosts (did you mean gpu_host?)"),
+        ({"_meta": {}, "gpu_hosts": {"hosts": []}}, "has no hosts"),
+    ],
+)
+def test_inventory_without_hosts_is_refused(result: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        hosts_of(result)
+    assert message in str(caught.value)
+
+
+def test_two_hosts_at_one_address_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"hosts a and b have the same address 10\.0\.0\.1 port 22"):
+        check_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {"ansible_host": "10.0.0.1"}})
+    check_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {"ansible_host": "10.0.0.1", "ansible_port": 2222}})
+
+
+def test_hostile_host_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="a host name may have only letters"):
+        check_variables({"../../etc": {}})
+
+
+def test_a_run_id_that_is_no_directorys_name_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="host h1: rackproof_run_id: 'a/b': a run's name has letters, digits, dots"):
+        check_variables({"h1": {"rackproof_run_id": "a/b"}})
+
+
+def test_missing_gpu_count_is_asked_for() -> None:
+    with pytest.raises(UsageError, match="host h1: rackproof_gpu_count is missing"):
+        make_plan(read_profile("smoke"), builders.inventory(), run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+
+
+def test_gpu_count_and_devices_must_agree() -> None:
+    with pytest.raises(UsageError, match="rackproof_gpu_devices lists 1 GPUs, rackproof_gpu_count says 2"):
+        builders.plan(rackproof_gpu_devices=[0])
+
+
+def test_rack_with_one_host_where_two_are_needed_is_named() -> None:
+    with pytest.raises(UsageError, match=r"gang r1 has 1 host \(h1\) where 2 are needed"):
+        builders.plan("h1")
+    assert builders.plan("h1", rackproof_gang="none").gangs() == {}
+
+
+def test_run_wide_variable_must_not_differ() -> None:
+    hosts = builders.inventory("h1", "h2", rackproof_gpu_count=1)
+    hosts["h2"]["rackproof_epochs"] = 3
+    with pytest.raises(UsageError, match="rackproof_epochs is None on host h1 and 3 on host h2"):
+        make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+
+
+def test_operators_choices_reach_the_plan() -> None:
+    plan = builders.plan(rackproof_epochs=7, rackproof_batch_size=32)
+    assert all(stage.benchmarks["training"] == {"epochs": 7, "batch_size": 32} for stage in plan.stages)
+    only = builders.plan(rackproof_validation_only=True)
+    assert not any(item.name.startswith("training.") for item in only.expected)
+
+
+def test_single_gpu_host_owes_no_collectives_of_its_own() -> None:
+    plan = builders.plan(gpu_count=1)
+    stages = {item.stage for item in plan.expected_of(plan.hosts[0]) if item.name.startswith("collective.")}
+    assert stages == {"gang"}
+
+
+@pytest.mark.parametrize("profile", ["smoke", "standard", "rehearsal"])
+def test_plan_is_what_its_schema_says_and_comes_back(profile: str) -> None:
+    plan = builders.plan(profile=profile)
+    document = json.loads(json.dumps(to_json(plan)))
+    documents.validate(document, "plan", source="plan")
+    assert to_json(plan_from_json(document)) == to_json(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("benchmarks: {gem: {}}", "unknown benchmark gem (did you mean gemm?)"),
+        ("benchmarks: {gemm: {dtype: [bf16]}}", "benchmark gemm has no setting dtype (did you mean dtypes?)"),
+        ("benchmarks: {gemm: {dtypes: [bf17]}}", "gemm.dtypes has no bf17 (did you mean bf16?)"),
+        ("benchmarks: {gemm: {size: big}}", "gemm.size is 'big'"),
+        ("benchmarks: {gemm: {size: .nan}}", "not finite"),
+        ("benchmarks: {gemm: {size: -5}}", "gemm.size is -5, expected at least 1"),
+        ("benchmarks: {training: {epochs: 0}}", "training.epochs is 0, expected at least 1"),
+        ("benchmarks: {stress: {seconds: 0.0}}", "stress.seconds is 0.0, expected more than 0"),
+        ("benchmarks: {collective: {sizes_bytes: [8, 0]}}", "collective.sizes_bytes is [8, 0], expected more than 0"),
+        ("benchmarks: {gemm: {}, gemm: {}}", "duplicate key 'gemm'"),
+        ("benchmarks: {}", "benchmarks"),
+        ("benchmarks: [", "not YAML"),
+    ],
+)
+def test_unknown_profile_suggests_the_nearest_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yml"
+    head = (
+        "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"
+        "stages:\n  benchmark:\n    deadline_s: 1\n    collective_timeout_s: 1\n"
+    )
+    path.write_text(f"{head}    {text}\n")
+    with pytest.raises(UsageError) as caught:
+        read_profile(str(path))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "message"),
+    [
+        ({"rackproof_profile": "smok"}, [], "unknown profile smok (did you mean smoke?)"),
+        (
+            {"rackproof_gpu_count": 1, "rackproof_gpu_model": "h200-smx"},
+            [],
+            "unknown rackproof_gpu_model h200-smx (did you mean h200-sxm?)",
+        ),
+        ({"rackproof_criteria": ["h100-smx"]}, [], "unknown criteria pack h100-smx (did you mean h100-sxm?)"),
+        ({"rackproof_criteria": ["no/such.yml"]}, [], "no/such.yml: No such file or directory"),
+    ],
+)
+def test_command_exits_64_with_a_message_and_no_traceback(
+    tmp_path: Path, variables: dict[str, Any], arguments: list[str], message: str
+) -> None:
+    path = listing(tmp_path, {"h1": {"ansible_host": "10.0.0.1", **variables}})
+    done = rackproof("plan", "--inventory", path, "--run-dir", tmp_path / "run", *arguments)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plann"], "unknown verb 'plann' (did you mean plan?)"),
+        (["plan"], "either -i with an inventory, or --hosts with their names"),
+        (["plan", "-i", "no/such"], "inventory no/such: no such file or directory"),
+        (["report"], "required: run_dir"),
+        ([], ""),
+    ],
+)
+def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None:
+    done = rackproof(*arguments)
+    assert done.returncode == 64
+    assert message in done.stderr
+
+
+def test_real_inventory_is_read_through_ansible(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(
+        "gpu_hosts:\n  children:\n    rack1:\n      hosts:\n        a: {ansible_host: 10.0.0.1}\n"
+        "      vars: {rackproof_rack: rack1}\n"
+    )
+    assert read_inventory([str(path)]) == {"a": {"ansible_host": "10.0.0.1", "rackproof_rack": "rack1"}}
+
+
+def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> None:
+    hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", "rackproof_profile": "rehearsal"} for name in ("h1", "h2")}
+
+    def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        """In a process of its own, whose lock it is."""
+        command = [sys.executable, ROOT / "rackproof", "plan", "--run-dir", tmp_path / "r1", "--inventory"]
+        return subprocess.run([*command, listing(tmp_path, hosts)], capture_output=True, text=True, check=False)
+
+    assert begin(hosts).returncode == 0
+    first = (tmp_path / "r1" / "plan.json").read_text()
+    assert begin(hosts).returncode == 0
+    assert (tmp_path / "r1" / "plan.json").read_text() == first
+    more = hosts | {"h3": {"ansible_host": "10.0.0.3", "rackproof_profile": "rehearsal"}}
+    before = {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()}
+    refused = begin(more)
+    assert refused.returncode == 64
+    assert "was begun with other hosts" in refused.stderr
+    assert {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()} == before, "it is another's"
+
+
+def test_pairs_are_planned_with_every_host_met_and_on_the_gpus_that_all_hosts_have() -> None:
+    hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=4)
+    hosts["h3"]["rackproof_gpu_count"] = 2
+    plan = make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
+    assert plan_from_json(documents.parse(json.dumps(to_json(plan)), source="plan")) == plan
+    documents.validate(to_json(plan), "plan", source="plan")
+    (item,) = (item for item in plan.expected if item.name == "pairs.bandwidth")
+    for name in hosts:
+        others = [other for other in hosts if other != name]
+        scopes = {f"gpu={index},partner={other}" for other in others for index in (0, 1)}
+        assert set(plan.scopes_of(plan.host(name), item)) == scopes

@@ -1,0 +1,351 @@
+"""Selection of tests under a time budget: by earlier findings, age of the last run, and cost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.planning.history import apply_budget, history
+from fleet.planning.plan import read_profile
+from fleet.planning.test_selection import START_S, PastRun, select_tests, selection_summary
+from fleet.report.html.page import render_html
+from fleet.report.junit import render_junit
+from fleet.report.markdown import render_markdown
+from fleet.report.merge import merge
+from fleet.report.tables import headline
+from fleet.report.tables.summary_text import render_summary
+from schemas import documents
+from schemas.catalogue import BENCHMARKS
+from schemas.errors import UsageError
+from schemas.plans import Choice, Chosen, Plan, plan_from_json
+from schemas.records import to_json
+from schemas.stages import BENCHMARK
+from tests import ROOT, builders
+from tests.accepted import Done, rackproof
+
+NOW = "2026-11-21T04:00:00Z"
+STAGES = {BENCHMARK: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
+EACH = [(stage, name) for stage, names in STAGES.items() for name in names]
+
+
+def ago(days: float) -> str:
+    return (datetime(2026, 11, 21, 4, tzinfo=timezone.utc) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def past(days: float, hosts: int = 10, **changes: Any) -> PastRun:
+    """Return a run of every test, `days` ago, without findings, at 10 s a test."""
+    whole = PastRun(
+        run_id=f"r{days}",
+        began=ago(days),
+        profile="revalidate",
+        measured=dict.fromkeys(EACH, hosts),
+        cost_s=dict.fromkeys(EACH, 10.0),
+    )
+    return replace(whole, **changes)
+
+
+def chosen(choice: Choice) -> list[tuple[str, str]]:
+    return [(item.stage, item.benchmark) for item in choice.items if item.chosen]
+
+
+def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> Choice:
+    return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
+
+
+def test_without_history_cheapest_tests_come_first() -> None:
+    choice = pick(10_000)
+    assert set(chosen(choice)) == set(EACH)
+    assert [name for _, name in chosen(choice)][:4] == ["memory", "gemm", "peer_copy", "pairs"]
+    assert choice.cost_s == sum(BENCHMARKS[name].cost_s for _, name in EACH) + 2 * START_S
+
+
+def test_skipped_test_reports_its_cost() -> None:
+    choice = pick(30)
+    assert chosen(choice) == [(BENCHMARK, "memory"), (BENCHMARK, "gemm"), (BENCHMARK, "peer_copy")]
+    left = {item.benchmark: item.why for item in choice.items if not item.chosen}
+    assert left["stress"] == "takes 22 s; 2 s of 30 s remain; no earlier run: cheapest first"
+    assert left["pairs"].startswith("takes 30 s")  # with the start of the ranks of its stage
+
+
+def test_benchmark_with_findings_comes_first() -> None:
+    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # three kinds of parts for the price of one
+    by_id = past(1, findings={(BENCHMARK, "peer_copy"): 4})
+    assert chosen(pick(26, by_id)) == [(BENCHMARK, "peer_copy")]
+
+
+def test_expensive_benchmark_needs_more_risk() -> None:
+    dear = past(
+        1,
+        findings={(BENCHMARK, "gemm"): 2, (BENCHMARK, "memory"): 2},
+        cost_s={**dict.fromkeys(EACH, 10.0), (BENCHMARK, "gemm"): 90.0},
+    )
+    assert chosen(pick(26, dear)) == [(BENCHMARK, "memory")]
+
+
+def test_part_already_covered_counts_less() -> None:
+    order = chosen(pick(10_000, past(1)))
+    assert order.index((BENCHMARK, "memory")) < order.index((BENCHMARK, "gemm"))  # stress already covers compute
+
+
+def test_every_benchmark_runs_within_some_weeks() -> None:
+    """Two of six fit each week."""
+    runs, covered = [past(70)], set()
+    for week in range(9, 0, -1):
+        choice = select_tests(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
+        assert choice.cost_s <= 50
+        covered |= set(chosen(choice))
+        runs.append(past(7 * week, measured=dict.fromkeys(chosen(choice), 10)))
+    assert covered == set(EACH)
+
+
+def test_never_run_counts_as_long_ago() -> None:
+    half = past(1, measured=dict.fromkeys(EACH[1:], 10))
+    choice = pick(26, half)
+    assert chosen(choice) == [(BENCHMARK, "gemm")]
+    assert choice.items[0].why == "0 findings in 0 measurements, never run; covers compute"
+
+
+def test_cost_under_the_same_profile_takes_precedence() -> None:
+    other = past(2, profile="standard", cost_s=dict.fromkeys(EACH, 100.0))
+    assert {item.cost_s for item in pick(1000, other).items} == {100.0}
+    assert {item.cost_s for item in pick(1000, other, past(1)).items} == {10.0}
+
+
+@pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
+def test_budget_holds_whatever_the_order_of_the_history(budget_s: float) -> None:
+    runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
+    choice = pick(budget_s, *runs)
+    assert choice == pick(budget_s, *reversed(runs))
+    assert {(item.stage, item.benchmark) for item in choice.items} == set(EACH)
+    assert chosen(choice)[0][0] == BENCHMARK
+    assert choice.cost_s <= budget_s or len(chosen(choice)) == 1
+
+
+# --- the history on disk
+
+
+def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = "") -> Path:
+    """Write a reported run of three hosts; on host `wrong` every matrix product is slow."""
+    plan = replace(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none"), run_id=name, created=began)
+    directory = runs / name
+    documents.write(directory / "plan.json", json.loads(json.dumps(to_json(plan))))
+    evidence = builders.evidence(plan)
+    if wrong:
+        evidence[wrong] = builders.with_observations(
+            evidence[wrong], lambda item: replace(item, value=1.0) if item.name == "gemm.throughput" else item
+        )
+    for host, left in evidence.items():
+        documents.write(directory / "hosts" / f"{host}.json", to_json(left.records[0]))
+    report = merge(plan, evidence, read_packs(()))
+    documents.write(directory / "report.json", json.loads(json.dumps(to_json(report))))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    run_of(runs, "first", wrong="h2")
+    run_of(runs, "second")
+    return runs
+
+
+def test_history_is_read_from_the_reports_of_these_hosts(earlier: Path) -> None:
+    by_id = {run.run_id: run for run in history(earlier, {"h1", "h2", "h3"}, rehearsal=False)}
+    assert set(by_id) == {"first", "second"}
+    assert by_id["first"].measured[(BENCHMARK, "gemm")] == 3
+    assert (by_id["first"].findings.get((BENCHMARK, "gemm")), by_id["second"].findings) == (1, {})
+    assert by_id["first"].cost_s[(BENCHMARK, "gemm")] == builders.FIGURES["benchmark.duration"]
+    (first,) = (run for run in history(earlier, {"h2", "elsewhere"}, rehearsal=False) if run.run_id == "first")
+    assert first.measured[(BENCHMARK, "gemm")] == 1
+    assert [*history(earlier, {"elsewhere"}, rehearsal=False)] == []
+    assert [*history(earlier, {"h1"}, rehearsal=True)] == []
+    assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, but=earlier / "first")} == {"second"}
+
+
+def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
+    shutil.copytree(earlier, tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / "first" / "report.json").read_text()
+    for number, broken in enumerate(("", "{}", "[]", text[: len(text) // 2], '{"hosts": 3, "verdicts": []}')):
+        shutil.copytree(tmp_path / "first", tmp_path / f"broken{number}")
+        (tmp_path / f"broken{number}" / "report.json").write_text(broken)
+    assert {run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)} == {"first", "second"}
+
+
+# --- the plan
+
+
+def plan_of(*arguments: str | Path, **variables: Any) -> Done:
+    hosts = builders.inventory("h1", "h2", "h3", rackproof_gang="none", rackproof_gpu_count=2, **variables)
+    listing = {"gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": hosts}}
+    return rackproof("plan", "-i", "-", "--profile", "revalidate", *arguments, stdin=json.dumps(listing))
+
+
+def test_plan_holds_selection_and_reason(earlier: Path) -> None:
+    done = plan_of("--budget", "60", "--history", earlier, "--json", rackproof_reason="replaced GPU 3")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    documents.validate(document, "plan", source="the plan")
+    plan = plan_from_json(document)
+    assert plan.reason == "replaced GPU 3"
+    assert plan.choice
+    assert plan.choice.runs == 2
+    kept = {item.benchmark for item in plan.choice.items if item.chosen}
+    assert kept == {*plan.stage(BENCHMARK).benchmarks}
+    assert {item.name.split(".")[0] for item in plan.expected} - {"benchmark"} == kept
+    assert "gemm" in kept  # it by_id something
+    assert {item.benchmark for item in plan.choice.items} == {
+        *read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]
+    }
+    lines = [str(line) for line in selection_summary(plan)]
+    assert lines[0] == "Reason: replaced GPU 3"
+    assert lines[1] == f"Chosen: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
+    assert lines[2].startswith("NOT CHOSEN, so not judged: ")
+    assert all(item.chosen or f"{item.benchmark} (benchmark)" in lines[2] for item in plan.choice.items)
+
+
+def test_plan_prints_one_line_per_benchmark(earlier: Path) -> None:
+    done = plan_of("--budget", "60", "--history", earlier)
+    assert "selected for 60 s from 2 earlier runs (takes about " in done.stdout
+    assert any(
+        line.startswith("  run      benchmark gemm") and "1 finding in 6 measurements" in line
+        for line in done.stdout.splitlines()
+    )
+    assert "  skip     benchmark " in done.stdout
+
+
+def test_plan_without_a_budget_is_the_whole_profile() -> None:
+    document = json.loads(plan_of("--json").stdout)
+    assert "choice" not in document
+    assert selection_summary(plan_from_json(document)) == []
+    assert list(document["stages"][0]["benchmarks"]) == [*read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]]
+
+
+def test_resumed_run_keeps_its_selection(earlier: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(earlier / "second", runs / "second")
+    arguments = ("--run-dir", runs / "now", "--json")
+    first = plan_of(*arguments, rackproof_budget_s=60)
+    assert first.returncode == 0, first.stderr
+    shutil.copytree(earlier / "first", runs / "first")
+    again = plan_of(*arguments, rackproof_budget_s=60)
+    assert json.loads(again.stdout)["choice"] == json.loads(first.stdout)["choice"]
+    other = plan_of(*arguments, rackproof_budget_s=90)
+    assert (other.returncode, "begun with other choice" in other.stderr) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [("soon", "'soon': give seconds"), ("0", "more than 0"), ("5", "5 s is too small"), ("nan", "give seconds")],
+)
+def test_invalid_budget_is_refused(budget: str, message: str) -> None:
+    done = plan_of("--budget", budget)
+    assert done.returncode == 64
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["--budget", "rackproof_budget_s"])
+def test_acceptance_profile_refuses_a_budget(how: str) -> None:
+    arguments = ("--budget", "60") if how == "--budget" else ()
+    done = plan_of(*arguments, "--profile", "standard", **({} if arguments else {how: 60}))
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "rackproof_budget_s (--budget) is 60, but profile standard always runs completely" in done.stderr
+    assert "omit the budget, or use a profile with `may_choose: true`" in done.stderr
+
+
+def test_custom_profile_may_accept_a_budget(tmp_path: Path) -> None:
+    own = tmp_path / "own.yml"
+    text = (ROOT / "fleet/planning/profiles/smoke.yml").read_text()
+    own.write_text(text)
+    assert plan_of("--budget", "60", "--profile", own).returncode == 64
+    own.write_text(f"{text}may_choose: true\n")
+    done = plan_of("--budget", "60", "--profile", own)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_revalidation_profiles_accept_a_budget() -> None:
+    names = [path.stem for path in (ROOT / "fleet/planning/profiles").glob("*.yml")]
+    assert sorted(name for name in names if read_profile(name).get("may_choose")) == [
+        "revalidate",
+        "revalidate-rehearsal",
+    ]
+
+
+def partly(plan: Plan) -> Plan:
+    """Return the plan with one of three benchmarks not selected."""
+    items = [
+        Chosen(stage=BENCHMARK, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        for name in ("memory", "stress", "gemm")
+    ]
+    return replace(plan, reason="PASS", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
+
+
+def test_every_view_shows_the_selection() -> None:
+    plan = partly(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none", rackproof_share_gpus=True))
+    report = merge(plan, builders.evidence(plan), read_packs(()))
+    assert report.acceptance.status == "PASS (2 of 3 benchmarks chosen)"
+    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="the report")
+    page, xml = render_html(report), "".join(render_junit(report))
+    for view in (page, xml, render_markdown(report), render_summary(report)):
+        assert "PASS (2 of 3 benchmarks chosen)" in view
+    assert not [
+        check for check in headline.checks(report) if check.title == "Reason"
+    ]  # the operator's text is not a state
+    caveats = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
+    assert headline.caveats(report) == [
+        "Reason: PASS",
+        "Chosen: 2 of 3 benchmarks of smoke, for 60 s",
+        "NOT CHOSEN, so not judged: gemm (benchmark)",
+        "GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3",
+    ]
+    for number, line in enumerate(headline.caveats(report), 1):
+        assert f'<p class="lede">{line}</p>' in caveats
+        assert f'<property name="caveat.{number}" value="{line}"/>' in xml
+
+
+def test_whole_profile_has_no_suffix() -> None:
+    plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
+    whole = Choice(
+        budget_s=600,
+        cost_s=20,
+        runs=0,
+        items=(Chosen(stage=BENCHMARK, benchmark="gemm", chosen=True, cost_s=1, why=""),),
+    )
+    for choice in (None, whole):
+        assert merge(replace(plan, choice=choice), builders.evidence(plan), read_packs(())).acceptance.status == "PASS"
+    plain = merge(plan, builders.evidence(plan), read_packs(()))
+    assert headline.caveats(plain) == []
+    assert 'id="caveats"' not in render_html(plain)
+    assert "caveat." not in "".join(render_junit(plain))
+
+
+def test_burn_in_refuses_a_budget() -> None:
+    with pytest.raises(UsageError, match="rackproof_soak_duration"):
+        apply_budget(read_profile("soak"), builders.inventory(), budget=300, runs=None, run_dir=None, now=NOW)
+
+
+@pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
+def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
+    """The baseline has every figure, measured with the same settings."""
+    both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
+    revalidated, accepted = (
+        {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both
+    )
+    assert revalidated <= accepted
+    free = {"seconds", "settle_seconds", "precision", "rounds", "max_steps"}
+    for stage in both[0].stages:
+        for benchmark, settings in stage.benchmarks.items():
+            accepted_settings = both[1].stage(stage.name).benchmarks[benchmark]
+            defaults = BENCHMARKS[benchmark].settings
+            for key, value in {**defaults, **settings}.items():
+                reference = {**defaults, **accepted_settings}[key]
+                assert (
+                    key in free or value == reference or (isinstance(value, list) and set(value) <= set(reference))
+                ), key

@@ -1,0 +1,159 @@
+"""junit.xml: what a CI system's own reader makes of it is the decision, whatever a host has put into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.judge import Evidence
+from fleet.report.junit import render_junit
+from fleet.report.merge import merge
+from rackproof.main import main
+from schemas.reports import EXCEPTIONS, FleetReport, Judged, Verdict
+from schemas.waivers import Waiver
+from tests import builders
+from tests.unit.fleet.report.test_report import write_run
+
+PLAN = builders.plan("h1", "h2", "h3", profile="smoke")
+UNSEEN = merge(PLAN, {}, read_packs([]))
+
+
+@pytest.fixture(scope="module")
+def report() -> FleetReport:
+    return merge(PLAN, builders.evidence(PLAN), read_packs([]))
+
+
+def failure(**over: object) -> Verdict:
+    facts = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
+    facts |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found True, wanted = False"}
+    return Verdict(**{**facts, **over})  # type: ignore[arg-type]
+
+
+def read(report: FleetReport) -> dict[str, TestSuite]:
+    document = JUnitXml.fromstring("".join(render_junit(report)).encode())
+    for suite in document:
+        counts = (suite.tests, suite.failures, suite.errors, suite.skipped)
+        suite.update_statistics()
+        assert counts == (suite.tests, suite.failures, suite.errors, suite.skipped), "its own counts are wrong"
+    return {suite.name: suite for suite in document}
+
+
+def results(suites: Iterable[TestSuite], kind: type) -> list[tuple[str, str, str]]:
+    return [
+        (suite.name, case.name, item.message)
+        for suite in suites
+        for case in suite
+        for item in case.result
+        if isinstance(item, kind)
+    ]
+
+
+def test_accepted_fleet_is_green(report: FleetReport) -> None:
+    suites = read(report)
+    assert list(suites) == ["fleet", "h1", "h2", "h3"]
+    assert sum(suite.tests for suite in suites.values()) == len(report.verdicts) + 1
+    assert all(not case.result for suite in suites.values() for case in suite)
+    assert suites["h1"].hostname == "h1"
+
+
+def test_failure_is_a_case_of_its_host_and_of_the_decision(report: FleetReport) -> None:
+    suites = read(
+        replace(report, decision="rejected", verdicts=(*report.verdicts, failure(limit=False, operator="eq")))
+    )
+    failures = results(suites.values(), Failure)
+    assert [(suite, name) for suite, name, _ in failures] == [
+        ("fleet", "decision"),
+        ("h2", "row-remap-failed: gpu.remapped_rows.failed gpu=1 serial h2-1"),
+    ]
+    assert not results(suites.values(), Error)
+    (case,) = [case for case in suites["h2"] if case.result]
+    assert case.result[0].type == "rma"
+    assert "action: Return the part (RMA)" in case.result[0].text
+
+
+def test_inconclusive_is_an_error_and_never_skipped() -> None:
+    left = builders.evidence(PLAN)
+    left["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
+    suites = read(merge(PLAN, left, read_packs([])))
+    errors = {(suite, message) for suite, _, message in results(suites.values(), Error)}
+    assert ("h2", "no record: hosts/h2.json is missing") in errors
+    assert {suite for suite, _ in errors} == {"fleet", "h2"}
+    assert not results(suites.values(), Skipped)
+
+
+def test_waived_failure_is_skipped_with_its_waiver(report: FleetReport) -> None:
+    waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
+    suites = read(replace(report, verdicts=(*report.verdicts, failure(waiver=waiver))))
+    ((suite, name, message),) = results(suites.values(), Skipped)
+    assert (suite, name.split(":")[0]) == ("h2", "row-remap-failed")
+    assert message == "fail, waived by alice until 2026-12-31: spare ordered: found True, wanted = False"
+    assert not results(suites.values(), Failure) + results(suites.values(), Error)
+
+
+def test_report_without_verdicts_is_not_green(report: FleetReport) -> None:
+    hosts = tuple(replace(host, decision="incomplete") for host in report.hosts)
+    suites = read(replace(report, decision="incomplete", verdicts=(), hosts=hosts))
+    assert [(suite, name) for suite, name, _ in results(suites.values(), Error)] == [
+        (suite, "decision") for suite in ("fleet", "h1", "h2", "h3")
+    ]
+
+
+@pytest.mark.parametrize(("flag", "mark"), [("rehearsal", "REHEARSAL"), ("simulated", "SIMULATED")])
+def test_rehearsal_and_simulation_are_marked_in_every_suite(report: FleetReport, flag: str, mark: str) -> None:
+    suites = read(replace(report, **{flag: True}))  # type: ignore[arg-type]
+    assert list(suites) == [f"{mark} {name}" for name in ("fleet", "h1", "h2", "h3")]
+    assert {case.classname.split(".")[0] for suite in suites.values() for case in suite} == {mark}
+
+
+def test_large_fleet_counts_passes_per_criterion(report: FleetReport) -> None:
+    row = Judged(criterion="gemm-bf16", name="gemm.throughput", params={"dtype": "bf16"}, passed=6, source="measured")
+    large = replace(
+        report, detail=EXCEPTIONS, verdicts=(), judged=(row, replace(row, criterion="none-passed", passed=0))
+    )
+    suites = read(large)
+    assert [case.name for case in suites["fleet"]] == ["decision", "gemm-bf16: gemm.throughput (bf16): passed"]
+    assert [[case.name for case in suites[host]] for host in ("h1", "h2", "h3")] == [["decision"]] * 3
+    assert not [case for suite in suites.values() for case in suite if case.result]
+
+
+HOSTILE = [
+    "]]>",
+    '"/><testcase name="x"/>',
+    "<!--",
+    "&amp;&#0;",
+    "\x00\x1b[31m",
+    "\ufffe\uffff",
+    "\ud800",
+    "a\u202eb",
+    "\r\n",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_host_text_is_only_text(report: FleetReport, text: str) -> None:
+    more = failure(reason=text, serial=text, detail=text, params={"op": text}, scope=f"hca={text}", source=text)
+    suites = read(replace(report, verdicts=(*report.verdicts, more)))
+    assert suites["h2"].tests == len([verdict for verdict in report.verdicts if verdict.host == "h2"]) + 1
+    assert len(results(suites.values(), Failure)) == 1
+
+
+@settings(max_examples=50)
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=60))
+def test_any_text_is_legal_xml(text: str) -> None:
+    suites = read(replace(UNSEEN, verdicts=(failure(host="h1", reason=text, serial=text),)))
+    assert len(results([suites["h1"]], Failure)) == 1
+
+
+def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", PLAN)
+    (tmp_path / "r1" / "hosts" / "h3.json").unlink()
+    assert main(["report", str(tmp_path / "r1")]) == 2
+    document = JUnitXml.fromfile(str(tmp_path / "r1" / "junit.xml"))
+    assert {suite.name for suite in document if suite.errors} == {"fleet", "h3"}

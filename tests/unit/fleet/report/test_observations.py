@@ -1,0 +1,227 @@
+"""observations.csv: every observation once, numbers as numbers, and nothing that a spreadsheet calculates."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.judge import Evidence
+from fleet.report.merge import merge
+from fleet.report.observations import COLUMNS, ObservationRow, SharedFields, cell, render_csv, rows_as_csv, safe
+from fleet.report.parquet import write_parquet
+from rackproof.main import main
+from schemas.records import ERROR, MEASURED, Observation, Samples
+from schemas.reports import EXCEPTIONS, FleetReport, Verdict
+from schemas.waivers import Waiver
+from tests import builders
+from tests.unit.fleet.report.test_report import write_run
+
+PLAN = builders.plan("h1", "h2", profile="smoke")
+PACKS = read_packs([])
+HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
+Evidences = dict[str, Evidence]
+
+
+def table(text: str) -> list[dict[str, str]]:
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    head = next(lines)
+    assert tuple(head) == COLUMNS
+    rows = list(lines)
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def both(left: Evidences) -> tuple[FleetReport, list[dict[str, str]]]:
+    report = merge(PLAN, left, PACKS)
+    return report, table("".join(render_csv(report, left)))
+
+
+@pytest.fixture(scope="module")
+def healthy() -> tuple[FleetReport, list[dict[str, str]]]:
+    return both(builders.evidence(PLAN))
+
+
+def slowed(item: Observation) -> Observation:
+    return replace(item, value=1.0e12) if item.name == "memory.bandwidth" and item.scope == "gpu=1" else item
+
+
+def test_every_observation_is_a_row_with_its_verdict(
+    healthy: tuple[FleetReport, list[dict[str, str]]],
+) -> None:
+    report, rows = healthy
+    left = builders.evidence(PLAN)
+    observed = sum(len(item.observations()) + len(item.versions()) for item in left.values())
+    assert len([row for row in rows if row["status"]]) == observed > 500
+    assert {row["verdict"] for row in rows} == {"pass", ""}
+    assert sum(int(row["verdicts"]) for row in rows) == len(report.verdicts)
+    assert {(row["host"], row["serial"]) for row in rows if row["scope"] == "gpu=1"} == {("h1", "h1-1"), ("h2", "h2-1")}
+
+
+def test_failure_is_in_the_row_of_its_observation() -> None:
+    left = builders.evidence(PLAN)
+    left["h2"] = builders.with_observations(left["h2"], slowed)
+    _, rows = both(left)
+    failed = [row for row in rows if row["verdict"] == "fail"]
+    assert {(row["host"], row["serial"], row["name"]) for row in failed} == {("h2", "h2-1", "memory.bandwidth")}
+    assert all(float(row["value"]) == 1.0e12 < float(row["limit"]) and row["operator"] == "ge" for row in failed)
+    assert {row["unit"] for row in failed} == {"B/s"}
+
+
+def test_missing_observation_is_a_row() -> None:
+    left = builders.evidence(PLAN)
+    left["h2"] = builders.with_observations(left["h2"], lambda item: None if item.scope == "gpu=1" else item)
+    _, rows = both(left)
+    missing = [row for row in rows if row["status"] == "missing"]
+    assert missing
+    assert {(row["host"], row["scope"], row["verdict"], row["value"]) for row in missing} == {
+        ("h2", "gpu=1", "inconclusive", "")
+    }
+    assert all(row["reason"] for row in missing)
+
+
+def test_a_host_without_a_record_is_in_the_file() -> None:
+    left = {**builders.evidence(PLAN), "h2": Evidence(problem="no record: hosts/h2.json is missing")}
+    _, rows = both(left)
+    assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h2"] == [
+        ("missing", "no record: hosts/h2.json is missing")
+    ]
+
+
+def test_waiver_is_in_the_row(healthy: tuple[FleetReport, list[dict[str, str]]]) -> None:
+    waiver = Waiver(criterion="c", who="alice", why="known", until="2026-12-31", host="h1")
+    verdict = Verdict(
+        host="h1", scope="host", name="xid.last_seen", verdict="fail", criterion="c", reason="r", waiver=waiver
+    )
+    report = replace(healthy[0], verdicts=(verdict,))
+    (row,) = [row for row in table("".join(render_csv(report, {}))) if row["verdict"]]
+    assert (row["verdict"], row["waiver"]) == ("fail", "waived by alice until 2026-12-31: known")
+
+
+@pytest.mark.parametrize(("flag", "mark"), [("rehearsal", "REHEARSAL"), ("simulated", "SIMULATED")])
+def test_rehearsal_and_simulation_are_marked_in_every_row(
+    healthy: tuple[FleetReport, list[dict[str, str]]], flag: str, mark: str
+) -> None:
+    report = replace(healthy[0], **{flag: True})  # type: ignore[arg-type]
+    assert {row["mark"] for row in table("".join(render_csv(report, builders.evidence(PLAN))))} == {mark}
+    assert {row["mark"] for row in healthy[1]} == {""}
+
+
+def test_large_fleet_names_the_records_of_accepted_hosts(
+    healthy: tuple[FleetReport, list[dict[str, str]]],
+) -> None:
+    first, second = healthy[0].hosts
+    report = replace(healthy[0], detail=EXCEPTIONS, verdicts=(), hosts=(first, replace(second, decision="rejected")))
+    rows = table("".join(render_csv(report, builders.evidence(PLAN))))
+    assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h1"] == [
+        ("skipped", "host is accepted; in a large fleet its observations are only in hosts/h1.json")
+    ]
+    assert len([row for row in rows if row["host"] == "h2"]) > 200
+    assert {row["verdict"] for row in rows} == {"not listed"}, "that it passed is not known from this report"
+    whole = table("".join(render_csv(report, builders.evidence(PLAN), whole=True)))
+    assert len(whole) == 2 * len([row for row in rows if row["host"] == "h2"])
+
+
+def row_of(value: object, reason: str = "") -> str:
+    samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
+    observed = Observation(
+        name="x.y",
+        scope="host",
+        stage="benchmark",
+        unit="1",
+        status=ERROR if reason else MEASURED,
+        value=None if reason else value,  # type: ignore[arg-type]
+        reason=reason,
+        samples=samples,
+    )
+    row = ObservationRow(host="h1", rack="r1", serial="", scope="host", name="x.y", observation=observed)
+    return ",".join(COLUMNS) + "\r\n" + rows_as_csv(SharedFields(mark="", run_id="r1"), [row])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1")],
+)
+def test_numbers_stay_numbers_and_flags_are_words(value: object, shown: str) -> None:
+    text = row_of(value)
+    (row,) = table(text)
+    assert (row["value"], row["min"], row["samples"]) == (shown, "-1.5", "3")
+    assert text.endswith("\r\n")
+    assert text.count("\n") == 2
+
+
+DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+FORMULAE = [
+    "=1+1",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    " =1",
+    "＝1",
+    '=HYPERLINK("http://x")',
+    "\x1b]=1",
+    "\u202e=1",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAE)
+def test_host_text_is_never_a_formula(text: str) -> None:
+    (value,) = table(row_of(text))
+    (reason,) = table(row_of(None, reason=f"{text}, and more"))
+    for escaped in (value["value"], reason["reason"]):
+        assert not escaped.strip().startswith(DANGEROUS)
+
+
+def test_text_after_a_semicolon_is_never_a_formula() -> None:
+    assert safe("a;=1+1") == "a;'=1+1"
+    assert safe("failed; reset the GPU") == "failed; reset the GPU"
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))
+def test_any_text_is_one_cell_of_one_line(text: str) -> None:
+    escaped = cell(text)
+    assert isinstance(escaped, str)
+    assert not {unicodedata.category(character) for character in escaped} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert not escaped.strip().startswith(DANGEROUS)
+    escaped.encode()
+
+
+def test_report_writes_csv_and_names_what_parquet_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "r1", PLAN)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    assert main(["report", str(tmp_path / "r1"), "--parquet"]) == 64
+    assert "install rackproof with the extra `parquet`" in capsys.readouterr().err
+    assert not (tmp_path / "r1" / "observations.csv").exists(), "asked for what cannot be had, it does nothing"
+    assert main(["report", str(tmp_path / "r1")]) == 0
+    assert len(table((tmp_path / "r1" / "observations.csv").read_bytes().decode())) > 500
+
+
+@pytest.mark.skipif(not HAS_ARROW, reason="pyarrow is not installed (150 MB): pip install '.[parquet]'")
+def test_parquet_has_the_same_rows_with_types(
+    healthy: tuple[FleetReport, list[dict[str, str]]], tmp_path: Path
+) -> None:
+    from pyarrow import parquet
+
+    write_parquet(tmp_path / "o.parquet", healthy[0], builders.evidence(PLAN))
+    rows = parquet.read_table(tmp_path / "o.parquet").to_pylist()
+    assert len(rows) == len(healthy[1])
+    for typed, plain in zip(rows, healthy[1], strict=True):
+        assert (typed["host"], typed["name"], typed["verdict"]) == (plain["host"], plain["name"], plain["verdict"])
+        assert (plain["value"] or None) == (
+            typed["value_text"] or (typed["value"] is not None and plain["value"]) or None
+        )
+        if typed["value"] is not None:
+            assert typed["value"] == float(plain["value"])

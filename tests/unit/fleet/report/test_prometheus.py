@@ -1,0 +1,152 @@
+"""verdicts.prom: the report as metrics, which is what Prometheus reads back, whatever a host has put into it."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.judge.criteria import read_packs
+from fleet.report.merge import merge
+from fleet.report.prometheus import LABEL_LIMIT, MAX_FAILURES, render_prometheus
+from schemas.plans import Plan
+from schemas.reports import FleetReport, Verdict
+from schemas.waivers import Waiver
+from tests import builders
+from tests.accepted import rackproof
+from tests.unit.fleet.report.test_report import write_run
+
+Series = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def report_of(plan: Plan) -> FleetReport:
+    return merge(plan, builders.evidence(plan), read_packs([]))
+
+
+@pytest.fixture(scope="module")
+def report() -> FleetReport:
+    return report_of(builders.plan("h1", "h2", "h3"))
+
+
+def failure(**over: str) -> Verdict:
+    facts = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
+    facts |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found yes, wanted no", **over}
+    return Verdict(**facts)  # type: ignore[arg-type]
+
+
+def series(text: str) -> Series:
+    values: Series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("run_id")
+            values.setdefault(sample.name.removeprefix("rackproof_report_"), []).append((labels, sample.value))
+    return values
+
+
+def chosen(samples: list[tuple[dict[str, str], float]]) -> list[dict[str, str]]:
+    return [labels for labels, value in samples if value]
+
+
+def test_an_accepted_fleet_has_its_decision_and_no_failure(report: FleetReport) -> None:
+    result = series(render_prometheus(report))
+    assert chosen(result["decision"]) == [{"decision": "accepted"}]
+    assert chosen(result["host_decision"]) == [
+        {"host": host, "rack": "r1", "decision": "accepted"} for host in ("h1", "h2", "h3")
+    ]
+    assert "failures" not in result
+    assert result["failures_left_out"] == [({}, 0)]
+    assert result["end_timestamp_seconds"][0][1] == pytest.approx(1795233600)
+    for host in report.hosts:
+        counts = {
+            labels["status"]: value for labels, value in result["host_observations"] if labels["host"] == host.name
+        }
+        assert counts["expected"] == counts["measured"] == host.coverage.expected > 0
+
+
+def test_failures_are_named_with_part_and_action_the_gravest_first(report: FleetReport) -> None:
+    more = (failure(action="monitor", criterion="efficiency-vs-fleet"), failure(), failure())
+    result = series(render_prometheus(replace(report, decision="rejected", verdicts=(*report.verdicts, *more))))
+    values = {"host": "h2", "rack": "r1", "gpu": "1", "scope": "gpu=1", "serial": "h2-1"}
+    assert result["failures"] == [
+        ({**values, "criterion": "row-remap-failed", "action": "rma"}, 2),
+        ({**values, "criterion": "efficiency-vs-fleet", "action": "monitor"}, 1),
+    ]
+    assert chosen(result["decision"]) == [{"decision": "rejected"}]
+    fails = {labels["host"]: value for labels, value in result["host_verdicts"] if labels["verdict"] == "fail"}
+    assert fails == {"h1": 0, "h2": 3, "h3": 0}
+
+
+def test_a_failure_has_its_value_and_limit_in_the_unit_that_it_names(report: FleetReport) -> None:
+    floor = {
+        "operator": "ge",
+        "unit": "B/s",
+        "name": "memory.bandwidth",
+        "stage": "benchmark",
+        "params": {"op": "read"},
+    }
+    slow = replace(failure(criterion="memory-vs-fleet"), value=4.2e12, limit=4.3e12, **floor)  # type: ignore[arg-type]
+    word = replace(failure(), value="580", limit="570", operator="eq")
+    text = render_prometheus(replace(report, verdicts=(*report.verdicts, slow, word)))
+    result = series(text)
+    ((value, told), (limit, wanted)) = (result[f"failure_{kind}"][0] for kind in ("value", "limit"))
+    assert (told, wanted) == (4.2e12, 4.3e12)
+    assert value == limit
+    assert {key: value[key] for key in ("serial", "criterion", "name", "params", "unit", "operator")} == {
+        "serial": "h2-1", "criterion": "memory-vs-fleet", "name": "memory.bandwidth", "params": "read", "unit": "B/s",
+        "operator": "ge",
+    }  # fmt: skip
+    assert len(result["failure_value"]) == 1, "a text is no sample"
+    assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
+
+
+def test_waived_failure_is_separate(report: FleetReport) -> None:
+    waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
+    result = series(render_prometheus(replace(report, verdicts=(*report.verdicts, replace(failure(), waiver=waiver)))))
+    assert "failures" not in result
+    assert [value for _, value in result["waived"]] == [1]
+    assert "failure_value" not in result
+
+
+def test_truncated_lists_are_not_exported_as_zero(report: FleetReport) -> None:
+    result = series(render_prometheus(replace(report, detail="exceptions", verdicts=(failure(),))))
+    assert {labels["verdict"] for labels, _ in result["host_verdicts"]} == {"fail", "inconclusive"}
+
+
+def test_a_rehearsal_never_reads_as_an_accepted_fleet(report: FleetReport) -> None:
+    text = render_prometheus(replace(report, rehearsal=True))
+    result = series(text)
+    assert chosen(result["decision"]) == [{"decision": "REHEARSAL accepted"}]
+    assert {labels["decision"] for labels, _ in result["host_decision"]} & {"accepted"} == set()
+    assert all("REHEARSAL" in line for line in text.splitlines() if line.startswith("# HELP"))
+
+
+def test_a_fleet_that_is_all_wrong_is_no_flood(report: FleetReport) -> None:
+    many = tuple(failure(scope=f"gpu={number}", action="reseat") for number in range(MAX_FAILURES + 20))
+    result = series(render_prometheus(replace(report, verdicts=(*many, failure(action="rma")))))
+    assert len(result["failures"]) == MAX_FAILURES
+    assert result["failures"][0][0]["action"] == "rma"
+    assert result["failures_left_out"] == [({}, 21)]
+
+
+@pytest.mark.parametrize(
+    "hostile", ['"} 1\nfake 9', "\\", '\\"', "line\nline", "# TYPE fake gauge", "\x1b[31m\u202e", "a" * 5000]
+)
+def test_what_a_host_says_stays_inside_its_label(report: FleetReport, hostile: str) -> None:
+    text = render_prometheus(replace(report, verdicts=(failure(serial=hostile, scope=f"hca={hostile}"),)))
+    result = series(text)
+    assert len(result["failures"]) == 1
+    assert "fake" not in result
+    reported = len(" … [4872 characters left out]")
+    assert max(len(value) for value in result["failures"][0][0].values()) <= LABEL_LIMIT + reported
+    assert "\x1b" not in text
+    assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
+
+
+def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", builders.plan("h1", "h2", "h3"))
+    rackproof("report", tmp_path / "r1")
+    assert chosen(series((tmp_path / "r1" / "verdicts.prom").read_text())["decision"]) == [{"decision": "accepted"}]

@@ -1,0 +1,417 @@
+"""From a run directory to the report: what cannot be believed is quarantined, and the exit code tells the decision."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.records.load import load
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
+from fleet.report.merge import merge
+from fleet.report.tables.headline import checks
+from schemas import documents
+from schemas.catalogue import BENCHMARKS
+from schemas.errors import RunError
+from schemas.plans import Plan
+from schemas.records import Observation, to_json
+from schemas.reports import FleetReport
+from tests import ROOT, builders
+from tests.accepted import rackproof
+
+PACKS = read_packs([])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of three hosts that are in order."""
+    directory = tmp_path_factory.mktemp("whole") / "r1"
+    write_run(directory, builders.plan("h1", "h2", "h3"))
+    return directory
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return shutil.copytree(whole, tmp_path / "r1")
+
+
+def write_run(directory: Path, plan: Plan) -> None:
+    documents.write(directory / "plan.json", to_json(plan))
+    for host in plan.hosts:
+        for record in builders.records(plan, host.name):
+            position = f"gangs/{record.gang}" if record.gang else "hosts"
+            documents.write(directory / position / f"{host.name}.json", to_json(record))
+
+
+def report_of(directory: Path) -> FleetReport:
+    loaded = load(directory)
+    return merge(loaded.plan, loaded.evidence, PACKS, events=loaded.events, quarantined=loaded.quarantined)
+
+
+def test_accepted_run_exits_0_and_leaves_its_reports(run: Path) -> None:
+    done = rackproof("report", run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "FINAL ACCEPTANCE: PASS\n- Hosts: 3 of 3 accepted (6 GPUs)" in done.stdout
+    written = documents.read(run / "report.json", "report", max_bytes=10_000_000)
+    assert written["decision"] == "accepted"
+    assert written["acceptance"]["status"] == "PASS"
+    assert written["coverage"]["expected"] == written["coverage"]["measured"] > 0
+    assert {"report.html", "report.md"} <= {path.name for path in run.iterdir()}
+
+
+def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
+    path = run / "hosts" / "h2.json"
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    done = rackproof("report", run, "--host", "h2")
+    first, *lines, last = done.stdout.splitlines()
+    assert (done.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
+    assert any(line.startswith("- INCOMPLETE: h2: record: quarantined: hosts/h2.json: not JSON") for line in lines)
+    assert not any("h1" in line or "FINAL" in line for line in lines)
+    assert (run / "pages" / "h2.html").is_file()
+    assert rackproof("report", run, "--host", "h1").stdout.splitlines()[0] == "h1: accepted"
+
+
+def test_json_has_decision_and_summary(run: Path) -> None:
+    (run / "hosts" / "h2.json").unlink()
+    done = rackproof("report", run, "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert (document["decision"], document["acceptance"]["status"]) == ("incomplete", "INCOMPLETE")
+    assert any("h2" in line and "hosts/h2.json is missing" in line for line in document["acceptance"]["summary"])
+
+
+def test_deleted_record_makes_only_its_host_incomplete(run: Path) -> None:
+    (run / "hosts" / "h2.json").unlink()
+    report = report_of(run)
+    assert report.decision == "incomplete"
+    assert {verdict.host for verdict in report.verdicts if verdict.verdict != "pass"} == {"h2"}
+    assert {host.name: host.decision for host in report.hosts} == {
+        "h1": "accepted",
+        "h2": "incomplete",
+        "h3": "accepted",
+    }
+    assert all(host.measurements for host in report.hosts if host.name != "h2")
+
+
+def stale(path: Path) -> None:
+    path.write_text(path.read_text().replace('"run_id": "r1"', '"run_id": "r0"'))
+
+
+def other_nonce(path: Path) -> None:
+    path.write_text(path.read_text().replace(builders.NONCE, "f" * 32))
+
+
+def other_host(path: Path) -> None:
+    path.write_text(path.read_text().replace('"host": "h2"', '"host": "h1"'))
+
+
+def other_version(path: Path) -> None:
+    path.write_text(path.read_text().replace("rackproof.record/1", "rackproof.record/9"))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def linked(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere.json")
+    path.symlink_to(path.parent.parent / "elsewhere.json")
+
+
+def enormous(path: Path) -> None:
+    with path.open("ab") as file:
+        file.truncate(10_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (stale, "run r0, expected r1"),
+        (other_nonce, "nonce"),
+        (other_host, "host h1, expected h2"),
+        (other_version, "rackproof.record/9"),
+        (truncated, "not JSON at offset"),
+        (linked, "symbolic links"),
+        (enormous, f"more than the allowed {documents.MAX_BYTES}"),
+    ],
+)
+def test_invalid_record_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
+    spoil(run / "hosts" / "h2.json")
+    report = report_of(run)
+    assert report.decision == "incomplete"
+    assert [item.path for item in report.quarantined] == ["hosts/h2.json"]
+    assert why in report.quarantined[0].reason
+    bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.verdict) for verdict in bad] == [("h2", "inconclusive")]
+    assert "hosts/h2.json" in bad[0].reason
+
+
+def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
+    shutil.copy(run / "hosts" / "h1.json", run / "hosts" / "h9.json")
+    report = report_of(run)
+    assert [(item.path, item.reason) for item in report.quarantined] == [("hosts/h9.json", "the plan has no such host")]
+    assert report.decision == "accepted"
+
+
+def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> None:
+    gone = {
+        "at": builders.WHEN,
+        "play": "Gang",
+        "what": "unreachable",
+        "host": "h3",
+        "task": "Run the launch",
+        "message": "ssh: timed out",
+    }
+    (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
+    report = report_of(run)
+    bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.reason) for verdict in bad] == [
+        ("h3", "unreachable at Gang: Run the launch: ssh: timed out")
+    ]
+    passed = {"at": builders.WHEN, "play": "Gang", "what": "passed"}
+    for hosts, decision in ((["h1"], "incomplete"), (["h1", "h3"], "accepted")):
+        with (run / "events.jsonl").open("a") as journal:
+            journal.write(json.dumps({**passed, "hosts": hosts}) + "\n")
+        assert report_of(run).decision == decision
+
+
+def test_missing_record_names_the_remedy(run: Path) -> None:
+    """Where the journal says why, the remedy is there."""
+    gone = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h3", "task": "Wait", "message": "it ended"}
+    (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
+    for host in ("h1", "h3"):
+        (run / "hosts" / f"{host}.json").unlink()
+    truncated(run / "hosts" / "h2.json")
+    reasons = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
+    assert reasons["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect it again"
+    assert reasons["h2"].startswith("quarantined: hosts/h2.json: not JSON")
+    assert reasons["h2"].endswith("; resume the run, or collect it again")
+    assert reasons["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
+
+
+def test_broken_journal_is_quarantined(run: Path) -> None:
+    (run / "events.jsonl").write_text('{"at": "now"}\nnot json\n')
+    assert [item.path for item in report_of(run).quarantined] == ["events.jsonl", "events.jsonl"]
+    assert report_of(run).decision == "incomplete"
+
+
+def test_rehearsal_never_reads_as_an_accepted_gpu_fleet(tmp_path: Path) -> None:
+    plan = builders.plan(profile="rehearsal")
+    status = merge(plan, {}, PACKS).acceptance.status
+    assert status == "REHEARSAL INCOMPLETE"
+
+
+def test_merge_does_not_depend_on_the_order_of_evidence(run: Path) -> None:
+    loaded = load(run)
+    backwards = dict(reversed(list(loaded.evidence.items())))
+    assert merge(loaded.plan, loaded.evidence, PACKS) == merge(loaded.plan, backwards, PACKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere", "plan.json: No such file"), (".", "plan.json: No such file")]
+)
+def test_directory_without_a_plan_exits_2(tmp_path: Path, name: str, message: str) -> None:
+    done = rackproof("report", tmp_path / name)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_links_between_gpus_are_in_the_report(run: Path) -> None:
+    path = run / "hosts" / "h1.json"
+    record = json.loads(path.read_text())
+    link = {"name": "gpu.peer.link", "unit": "1", "values": {"gpu=0,peer=1": "NV18"}}
+    record["snapshots"][-1]["metrics"].append(link)
+    path.write_text(json.dumps(record))
+    assert rackproof("report", run).returncode == 0
+    written = documents.read(run / "report.json", "report", max_bytes=10_000_000)
+    assert [host.get("links", {}) for host in written["hosts"]] == [{"gpu=0,peer=1": "NV18"}, {}, {}]
+
+
+def test_reason_for_a_missing_reference_value_is_reported(run: Path) -> None:
+    loaded = load(run)
+    why = {"gemm.throughput": "nobody published one", "gpu.never_seen": "nor this"}
+    packs = [replace(pack, unknown=why) if pack.name == "h200-sxm" else pack for pack in PACKS]
+    report = merge(loaded.plan, loaded.evidence, packs)
+    assert report.unknown == {"gemm.throughput": "nobody published one"}
+    assert "nobody published one" in render_html(report)
+    assert "nobody published one" in render_markdown(report)
+
+
+def test_summary_has_the_state_of_each_benchmark(run: Path) -> None:
+    def without(name: str) -> tuple[str, ...]:
+        loaded = load(run)
+        changed = builders.with_observations(
+            loaded.evidence["h2"],
+            lambda item: None if item.name == name and item.params.get("benchmark", "stress") == "stress" else item,
+        )
+        return merge(loaded.plan, {**loaded.evidence, "h2": changed}, PACKS).acceptance.summary
+
+    for name in ("stress.power", "benchmark.duration"):
+        summary = without(name)
+        assert "Stress: INCOMPLETE" in summary
+        assert "GEMM: PASS" in summary
+        assert "Host and GPU health: PASS" in summary
+
+
+def changed(run: Path, change: Callable[[Observation], Observation | None]) -> tuple[str, ...]:
+    """The summary after the same was done to every host's record."""
+    loaded = load(run)
+    evidence = {host: builders.with_observations(left, change) for host, left in loaded.evidence.items()}
+    return merge(loaded.plan, evidence, PACKS).acceptance.summary
+
+
+def test_unjudged_speed_is_not_a_plain_pass(tmp_path: Path) -> None:
+    """Of one host, whose rates of training no criterion has a figure for, and whose host copies one has."""
+    write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
+    report = report_of(tmp_path / "r1")
+    summary = report.acceptance.summary
+    assert report.acceptance.status == "PASS"
+    for title in ("Training", "Training variants", "Transformer"):
+        assert f"{title}: PASS (values; speed not judged)" in summary
+    for title in ("GEMM", "Host copies", "Collectives", "Checkpoint", "Data loading"):
+        assert f"{title}: PASS" in summary
+    words = {check.title: (check.word, check.state) for check in checks(report)}
+    assert words["Training"] == ("PASS (values; speed not judged)", "pass")
+    assert "PASS (values; speed not judged)" in render_html(report)
+
+
+def test_speed_is_judged_where_the_fleet_is_large_enough(run: Path) -> None:
+    assert {"Training: PASS", "Training variants: PASS", "Transformer: PASS"} <= set(report_of(run).acceptance.summary)
+
+
+def test_each_operation_that_no_criterion_judges_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
+    unknown = {"broadcast", "gather"}
+
+    def elsewhere(item: Observation) -> Observation:
+        hit = item.name.startswith("collective.") and item.name.split(".")[1] in unknown
+        return replace(item, params={**item.params, "world_size": 3}) if hit else item
+
+    line = "Bandwidth within hosts: NOT JUDGED"
+    why = "(no criterion for this GPU, count and size)"
+    assert not any(item.startswith(line) for item in report_of(tmp_path / "r1").acceptance.summary)
+    assert f"{line} for broadcast, gather {why}" in changed(tmp_path / "r1", elsewhere)
+    unknown |= {"reduce", "scatter"}
+    assert f"{line} for 4 of 10 operations {why}" in changed(tmp_path / "r1", elsewhere)
+    unknown |= {name.split(".")[1] for name in BUSBW}
+    assert f"{line} {why}" in changed(tmp_path / "r1", elsewhere)
+
+
+def test_operation_that_is_judged_on_some_hosts_only_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
+    loaded = load(tmp_path / "r1")
+
+    def elsewhere(item: Observation) -> Observation:
+        return replace(item, params={**item.params, "world_size": 3}) if item.name in BUSBW else item
+
+    evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], elsewhere)}
+    summary = merge(loaded.plan, evidence, PACKS).acceptance.summary
+    assert "Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts (no criterion for this GPU, count and size)" in summary
+
+
+BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])
+
+
+PACK = """\
+---
+schema: rackproof.criteria/1
+summary: ours
+criteria:
+  - id: ours
+    name: memory.bandwidth
+    where: {{op: copy}}
+    operator: ge
+    value: {value}
+    unit: {unit}
+    action: rma
+    basis: policy
+    source: "the contract, annex 3"
+{more}
+"""
+
+
+def criteria(path: Path, value: str = "4.0e+12", unit: str = "B/s", more: str = "") -> Path:
+    path.write_text(PACK.format(value=value, unit=unit, more=more))
+    return path
+
+
+def test_site_criteria_judge_and_are_named(run: Path, tmp_path: Path) -> None:
+    done = rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml"))
+    assert done.returncode == 0
+    assert "- Criteria: h200-sxm, ours" in done.stdout
+    assert rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml", "9.0e+12")).returncode == 1
+
+
+def test_inconsistent_site_criteria_are_refused(run: Path, tmp_path: Path) -> None:
+    done = rackproof("report", run, "--criteria", criteria(tmp_path / "slip.yml", "9500", "GB/s"))
+    assert done.returncode == 64
+    assert "slip: ours: GB/s: not the unit of the observation; use B/s" in done.stderr
+    assert not (run / "report.json").exists()
+
+
+def test_site_criterion_without_a_match_is_not_a_pass(run: Path, tmp_path: Path) -> None:
+    elsewhere = criteria(tmp_path / "gang.yml", more="    stage: gang")
+    done = rackproof("report", run, "--criteria", elsewhere)
+    assert done.returncode == 2
+    assert "no observation matches this criterion" in done.stdout
+    may = criteria(tmp_path / "may.yml", more="    stage: gang\n    optional: true")
+    assert rackproof("report", run, "--criteria", may).returncode == 0
+
+
+def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
+    write_run(tmp_path / "shared", builders.plan("h1", "h2", "h3", rackproof_share_gpus=True))
+    assert (
+        "- GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3"
+        in (rackproof("report", tmp_path / "shared").stdout)
+    )
+
+
+@pytest.mark.parametrize(
+    ("lacking", "verb", "remedy"),
+    [
+        ("jinja2", "report", "pip install 'rackproof[control]', in a checkout '.[control]'"),
+        ("pynvml", "doctor", "pip install 'rackproof', in a checkout '.'"),
+    ],
+)
+def test_missing_library_names_the_remedy(whole: Path, lacking: str, verb: str, remedy: str) -> None:
+    program = (
+        f"import sys; sys.modules[{lacking!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, verb, *([str(whole)] if verb == "report" else [])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{lacking} is not installed: {remedy}" in done.stderr
+
+
+def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "plan.json").chmod(0)
+    own = os.geteuid()
+    try:
+        if own == 0:  # root may read everything
+            os.seteuid(65534)
+        with pytest.raises(RunError, match="Permission denied: read the run as the user who made it"):
+            load(tmp_path)
+    finally:
+        os.seteuid(own)
+
+
+@pytest.mark.parametrize("more", [[], ["--host=h1"]])
+def test_unwritable_report_is_not_a_decision(run: Path, more: list[str]) -> None:
+    """An incomplete fleet is 2 and has its report; here what lies there is another's."""
+    page = run / ("pages/h1.html" if more else "report.html")
+    page.mkdir(parents=True)
+    done = rackproof("report", run, *more)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert f"rackproof: {page.parent}: Is a directory: the report there is old or incomplete" in done.stderr

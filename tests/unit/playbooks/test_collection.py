@@ -1,0 +1,222 @@
+"""Rackproof as an Ansible collection: built, installed into an empty directory, and a rehearsal from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import tomllib
+import yaml
+
+from deploy.galaxy.role_readmes import role_readmes
+from schemas import VERSION
+from tests import ROOT
+from tests.lab.kill_points import tiny
+from tests.lab.lab import CONTROL_PYTHON
+from tests.lab.prometheus import free_port
+
+ENVIRONMENT = ROOT / "deploy" / "awx" / "execution-environment.yml"
+
+
+def run(
+    *words: str | Path, cwd: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 300
+) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / words[0]
+    variables = {**os.environ, "PWD": str(cwd), **(environment or {})}
+    return subprocess.run(
+        [program, *words[1:]], cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=timeout_s
+    )
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The collection, as `make collection` builds it."""
+    directory = tmp_path_factory.mktemp("built")
+    home = {"ANSIBLE_HOME": str(directory / "home")}
+    done = run("ansible-galaxy", "collection", "build", "--output-path", directory / "dist", cwd=ROOT, environment=home)
+    assert done.returncode == 0, done.stderr
+    return directory / "dist" / f"rackproof-rackproof-{VERSION}.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def site(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty directory into which it was installed."""
+    site = tmp_path_factory.mktemp("site")
+    environment = {"ANSIBLE_HOME": str(site / "home")}
+    command = ("ansible-galaxy", "collection", "install", archive, "-p", site / "collections", "--offline")
+    done = run(*command, cwd=site, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def installed(site: Path) -> Path:
+    return site / "collections" / "ansible_collections" / "rackproof" / "rackproof"
+
+
+def test_collection_contains_only_what_a_control_node_needs(archive: Path) -> None:
+    with tarfile.open(archive) as members:
+        names = members.getnames()
+    tops = {name.partition("/")[0] for name in names} - {"MANIFEST.json", "FILES.json"}
+    wanted = {
+        "CHANGELOG.md",
+        "LICENSE",
+        "README.md",
+        "SECURITY.md",
+        "ansible.cfg",
+        "pyproject.toml",
+    }
+    wanted |= {
+        "agent",
+        "collectors",
+        "docs",
+        "fleet",
+        "inventory",
+        "meta",
+        "playbooks",
+        "rackproof",
+        "roles",
+        "schemas",
+    }
+    assert tops == wanted
+    assert not [name for name in names if "__pycache__" in name or name.endswith((".pyc", ".png"))]
+    assert archive.stat().st_size < 2_000_000
+
+
+def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
+    """Ansible Galaxy runs it at an upload, with ansible-lint, which `make lint-ansible` runs here."""
+    settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
+    (tmp_path / "importer.cfg").write_text(settings)
+    done = run(
+        *("python", "-m", "galaxy_importer.main", archive),
+        cwd=tmp_path,
+        environment={"GALAXY_IMPORTER_CONFIG": str(tmp_path / "importer.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Importer processing completed successfully" in done.stdout
+
+
+def test_role_readmes_are_current() -> None:
+    """UPDATE_GOLDEN=1 or `make golden` writes them."""
+    for path, text in role_readmes().items():
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.write_text(text, encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == text, path
+
+
+def test_version_is_the_same_everywhere() -> None:
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
+    assert (galaxy["namespace"], galaxy["name"], galaxy["version"]) == ("rackproof", "rackproof", VERSION)
+    environment = ENVIRONMENT.read_text(encoding="utf-8")
+    assert set(re.findall(r"rackproof-rackproof-([\w.]+)\.tar\.gz", environment)) == {VERSION}
+
+
+def test_minimum_ansible_core_equals_that_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    lowest = next(item for item in extras["control"] if item.startswith("ansible-core")).split(",")[0]
+    runtime = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text(encoding="utf-8"))
+    assert lowest.removeprefix("ansible-core>=") + ".0" == runtime["requires_ansible"].removeprefix(">=")
+
+
+def test_requirements_equal_those_of_the_package() -> None:
+    """All but what only hosts need, and ansible-core, which an execution environment chooses itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    theirs = {*project["dependencies"], *project["optional-dependencies"]["control"]}
+    lines = (ROOT / "meta" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    elsewhere = ("ansible-core", "bcrypt", "nvidia-ml-py")
+    assert {line for line in lines if not line.startswith("#")} == {
+        item for item in theirs if not item.startswith(elsewhere)
+    }
+
+
+def wheel(directory: Path, to: Path) -> Path:
+    command = ("python", "-m", "hatchling", "build", "--target", "wheel", "--directory", to)
+    done = run(*command, cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return next(to.glob("*.whl"))
+
+
+def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
+    """A host that has the one has the other: the wheel is the same to the byte."""
+    collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
+    assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
+    assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
+
+
+def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
+    """The rehearsal's own inventory but for its second host, with a profile of as little as measures anything."""
+    profile, inventory = site / "tiny.yml", site / "one.yml"
+    little = tiny(0.2)
+    del little["stages"]["gang"]
+    profile.write_text(yaml.safe_dump(little), encoding="utf-8")
+    rehearsal = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))
+    del rehearsal["gpu_hosts"]["hosts"]["local2"]
+    assert rehearsal["gpu_hosts"]["vars"].pop("ansible_python_interpreter") == "{{ ansible_playbook_python }}"
+    inventory.write_text(yaml.safe_dump(rehearsal), encoding="utf-8")
+    variables = {
+        "rackproof_profile": str(profile),
+        "nvidia_driver_state": "ignored",
+        "rackproof_run_id": "r1",
+        "rackproof_minimum_free_bytes": 100_000_000,
+        "rackproof_gang": "none",
+        "rackproof_exporter_port": free_port(),  # of this very machine, which may have an exporter
+    }
+    environment = {
+        "ANSIBLE_HOME": str(site / "home"),
+        "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
+        "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
+    }
+    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # a third of the time
+    command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
+    done = run(*command, cwd=site, environment=environment)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
+    names = {path.name for path in (site / "runs" / "r1").iterdir()}
+    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, "the callback plugins, too"
+    assert not (installed(site) / "runs").exists(), "a collection may be somebody else's"
+    assert not (installed(site) / "build").exists()
+
+
+def test_callback_plugin_is_loaded_under_ansible_runner(site: Path) -> None:
+    """As AWX and ansible-navigator do; and without the collection's ansible.cfg."""
+    (site / "runners").mkdir()
+    (site / "empty.cfg").touch()
+    environment = {
+        "ANSIBLE_HOME": str(site / "home"),
+        "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
+        "ANSIBLE_CONFIG": str(site / "empty.cfg"),
+        "ANSIBLE_CALLBACK_PLUGINS": str(site / "runners"),
+    }
+    inventory = site / "nobody.yml"
+    inventory.write_text("gpu_hosts: {hosts: {h1: {ansible_host: 127.0.0.1, ansible_port: 9, rackproof_gpu_count: 1}}}")
+    variables = json.dumps({"rackproof_run_id": "named", "rackproof_gang": "none"})
+    command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", variables)
+    done = run(*command, cwd=site, environment=environment)
+    assert done.returncode == 4, done.stdout[-2000:]
+    events = [json.loads(line) for line in (site / "runs/named/events.jsonl").read_text().splitlines()]
+    assert [event["host"] for event in events if event["what"] == "unreachable"] == ["h1"]
+
+
+def test_ansible_builder_accepts_the_execution_environment(site: Path, archive: Path) -> None:
+    context = site / "context"
+    definition = yaml.safe_load(ENVIRONMENT.read_text(encoding="utf-8"))
+    definition["additional_build_files"][0]["src"] = str(archive)
+    copy = site / "execution-environment.yml"
+    copy.write_text(yaml.safe_dump(definition), encoding="utf-8")
+    done = run("ansible-builder", "create", "-f", copy, "-c", context, cwd=site)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (context / "_build" / "collection" / archive.name).is_file()
+    done = run("ansible-builder", "introspect", site / "collections", cwd=site)
+    requirements = yaml.safe_load(done.stdout.partition("---")[2])
+    # PyYAML comes with ansible-core, and ansible-builder leaves it out.
+    assert {re.split(r"[>=]", line)[0] for line in requirements["python"]} == {
+        *("jsonschema", "jsonschema-rs", "msgspec", "prometheus-client", "hatchling", "jinja2")
+    }
+    assert any(line.startswith("openssh-clients") for line in requirements["system"])

@@ -1,0 +1,120 @@
+"""The callback plugin ends a run for which Ansible has no host left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.locks import born
+from tests.unit.playbooks.test_progress import play, run_dir, site
+
+__all__ = ["run_dir"]
+FAIL: dict[str, Any] = {"ansible.builtin.command": {"argv": ["false"]}}
+
+
+def playbook(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str]:
+    """Return the command of a playbook that sets the facts of its run, and then has these plays."""
+    command = site(directory, run_dir)
+    (begin, _) = yaml.safe_load((directory / "play.yml").read_text())
+    targets = directory / f"{run_dir.name}.json"
+    targets.write_text("[]")
+    begin["tasks"].append({"ansible.builtin.set_fact": {"_rackproof_targets_file": str(targets)}, "run_once": True})
+    (directory / "play.yml").write_text(yaml.safe_dump([begin, *plays]))
+    return command
+
+
+def measure(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
+    """Return a play that measures."""
+    return {"name": name, "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": [task]}
+
+
+def report(command: str = "report") -> dict[str, Any]:
+    """Return the last play of a run."""
+    task = {"ansible.builtin.debug": {"msg": "reported by the play"}}
+    variables = {"_rackproof_last_command": command}
+    return {"name": "Last", "hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [task]}
+
+
+@contextlib.contextmanager
+def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """What the run would take for its Prometheus."""
+    (run_dir / "metrics").mkdir()
+    with subprocess.Popen(["sleep", "60"]) as server:
+        (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {born(server.pid)}\n")
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("plays", [("h1 or h2",), ("h1", "h2")], ids=["in one play", "one after the other"])
+def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, plays: tuple[str, ...]) -> None:
+    """And the monitoring of the run is stopped."""
+    failing = [measure({**FAIL, "when": f"inventory_hostname in '{hosts}'"}, f"Measure {hosts}") for hosts in plays]
+    with prometheus(run_dir) as server:
+        done = play(playbook(tmp_path, run_dir, *failing, report()), tmp_path)
+        assert server.poll() is not None
+    assert not (tmp_path / f"{run_dir.name}.json").exists()
+    assert "reported by the play" not in done.stdout
+    assert json.loads((run_dir / "report.json").read_text())["decision"] == "incomplete", done.stdout
+
+
+def test_report_of_the_last_play_is_not_written_twice(tmp_path: Path, run_dir: Path) -> None:
+    done = play(
+        playbook(tmp_path, run_dir, measure({"ansible.builtin.debug": {"msg": "measured"}}), report()), tmp_path
+    )
+    assert "reported by the play" in done.stdout
+    assert not (run_dir / "report.json").exists()
+
+
+@pytest.mark.parametrize("has_last_play", [True, False])
+def test_monitoring_is_stopped_only_by_a_playbook_that_ends_the_run(
+    tmp_path: Path, run_dir: Path, has_last_play: bool
+) -> None:
+    """The Prometheus that deploy.yml starts must keep running."""
+    with prometheus(run_dir) as server:
+        play(playbook(tmp_path, run_dir, measure(FAIL), *[report("scaling")] * has_last_play), tmp_path)
+        is_running = server.poll() is None
+    assert is_running is not has_last_play
+    assert (tmp_path / f"{run_dir.name}.json").exists() is not has_last_play
+
+
+def test_failures_of_every_playbook_of_a_command_are_recorded(tmp_path: Path, run_dir: Path) -> None:
+    command = playbook(tmp_path, run_dir)
+    (tmp_path / "next.yml").write_text(yaml.safe_dump([measure({**FAIL, "name": "Fail"})]))
+    play([*command, str(tmp_path / "next.yml")], tmp_path)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["host"] for event in events if event["what"] == "failed"} == {"h1", "h2"}
+    progress = [json.loads(line) for line in (run_dir / "progress.jsonl").read_text().splitlines()]
+    assert [event["what"] for event in progress].count("start") == 2
+    assert progress[-1]["what"] == "end"
+
+
+def test_host_that_is_leased_to_another_run_is_marked_as_in_use(tmp_path: Path, run_dir: Path) -> None:
+    refused = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
+    play(playbook(tmp_path, run_dir, measure(refused)), tmp_path)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["host"]: event["in_use"] for event in events if event["what"] == "failed"} == {"h1": True, "h2": True}
+
+
+def test_check_mode_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
+    with prometheus(run_dir) as server:
+        play([*playbook(tmp_path, run_dir, measure(FAIL), report()), "--check"], tmp_path)
+        is_running = server.poll() is None
+    assert is_running
+    assert not (run_dir / "report.json").exists()
+
+
+def test_run_that_is_limited_to_some_tags_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
+    with prometheus(run_dir) as server:
+        play([*playbook(tmp_path, run_dir, measure(FAIL), report()), "--tags=untagged,run"], tmp_path)
+        is_running = server.poll() is None
+    assert is_running
+    assert not (run_dir / "report.json").exists()

@@ -1,0 +1,335 @@
+"""`rackproof run`: one machine without Ansible, and what keeps it from being measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.run import readiness
+from agent.run.readiness import Gpus
+from collectors.base import Absent
+from fleet.planning.plan import read_profile
+from fleet.report.merge import merge
+from rackproof import local_run
+from rackproof.local_run import Machine, single_host_plan, single_host_profile
+from schemas import documents
+from schemas.errors import UsageError
+from schemas.plans import Plan
+from tests import ROOT, builders
+from tests.fakes import nvml
+
+NOW = datetime(2026, 11, 21, 4, tzinfo=timezone.utc)
+BROKEN = Absent(status="error", reason="Driver Not Loaded")
+TINY = {
+    "schema": "rackproof.profile/1",
+    "summary": "as little as there can be",
+    "device": "cpu",
+    "processes_per_host": 2,
+    "stages": {
+        "benchmark": {
+            "deadline_s": 60,
+            "collective_timeout_s": 30,
+            "benchmarks": {"digest": {"size": 64, "seconds": 0.1}},
+        },
+        "gang": {
+            "deadline_s": 60,
+            "collective_timeout_s": 30,
+            "benchmarks": {"pairs": {}, "overlap": {"size": 64, "size_bytes": 65536, "repetitions": 2}},
+        },
+    },
+}
+
+
+def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "rackproof", "run", *arguments],
+        env={**os.environ, **variables},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# --- the whole of it
+
+
+def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yml").write_text(yaml.safe_dump(TINY))
+    options = ["--profile", tmp_path / "tiny.yml", "--run-dir", tmp_path / "here" / "r1", "--host", "me"]
+    first = run(tmp_path, *options)
+    print(first.stdout, first.stderr)
+    assert first.returncode == 0
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in first.stdout
+    assert "- Silent corruption: PASS" in first.stdout
+    report = documents.read(tmp_path / "here/r1/report.json", "report")
+    assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
+    record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
+    made = {observation["name"] for observation in record["observations"]}
+    assert "overlap.hidden_share" in made, "what the hosts of a gang do together, one does alone"
+    assert not any(name.startswith("pairs") for name in made)
+    assert [observation["phase"] for observation in record["snapshots"]][:2] == ["before", "before"]
+    again = run(tmp_path, *options, "--json")
+    assert again.returncode == 0
+    assert "nothing is measured twice" in again.stderr
+    assert json.loads(again.stdout)["acceptance"]["status"] == "REHEARSAL PASS"
+    other = run(tmp_path, *options, "--criteria", "rehearsal")
+    assert other.returncode == 64
+    assert "run r1 was begun with other" in other.stderr
+
+
+def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
+    done = run(tmp_path, "--gpus", "8", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no NVIDIA GPU on this machine's PCI bus" in done.stderr
+    assert "`rackproof run --profile rehearsal` tries every stage on CPUs" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists(), "no run was begun"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--profile", "standart"], "unknown profile standart (did you mean standard?)"),
+        (
+            ["--profile", "rehearsal", "--gpus", "8"],
+            "--gpus or --devices with profile rehearsal, which uses no GPU",
+        ),
+        (["--profile", "soak"], "profile soak has the stages soak"),
+        (["--gpus", "0"], "--gpus 0: give the number of GPUs, 1 to 128"),
+        (["--devices", "gpu0"], "--devices gpu0: give NVML indices such as 0,1,2"),
+        (["--epochs", "0"], "--epochs 0: give at least 1"),
+        (["--model", "h2000-sxm"], "unknown --model h2000-sxm"),
+    ],
+)
+def test_wrong_usage_is_named(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rackproof.main import main
+
+    assert main(["run", *arguments, "--run-dir", str(tmp_path / "r1")]) == 64
+    assert said in capsys.readouterr().err
+
+
+def test_several_processes_of_it_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from rackproof.main import main
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "r1")]) == 64
+    assert "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes" in capsys.readouterr().err
+    assert not (tmp_path / "r1").exists()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
+    """The driver answers for four GPUs; torch here is a build for CPUs, and the directory cannot be written."""
+    (tmp_path / "file").touch()
+    present = nvml.environment(library, nvml.scenario("healthy-h200x4"))
+    done = run(tmp_path, "--gpus", "4", "--run-dir", tmp_path / "file" / "r1", CUDA_VISIBLE_DEVICES="0,1", **present)
+    print(done.stderr)
+    assert done.returncode == 2
+    lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
+    assert any("was built without CUDA: install a build for CUDA" in line for line in lines)
+    assert f"{tmp_path}/file/r1: Not a directory: give a directory that this user may write as --run-dir" in lines
+    assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset it, or give --devices 0,1" in lines
+
+
+# --- how many GPUs
+
+
+def gpus(on_bus: int | Absent, answering: int | Absent, given: int = 0) -> Gpus:
+    return Gpus(on_bus=on_bus, answering=answering, given=given)
+
+
+def test_the_two_counts_of_gpus_must_agree_or_are_named() -> None:
+    assert gpus(8, 8).disagreement() == ""
+    assert gpus(8, 8).most == 8
+    lost = gpus(8, 7)
+    assert lost.most == 8, "the one that is gone is expected, so that the report misses it"
+    assert "the PCI bus shows 8 NVIDIA GPUs and the driver answers for 7" in lost.disagreement()
+    assert "and the driver answers for 8" in gpus(0, 8).disagreement()
+    inside = gpus(8, 2, given=2)
+    assert inside.most == 2
+    assert inside.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
+    assert "the driver answers for 1; " not in gpus(8, 2, given=2).disagreement()
+    assert gpus(8, 1, given=2).most == 2
+    assert "the driver answers for 1" in gpus(8, 1, given=2).disagreement()
+
+
+def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
+    assert readiness.no_gpus(gpus(8, 8)) == ""
+    assert "8 NVIDIA GPUs are present and the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
+        gpus(8, BROKEN)
+    )
+    assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.no_gpus(gpus(0, BROKEN))
+    assert "the PCI bus cannot be read (Driver Not Loaded)" in readiness.no_gpus(gpus(BROKEN, BROKEN))
+
+
+def test_device_nodes_count_in_a_container_only(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia5", "nvidiactl"):
+        (tmp_path / "dev" / name).touch()
+    read = {"gpu.pci_count": 8, "gpu.count": 2}
+    assert readiness.gpus_of(read, {}, tmp_path) == gpus(8, 2, given=0)
+    assert readiness.gpus_of(read, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path) == gpus(8, 2, given=2)
+    (tmp_path / ".dockerenv").touch()
+    assert readiness.gpus_of(read, {}, tmp_path) == gpus(8, 2, given=2)
+
+
+# --- the environment
+
+
+@pytest.fixture
+def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root in which nothing is wrong; torch is found there too."""
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    write_torch(tmp_path, "cuda: Optional[str] = '12.8'")
+    spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch/__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(readiness, "SHM_BYTES", 1)
+    return tmp_path
+
+
+def write_torch(root: Path, cuda: str) -> None:
+    (root / "torch").mkdir(exist_ok=True)
+    (root / "torch/__init__.py").touch()
+    (root / "torch/version.py").write_text(f"__version__ = '2.7.0'\n{cuda}\n")
+
+
+def readiness_problems(
+    root: Path, *, cpu: bool = False, variables: dict[str, str] | None = None, **read: Any
+) -> list[str]:
+    readings = {"host.memory.available": 64 << 30, "driver.cuda_version": "12.8", **read}
+    return readiness.problems(readings, (0, 1), root / "run", cpu=cpu, environment=variables or {}, root=root)
+
+
+def test_a_machine_that_is_in_order_has_no_problem(fit: Path) -> None:
+    assert readiness_problems(fit) == []
+    assert readiness_problems(fit, cpu=True) == []
+    assert readiness_problems(fit, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
+
+
+def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_torch(fit, "cuda: Optional[str] = '13.0'")
+    (line,) = readiness_problems(fit)
+    assert line.startswith(
+        "torch 2.7.0 is built for CUDA 13.0, and the driver supports 12.8 at most: update the driver"
+    )
+    (fit / readiness.COMPATIBILITY).mkdir(parents=True)
+    (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()
+    assert readiness_problems(fit) == [], "NVIDIA's compatibility package runs it"
+    write_torch(fit, "cuda: Optional[str] = None")
+    assert readiness_problems(fit) == [
+        "torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"
+    ]
+    assert readiness_problems(fit, cpu=True) == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert readiness_problems(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
+
+
+def test_too_little_memory_is_reported(fit: Path) -> None:
+    assert readiness_problems(fit, **{"host.memory.available": 3 << 30}) == [
+        "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free memory, or raise the limit"
+    ]
+    (fit / "sys/fs/cgroup").mkdir(parents=True)
+    (fit / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")
+    (fit / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
+    (line,) = readiness_problems(fit, cpu=True)
+    assert line.startswith(
+        "0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB"
+    )
+    (fit / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert readiness_problems(fit) == []
+
+
+def test_too_little_shared_memory_is_reported_with_the_remedy(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "SHM_BYTES", 1 << 60)
+    (line,) = readiness_problems(fit)
+    assert "start the container with --ipc=host or --shm-size=1g" in line
+    assert readiness_problems(fit, cpu=True) == []
+
+
+# --- the plan
+
+
+def options(tmp_path: Path, **chosen: Any) -> Namespace:
+    given = {"run_dir": tmp_path / "r1", "gpus": None, "devices": None, "host": "me", "model": "", "criteria": []}
+    given |= {"validation_only": False, "epochs": None, "batch_size": None, "share_gpus": False}
+    return Namespace(**{**given, **chosen})
+
+
+def planned(tmp_path: Path, profile: str = "standard", result: int = 4, **chosen: Any) -> Plan:
+    machine = Machine(gpus=gpus(result, result), readings={})
+    return single_host_plan(options(tmp_path, **chosen), single_host_profile(read_profile(profile)), machine, NOW)
+
+
+def test_requested_devices_are_planned_or_else_all(tmp_path: Path) -> None:
+    assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), "four of them will be missed"
+    assert not planned(tmp_path, gpus=8).hosts[0].count_found
+    result = planned(tmp_path).hosts[0]
+    assert (result.devices, result.count_found) == ((0, 1, 2, 3), True)
+    assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)
+    with pytest.raises(UsageError, match="lists 2 GPUs, rackproof_gpu_count says 4"):
+        planned(tmp_path, devices="1,3", gpus=4)
+    assert not planned(tmp_path, "rehearsal").hosts[0].count_found
+
+
+def test_the_operators_choices_reach_the_training(tmp_path: Path) -> None:
+    benchmarks = planned(tmp_path, epochs=5, batch_size=128).stage("benchmark").benchmarks
+    assert (benchmarks["training"]["epochs"], benchmarks["training"]["batch_size"]) == (5, 128)
+    assert "training" not in planned(tmp_path, validation_only=True).stage("benchmark").benchmarks
+    assert "collective" in planned(tmp_path, validation_only=True).stage("benchmark").benchmarks
+
+
+@pytest.mark.parametrize("profile", ["smoke", "standard", "rehearsal"])
+def test_one_host_does_alone_what_several_do_together(profile: str) -> None:
+    whole, single = read_profile(profile)["stages"], single_host_profile(read_profile(profile))["stages"]
+    assert single.keys() == {"benchmark"}
+    assert single["benchmark"]["benchmarks"].keys() == {
+        *whole["benchmark"]["benchmarks"],
+        *whole["gang"]["benchmarks"],
+    } - {"pairs"}
+    own = whole["benchmark"]["benchmarks"]
+    assert {name: single["benchmark"]["benchmarks"][name] for name in own} == own
+    assert single["benchmark"]["deadline_s"] <= whole["benchmark"]["deadline_s"] + whole["gang"]["deadline_s"]
+
+
+def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
+    plan = builders.plan("h1", rackproof_gang="none")
+    said = "GPU count: the inventory gives no number, so the detected one is expected, on h1"
+    assert said not in merge(plan, {}, ()).acceptance.summary
+    counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
+    assert said in merge(counted, {}, ()).acceptance.summary
+
+
+def test_this_machines_own_run_of_the_playbooks_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that an acceptance over SSH has is not measured beside it."""
+    from agent.run import lease
+    from rackproof.main import main
+
+    state = tmp_path / "state"
+    (state / "runs").mkdir(parents=True)
+    other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
+    lease.acquire(state / "runs" / "r1", other, lease.load_claim(None, "r1", state / "runs" / "r1"))
+    monkeypatch.setattr(local_run, "STATE", state)
+    assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
+    assert not (tmp_path / "mine/plan.json").exists()

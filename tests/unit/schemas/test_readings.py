@@ -1,0 +1,58 @@
+"""schemas/readings.json lists the readings of a complete GPU host, and docs/checks.md the shipped criteria on them.
+
+UPDATE_GOLDEN=1 updates both.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import read_pack
+from fleet.report.checks import checks
+from schemas import readings
+from tests import ROOT
+from tests.fakes import links, nvml, whole
+
+DOCS = ROOT / "docs" / "checks.md"
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        root = whole.tree(Path(folder))
+        gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
+        whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
+        whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
+        whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
+        whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
+        library = nvml.build(tmp_path_factory.mktemp("nvml"))
+        scenario = nvml.write(Path(folder) / "scenario", "healthy-h100x8", *whole.NVML)
+        yield subprocess.run(
+            [sys.executable, "-m", "tests.fakes.whole", folder, "readings"],
+            env={**os.environ, **nvml.environment(library, scenario)},
+            cwd=nvml.CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+
+def test_catalogue_of_readings_is_current(expected: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        readings.PATH.write_text(expected)
+    assert expected == readings.PATH.read_text()
+
+
+def test_page_of_checks_is_current() -> None:
+    page = checks([read_pack("common")])
+    if os.environ.get("UPDATE_GOLDEN"):
+        DOCS.write_text(page)
+    assert page == DOCS.read_text()

@@ -1,0 +1,85 @@
+"""Scopes are read by `Scope` alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from schemas.scopes import Scope
+from tests import ROOT
+
+REPOSITORY = ROOT
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "device", "below", "part", "index"),
+    [
+        ("host", "host", "host", "", "host", None),
+        ("gpu=0", "gpu", "gpu=0", "", "gpu=0", 0),
+        ("gpu=12,link=3", "link", "gpu=12", "link=3", "gpu=12", 12),
+        ("gpu=1,peer=2", "peer", "gpu=1", "peer=2", "gpu=1", 1),
+        ("gang=rack12", "gang", "gang=rack12", "", "gang=rack12", None),
+        ("pci=0000:1b:00.0,xid=79", "xid", "pci=0000:1b:00.0", "xid=79", "pci=0000:1b:00.0", None),
+        ("mc=0,dimm=2", "dimm", "mc=0", "dimm=2", "mc=0,dimm=2", 0),
+        ("gpu=123456", "gpu", "gpu=123456", "", "gpu=123456", None),
+        ("gpu=٣", "gpu", "gpu=٣", "", "gpu=٣", None),
+        ("", "", "", "", "", None),
+    ],
+)
+def test_scope_has_kind_device_and_part(
+    text: str, kind: str, device: str, below: str, part: str, index: int | None
+) -> None:
+    scope = Scope.parse(text)
+    assert (scope.text, scope.kind, scope.device, scope.below, scope.part) == (text, kind, device, below, part)
+    assert scope.index == index
+
+
+def test_labels_are_read_by_kind() -> None:
+    scope = Scope.parse("gpu=0,link=3")
+    assert scope.labels == {"gpu": "0", "link": "3"}
+    assert (scope.get("link"), scope.get("peer")) == ("3", "")
+    assert Scope.parse("gpu=0,link=3").below_part == "link=3"
+    assert Scope.parse("mc=0,dimm=2").below_part == ""
+
+
+def test_same_text_is_the_same_object() -> None:
+    assert Scope.parse("gpu=0,link=3") is Scope.parse("gpu=0,link=3")
+
+
+def test_scope_contains_itself_and_what_is_below() -> None:
+    gpu = Scope.parse("gpu=1")
+    assert gpu.contains("gpu=1")
+    assert gpu.contains("gpu=1,link=0")
+    assert not gpu.contains("gpu=12")
+    assert not gpu.contains("host")
+
+
+def test_scope_moves_to_another_device() -> None:
+    assert Scope.parse("pci=0000:1b:00.0,xid=79").on("gpu=3") == "gpu=3,xid=79"
+    assert Scope.parse("pci=0000:1b:00.0").on("gpu=3") == "gpu=3"
+
+
+def test_only_a_whole_device_is_one_device() -> None:
+    assert Scope.parse("gpu=0").is_one_device
+    assert Scope.parse("cpu=0").is_one_device
+    assert not any(Scope.parse(text).is_one_device for text in ("gpu=0,link=1", "host", "hca=0", "gpu=x"))
+
+
+def test_repeated_label_is_reported() -> None:
+    assert Scope.parse("gpu=0,gpu=1").is_repeated
+    assert not any(Scope.parse(text).is_repeated for text in ("host", "gpu=0", "gpu=0,link=1"))
+
+
+def test_no_other_code_splits_scopes() -> None:
+    split = re.compile(
+        r'scope\.(?:r?split|r?partition|startswith|endswith|remove\w+)\(|startswith\(\(?"(?:gang|gpu|pci)='
+    )
+    result = [
+        f"{path.relative_to(REPOSITORY)}:{number}"
+        for folder in ("agent", "collectors", "fleet", "schemas", "rackproof")
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if split.search(line) and path.name != "scopes.py"
+    ]
+    assert result == []
