@@ -21,9 +21,9 @@ from fleet.judge.criteria import Criterion, read_pack, read_packs
 from fleet.judge.judge import Evidence, judge
 from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
-from tests import builders
+from tests import ROOT, builders
 
-LOGS = Path(__file__).parents[1] / "fakes" / "kmsg"
+LOGS = ROOT / "tests" / "fakes" / "kmsg"
 FALLEN = "4,1203,91827364554,-;NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
 BOOT = "5,0,0,-;Linux version 6.8.0-45-generic\n"
 LATE = "6,7001,93000000000,-;eth0: link up\n"

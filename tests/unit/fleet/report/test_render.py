@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -55,9 +54,9 @@ from schemas.reports import (
     Verdict,
 )
 from schemas.waivers import Waiver
-from tests import builders
+from tests import ROOT, builders
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 SIZES = (8, 65536, 1 << 20, 1 << 30)
 GIB = 1 << 30
 
