@@ -1,4 +1,5 @@
-"""The directory of a run: where each of its files is. Only this module builds such paths.
+"""The directory of a run: where each of its files is. Only this module builds such paths; `fleet.report.formats` names the
+other files of the report.
 
 `runs/RUN_ID` on the control node has this layout, and so has the directory into which `rackproof run-host --results` copies.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from schemas.plans import Plan
 
-PLAN, REPORT, PAGE, MARKDOWN, METRICS = "plan.json", "report.json", "report.html", "report.md", "verdicts.prom"
+PLAN, REPORT, PAGE = "plan.json", "report.json", "report.html"
 EVENTS, PROGRESS, JOURNAL, LOCK = "events.jsonl", "progress.jsonl", "journal.jsonl", "lock.json"
 HOSTS, GANGS, PAGES = "hosts", "gangs", "pages"
 RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*")
@@ -63,15 +64,6 @@ class RunDirectory:
     def page(self) -> Path:
         """The report in HTML."""
         return self.root / PAGE
-
-    @property
-    def markdown(self) -> Path:
-        return self.root / MARKDOWN
-
-    @property
-    def metrics(self) -> Path:
-        """The report for Prometheus."""
-        return self.root / METRICS
 
     @property
     def events(self) -> Path:

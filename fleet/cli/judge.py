@@ -32,7 +32,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     parser.add_argument("--write", action="store_true", help="write the new report; by default nothing is written")
     parser.add_argument("--json", action="store_true", help="print the changes as JSON")
-    parser.set_defaults(call=call, parquet=False, all_observations=False)
+    parser.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:

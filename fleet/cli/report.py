@@ -13,6 +13,7 @@ from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report import formats, one_host
 from fleet.report.of_run import EXIT_CODES, judge_run
+from fleet.report.tables.summary_text import render_summary
 from fleet.signature.signing import outdated
 from schemas import documents, quick
 from schemas.errors import writing
@@ -31,19 +32,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
-    formats.add_options(report)
+    formats.add_flags(report)
     one_host.add_option(report)
     report.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    from fleet.report.html.page import render_html
-    from fleet.report.markdown import render_markdown
-    from fleet.report.prometheus import render_prometheus
-    from fleet.report.tables.summary_text import render_summary
-
-    formats.check_options(options)
+    flags = formats.flags_of(options)
     _note_in_progress(options.run_dir)
     if getattr(options, "host", None):
         run = with_waivers(load(options.run_dir), options.waivers)
@@ -56,10 +52,7 @@ def call(options: argparse.Namespace) -> int:
     paths = RunDirectory(options.run_dir)
     with writing(options.run_dir):
         documents.write_text(paths.report, text)
-        documents.write_text(paths.markdown, render_markdown(report, run.plan.grafana_url))
-        documents.write_text(paths.page, render_html(report, run.plan.grafana_url))
-        documents.write_text(paths.metrics, render_prometheus(report))
-        formats.write_views(options.run_dir, report, run.evidence, options)
+        formats.write_formats(options.run_dir, formats.Source(report=report, run=run, flags=flags))
         run_lock.release(options.run_dir, report.decision)
     if options.json:
         outcome = {

@@ -1,44 +1,118 @@
-"""Write the files of a report that other programs read: `junit.xml`, `observations.csv`, `observations.parquet`."""
+"""Write the files of a report beside `report.json`. FORMATS is the only list of them: `sign` and `verify` render each again."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, combinations
 from pathlib import Path
 
-from fleet.judge.evidence import Evidence
+from fleet.records.load import Run
+from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
+from fleet.report.markdown import render_markdown
 from fleet.report.observations import render_csv
-from fleet.report.parquet import require_pyarrow, write_parquet
+from fleet.report.parquet import render_parquet
+from fleet.report.prometheus import render_prometheus
 from fleet.report.stream import write_stream
+from schemas.errors import UsageError
 from schemas.reports import FleetReport
-
-JUNIT, OBSERVATIONS, PARQUET = "junit.xml", "observations.csv", "observations.parquet"
-
-
-def add_options(report: argparse.ArgumentParser) -> None:
-    """Add the options for optional files."""
-    report.add_argument(
-        "--parquet", action="store_true", help="also write observations.parquet (needs the extra `parquet`)"
-    )
-    report.add_argument(
-        "--all-observations",
-        action="store_true",
-        help="also write the observations of accepted hosts of a large fleet into observations.csv",
-    )
+from schemas.run_directory import PAGE
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Raise UsageError if an option cannot be satisfied, before the run is judged, which may take minutes."""
-    if options.parquet:
-        require_pyarrow()
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The input of a renderer."""
+
+    report: FleetReport
+    run: Run
+    flags: Collection[str] = ()
+    """The keys of FLAGS that are set."""
 
 
-def write_views(
-    directory: Path, report: FleetReport, evidence: Mapping[str, Evidence], options: argparse.Namespace
-) -> None:
-    """Write the files, each atomically and host by host."""
-    write_stream(directory / JUNIT, render_junit(report))
-    write_stream(directory / OBSERVATIONS, render_csv(report, evidence, whole=options.all_observations))
-    if options.parquet:
-        write_parquet(directory / PARQUET, report, evidence)
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How a file of the report is made."""
+
+    render: Callable[[Source], str | Iterable[str | bytes]]
+    """Return the content; in pieces if it grows with the fleet. The same source gives the same bytes."""
+    only_with: str = ""
+    """The flag without which the file is not written; empty: it is always written."""
+    variants: tuple[str, ...] = ()
+    """Flags that change the content."""
+    library: str = ""
+    """Optional package that `render` imports. Another version of it may give other bytes."""
+    extra: str = ""
+    """The extra of Rackproof that installs the library."""
+
+    def pieces(self, source: Source) -> Iterable[str | bytes]:
+        """Yield the content in pieces."""
+        content = self.render(source)
+        return [content] if isinstance(content, str) else content
+
+    def missing_library(self) -> str:
+        """Return the name of the library if it is not installed, else an empty string."""
+        return self.library if self.library and not importlib.util.find_spec(self.library) else ""
+
+    def possible_flags(self) -> Iterable[tuple[str, ...]]:
+        """Yield each combination of flags with which `rackproof report` may have written the file."""
+        return chain.from_iterable(combinations(self.variants, size) for size in range(len(self.variants) + 1))
+
+
+FORMATS: Mapping[str, Format] = {
+    "report.md": Format(render=lambda source: render_markdown(source.report, source.run.plan.grafana_url)),
+    PAGE: Format(render=lambda source: render_html(source.report, source.run.plan.grafana_url)),
+    "verdicts.prom": Format(render=lambda source: render_prometheus(source.report)),
+    "junit.xml": Format(render=lambda source: render_junit(source.report)),
+    "observations.csv": Format(
+        render=lambda source: render_csv(
+            source.report, source.run.evidence, whole="--all-observations" in source.flags
+        ),
+        variants=("--all-observations",),
+    ),
+    "observations.parquet": Format(
+        render=lambda source: render_parquet(source.report, source.run.evidence),
+        only_with="--parquet",
+        library="pyarrow",
+        extra="parquet",
+    ),
+}
+"""File name in the run directory -> its format."""
+
+FLAGS: Mapping[str, str] = {
+    "--parquet": "also write observations.parquet (needs the extra `parquet`)",
+    "--all-observations": "also write the observations of accepted hosts of a large fleet into observations.csv",
+}
+"""Flag of `rackproof report` -> its help."""
+
+
+def add_flags(report: argparse.ArgumentParser) -> None:
+    """Add FLAGS to the parser of `rackproof report`."""
+    for flag, text in FLAGS.items():
+        report.add_argument(flag, action="store_true", help=text)
+
+
+def flags_of(options: argparse.Namespace) -> frozenset[str]:
+    """Return the flags that are set.
+
+    Raises:
+        UsageError: a flag asks for a format whose library is not installed. Check it before the run is judged, which may take
+            minutes.
+    """
+    flags = frozenset(flag for flag in FLAGS if getattr(options, flag.removeprefix("--").replace("-", "_"), False))
+    for output in FORMATS.values():
+        if output.only_with in flags and (library := output.missing_library()):
+            raise UsageError(
+                f"{output.only_with}: {library} is not installed: install rackproof with the extra "
+                f"`{output.extra}`, or leave out {output.only_with}"
+            )
+    return flags
+
+
+def write_formats(directory: Path, source: Source) -> None:
+    """Write the files that `source.flags` ask for, each atomically."""
+    for name, output in FORMATS.items():
+        if not output.only_with or output.only_with in source.flags:
+            write_stream(directory / name, output.pieces(source))

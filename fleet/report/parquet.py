@@ -1,18 +1,16 @@
-"""Write `observations.parquet`: the rows of `observations.csv` in typed columns. Needs pyarrow."""
+"""Render `observations.parquet`: the rows of `observations.csv` in typed columns. Needs pyarrow."""
 
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.quantities import finite
 from fleet.report.formatting import clean
 from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, rows, shared_fields, values
-from fleet.report.stream import replacing
-from schemas.errors import UsageError
 from schemas.records import Value
 from schemas.reports import FleetReport
 
@@ -23,29 +21,45 @@ _TEXTS = {"value": "value_text", "limit": "limit_text"}
 _GROUP_ROWS = 100_000
 
 
-def require_pyarrow() -> None:
-    """Raise UsageError if pyarrow is not installed."""
-    try:
-        importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UsageError(
-            "--parquet: pyarrow is not installed: install rackproof with the extra `parquet`, "
-            "or read observations.csv, which has the same rows"
-        ) from None
+class _Pieces(io.RawIOBase):
+    """A file to write to. It passes on what was written, so that only one piece is in memory."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._written.append(bytes(data))
+        self._position += len(self._written[-1])
+        return len(self._written[-1])
+
+    def tell(self) -> int:
+        return self._position
+
+    def take(self) -> bytes:
+        """Return the bytes that were written since the last call."""
+        piece = b"".join(self._written)
+        self._written.clear()
+        return piece
 
 
-def write_parquet(path: Path, report: FleetReport, evidence: Mapping[str, Evidence]) -> None:
-    """Write the file atomically, with one group of rows in memory at a time. Raise UsageError if pyarrow is not installed."""
-    require_pyarrow()
+def render_parquet(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[bytes]:
+    """Yield the file in pieces, one per group of rows. Raise ImportError if pyarrow is not installed."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     schema = arrow.schema(
         [(name, _type(arrow, name)) for column in COLUMNS for name in (column, _TEXTS.get(column, "")) if name],
         metadata={"rackproof": "observations", "run_id": clean(report.run_id), "mark": report.mark},
     )
-    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    pieces = _Pieces()
+    with parquet.ParquetWriter(pieces, schema, compression="zstd") as writer:
         for group in _groups(report, evidence):
             writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+            yield pieces.take()
+    yield pieces.take()
 
 
 def _type(arrow: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Files of any length, written piece by piece and in one step: a reader sees the old file or the whole new one."""
+"""Write files of any length atomically: a reader sees the old file or the whole new one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
-def write_stream(path: Path, pieces: Iterable[str]) -> None:
-    """Writes `pieces` one after the other, as UTF-8 and with the ends of lines that they have, durably."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(pieces)
+def write_stream(path: Path, pieces: Iterable[str | bytes]) -> None:
+    """Write `pieces` one after the other, durably. Text is written as UTF-8 with its line endings unchanged."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place at the end; a link at `path` is replaced, not followed."""
+    """Yield a temporary file beside `path` that replaces it at the end. A link at `path` is replaced, not followed."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.records import run_lock
-from fleet.report.formats import PARQUET
+from fleet.report.formats import FORMATS
 from fleet.report.formatting import clean, status
 from fleet.signature import ssh, views
 from fleet.signature.rejudged import Judge, Rules, digests, judge_again
@@ -78,7 +78,7 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
     if compared.differ:
         raise RunError(
             f"{run_dir}: {', '.join(compared.differ)}: does not match report.json: run "
-            f"rackproof report {run_dir}{' --parquet' * (PARQUET in compared.differ)}, read it, then sign"
+            f"{' '.join(['rackproof report', str(run_dir), *_flags(compared)])}, read it, then sign"
         )
     statement = _statement(run_dir, rejudged.report, rules)
     text = json.dumps(statement, ensure_ascii=False, indent=1) + "\n"
@@ -101,6 +101,11 @@ def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
             f"{run_dir}: {clean(changed[0])}{_more(changed)} changed while the run was judged: wait until no process writes "
             "to the run directory, then sign"
         )
+
+
+def _flags(compared: views.Compared) -> list[str]:
+    """Return the flags with which `rackproof report` writes the files that differ."""
+    return sorted({FORMATS[name].only_with for name in compared.differ} - {""})
 
 
 def _not_rendered(compared: views.Compared) -> tuple[str, ...]:
@@ -210,16 +215,13 @@ def _with_views(result: Verified, run_dir: Path, report: FleetReport, listed: Ma
         )
     compared = views.compare_views(run_dir, report, listed)
     result = replace(result, notes=(*result.notes, *_not_rendered(compared)))
-    problems = tuple(f"{name} does not match report.json" for name in compared.differ if name != PARQUET)
+    problems = tuple(f"{name} does not match report.json" for name in compared.differ if not FORMATS[name].library)
     if problems:
         return replace(result, code=BROKEN, problems=problems)
-    if compared.differ:
-        return replace(
-            result,
-            code=UNSURE,
-            notes=(*result.notes, f"{PARQUET} differs when written again: another version of pyarrow?"),
-        )
-    return result
+    unsure = tuple(
+        f"{name} differs when written again: another version of {FORMATS[name].library}?" for name in compared.differ
+    )
+    return replace(result, code=UNSURE, notes=(*result.notes, *unsure)) if unsure else result
 
 
 def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> tuple[str, ...]:

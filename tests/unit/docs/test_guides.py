@@ -1,4 +1,4 @@
-"""The guides of CONTRIBUTING.md, followed literally in a copy of the code."""
+"""Follow the guides of CONTRIBUTING.md literally in a copy of the code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def add_entry(table: Path, entry: str) -> None:
     table.write_text(text.replace("\n}\n", f"\n{entry}}}\n", 1), encoding="utf-8")
 
 
-def run(checkout: Path, *arguments: str, **environment: str) -> str:
+def run(checkout: Path, *arguments: str, exit_code: int = 0, **environment: str) -> str:
+    """Run Python in the checkout and return its output; its errors too if it must fail."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=checkout,
@@ -49,8 +50,8 @@ def run(checkout: Path, *arguments: str, **environment: str) -> str:
         check=False,
         timeout=60,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done.stdout + done.stderr if exit_code else done.stdout
 
 
 def test_new_collector_is_exported_and_catalogued(checkout: Path) -> None:
@@ -91,6 +92,37 @@ def test_new_benchmark_runs_and_is_planned(checkout: Path) -> None:
     assert re.search(r"^cpu=0 +sort\.rate +\d.* 1/s .*size=65536$", output, re.MULTILINE), output
     expected = "from schemas.catalogue import expand; print([item.name for item in expand('benchmark', 'sort', {})])"
     assert run(checkout, "-c", expected) == "['sort.rate', 'benchmark.duration']\n"
+
+
+def test_new_report_format_is_written_and_verified(checkout: Path) -> None:
+    module, line, test = code_blocks("A report format")
+    (checkout / "fleet/report/host_list.py").write_text(module, encoding="utf-8")
+    table = checkout / "fleet/report/formats.py"
+    add_entry(table, line)
+    anchor = "from fleet.report.html"
+    table.write_text(
+        table.read_text().replace(anchor, f"from fleet.report.host_list import render_host_list\n{anchor}")
+    )
+    (checkout / "tests").mkdir()
+    for helper in ("__init__.py", "builders.py"):
+        shutil.copy(ROOT / "tests" / helper, checkout / "tests")
+    (checkout / "tests/test_host_list.py").write_text(test, encoding="utf-8")
+    run(checkout, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ".", "tests/test_host_list.py")
+
+    directory, key, signers = checkout / "demo", checkout / "key", checkout / "signers"
+    run(checkout, "rackproof", "simulate", str(directory), "--hosts", "2", "--readings", "judged")
+    run(checkout, "rackproof", "report", str(directory))
+    hosts = directory / "hosts.txt"
+    assert hosts.read_text(encoding="utf-8").startswith("demo: SIMULATED PASS\n")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    signers.write_text(f"operator {key.with_suffix('.pub').read_text()}", encoding="utf-8")
+    sign = (checkout, "rackproof", "sign", str(directory), "--key", str(key))
+    verify = (checkout, "rackproof", "verify", str(directory), "--allowed-signers", str(signers))
+    run(*sign)
+    run(*verify)
+    hosts.write_text("r01-h01: accepted\n", encoding="utf-8")
+    assert "changed: hosts.txt" in run(*verify, exit_code=1)
+    assert "hosts.txt: does not match report.json" in run(*sign, exit_code=2)
 
 
 def test_new_verb_is_in_the_command(checkout: Path) -> None:

@@ -17,7 +17,8 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
 from fleet.report.merge import merge
 from fleet.report.observations import COLUMNS, ObservationRow, SharedFields, cell, render_csv, rows_as_csv, safe
-from fleet.report.parquet import write_parquet
+from fleet.report.parquet import render_parquet
+from fleet.report.stream import write_stream
 from rackproof.main import main
 from schemas.records import ERROR, MEASURED, Observation, Samples
 from schemas.reports import EXCEPTIONS, FleetReport, Verdict
@@ -215,7 +216,7 @@ def test_parquet_has_the_same_rows_with_types(
 ) -> None:
     from pyarrow import parquet
 
-    write_parquet(tmp_path / "o.parquet", healthy[0], builders.evidence(PLAN))
+    write_stream(tmp_path / "o.parquet", render_parquet(healthy[0], builders.evidence(PLAN)))
     rows = parquet.read_table(tmp_path / "o.parquet").to_pylist()
     assert len(rows) == len(healthy[1])
     for typed, plain in zip(rows, healthy[1], strict=True):

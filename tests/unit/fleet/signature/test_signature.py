@@ -236,7 +236,7 @@ def test_forged_view_is_detected_despite_a_good_signature(run: Path, keys: Path,
 def test_a_view_that_cannot_be_made_again_is_signed_and_said_to_be(
     run: Path, keys: Path, verify: Verify, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
     (run / "observations.parquet").write_bytes(b"PAR1")
     capsys.readouterr()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
