@@ -15,7 +15,7 @@ from fleet.quantities import quantity
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import Run
 from fleet.report.formatting import clean
-from fleet.report.of_run import judge_run
+from fleet.report.judge_run import judge_run
 from schemas import documents
 from schemas.baselines import GPU, REAL, REHEARSAL, SIMULATED, PartBaseline
 from schemas.errors import HeldError, RunError, UsageError

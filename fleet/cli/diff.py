@@ -11,7 +11,7 @@ from typing import Any
 
 from fleet.baseline.compare import RunComparison, compare_runs
 from fleet.records import baseline_store
-from fleet.report import changes as rendered
+from fleet.report.changes import changes_page, changes_text, count_by_kind
 from fleet.report.markup import code
 from schemas.baselines import REAL, Change
 from schemas.errors import UsageError
@@ -90,7 +90,7 @@ def _markdown(compared: RunComparison, changes: Sequence[Change]) -> str:
         f"new: run {code(plan.run_id)}, profile {code(plan.profile)}",
         f"compared: {comparison.hosts} hosts, {comparison.compared} of {comparison.figures} figures",
     ]
-    return rendered.markdown(f"{_mark(compared)} Changes".strip(), facts, changes)
+    return changes_page(f"{_mark(compared)} Changes".strip(), facts, changes)
 
 
 def _lines(compared: RunComparison, changes: Sequence[Change], *, everything: bool) -> list[str]:
@@ -100,6 +100,6 @@ def _lines(compared: RunComparison, changes: Sequence[Change], *, everything: bo
     rest = [change for change in changes if not change.counts and not change.is_unreported]
     return [
         *([f"{mark}: no GPU was measured"] if mark else []),
-        f"{compared.earlier} → {plan.run_id}: {counts}: {rendered.counts(changes)}",
-        *filter(None, (rendered.text(first, everything=True), rendered.text(rest, everything=everything))),
+        f"{compared.earlier} → {plan.run_id}: {counts}: {count_by_kind(changes)}",
+        *filter(None, (changes_text(first, everything=True), changes_text(rest, everything=everything))),
     ]

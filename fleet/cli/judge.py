@@ -13,8 +13,8 @@ from fleet.baseline.accept import REPORT_BYTES
 from fleet.cli import report as report_verb
 from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean
-from fleet.report.of_run import EXIT_CODES, judge_report
-from fleet.report.rejudge import changed_verdicts, lines, without_left_out
+from fleet.report.judge_run import EXIT_CODES, judge_report
+from fleet.report.rejudge import change_lines, changed_verdicts, without_left_out
 from schemas import documents
 from schemas.errors import RunError
 from schemas.run_directory import RunDirectory
@@ -61,7 +61,7 @@ def call(options: argparse.Namespace) -> int:
         }
         print(json.dumps(document, indent=1))
     else:
-        for line in lines(old, new, changes):
+        for line in change_lines(old, new, changes):
             print(clean(line, 600))
     if not options.write:
         return EXIT_CODES[new.decision]

@@ -12,7 +12,7 @@ from fleet.inventory.waivers_file import with_waivers
 from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report import formats, one_host
-from fleet.report.of_run import EXIT_CODES, judge_run
+from fleet.report.judge_run import EXIT_CODES, judge_run
 from fleet.report.tables.summary_text import render_summary
 from fleet.signature.signing import outdated
 from schemas import documents, quick

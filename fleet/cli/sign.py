@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean, status
-from fleet.report.of_run import judge_report
+from fleet.report.judge_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 

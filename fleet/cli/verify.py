@@ -10,7 +10,7 @@ from pathlib import Path
 from fleet.cli.sign import add_rules, rules_of
 from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean
-from fleet.report.of_run import judge_report
+from fleet.report.judge_run import judge_report
 from fleet.signature import signing
 
 MOST_LINES = 20

@@ -9,12 +9,12 @@ from fleet.judge.localization.faults import CRITERION as LOCALISED
 from schemas.reports import ACTIONS, FAIL, PASS, Verdict, VerdictKind
 
 
-def causes(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+def group_by_cause(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     """Return the verdicts that do not pass, grouped by cause.
 
-    A group has the equal verdicts of one host, and the verdicts that one criterion attributes to one part. Groups are in the
-    order of the parts, those of a part together with the most severe first. A part's own readings precede what is
-    attributed to it.
+    Equal verdicts of one host form a group, and so do the verdicts that one criterion attributes to one part. Groups follow the
+    order of the parts. Within a part, its own readings come before readings of other parts that are attributed to it; then
+    the most severe action comes first.
     """
     equal: dict[tuple[object, ...], list[Verdict]] = {}
     attributed = set()
@@ -32,7 +32,8 @@ def causes(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
         (group_key,) = parts if len(parts) == 1 and parts <= attributed else (key,)
         joined.setdefault((*group_key, group[0].severity, group[0].waiver), []).extend(group)
     groups = [sorted(group, key=lambda verdict: verdict.part != "") for group in joined.values()]
-    order = {part: at for at, part in enumerate(dict.fromkeys((group[0].host, group[0].place) for group in groups))}
+    parts_in_order = dict.fromkeys((group[0].host, group[0].place) for group in groups)
+    order = {part: position for position, part in enumerate(parts_in_order)}
     return sorted(groups, key=lambda group: (order[group[0].host, group[0].place], *_severity(group[0])))
 
 
@@ -41,10 +42,10 @@ def _part_key(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _severity(verdict: Verdict) -> tuple[bool, int]:
-    """Return the sort key: a part's own readings before what is attributed to it, then by the severity of the action.
+    """Return the sort key: a part's own readings before those attributed to it, then by the severity of the action.
 
-    A benchmark figure or a failed launch that asks to inspect hardware shows that something is wrong but not what, so it comes
-    after readings that name the fault.
+    A benchmark figure or a failed launch whose action is to inspect the hardware does not name the fault, so it comes after
+    readings that do.
     """
     symptom = verdict.action == "inspect_hardware" and (from_benchmark(verdict.name) or verdict.criterion == LOCALISED)
     action = "reboot" if symptom else verdict.action

@@ -1,4 +1,4 @@
-"""What is not as it was: the changes of a comparison as Markdown and as lines for a terminal."""
+"""Render the changes between two runs as Markdown and as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from fleet.report.markup import code, section, table
 from schemas.baselines import CHANGED, FIGURES_GONE, FIGURES_NEW, IMPROVED, Change
 from schemas.reports import FleetReport
 
-MOST_ROWS = 100
-MOST_LINES = 200
-QUIET = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
-"""Kinds that come last, and of which a terminal shows the number alone unless asked."""
+MAX_ROWS = 100
+MAX_LINES = 200
+MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
+"""Kinds that come last. A terminal shows only their number unless `everything` is asked for."""
 TITLE = "Since it was accepted"
 
 
 def changes_section(report: FleetReport) -> list[str]:
-    """The section on what changed against the accepted records; nothing where the run was compared with none."""
+    """Return the section on changes since the accepted records; no section if the run has no baseline."""
     if not report.baseline:
         return []
-    head = f"Compared with the baseline {code(report.baseline[:12])}: {counts(report.changes)}."
-    return [section(TITLE, f"{head}\n\n{rows(report.changes)}" if report.changes else head)]
+    head = f"Compared with the baseline {code(report.baseline[:12])}: {count_by_kind(report.changes)}."
+    return [section(TITLE, f"{head}\n\n{changes_table(report.changes)}" if report.changes else head)]
 
 
-def counts(changes: Sequence[Change]) -> str:
-    """`2 regressed, 1 replaced`; says so where nothing changed."""
+def count_by_kind(changes: Sequence[Change]) -> str:
+    """Return `2 regressed, 1 replaced`, or `nothing changed`."""
     kinds = Counter(change.kind for change in changes)
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.items()) or "nothing changed"
 
 
-def rows(changes: Sequence[Change]) -> str:
-    """A table of the changes."""
-    shown = [_row(change) for change in changes[:MOST_ROWS]]
-    more = f"\n\n… and {len(changes) - MOST_ROWS} more in `report.json`." if len(changes) > MOST_ROWS else ""
-    return table(("Change", "Host", "Part", "What", "Was", "Is", "By", "Taken for noise"), shown) + more
+def changes_table(changes: Sequence[Change]) -> str:
+    """Return a Markdown table of the changes."""
+    shown = [_row(change) for change in changes[:MAX_ROWS]]
+    more = f"\n\n… and {len(changes) - MAX_ROWS} more in `report.json`." if len(changes) > MAX_ROWS else ""
+    return table(("Kind", "Host", "Part", "What", "Before", "Now", "Change", "Noise"), shown) + more
 
 
 def _row(change: Change) -> tuple[str, ...]:
@@ -55,20 +55,20 @@ def _row(change: Change) -> tuple[str, ...]:
     )
 
 
-def text(changes: Sequence[Change], *, everything: bool = False) -> str:
+def changes_text(changes: Sequence[Change], *, everything: bool = False) -> str:
     """Return lines for a terminal, most important first; minor kinds are counted, or listed with `everything`."""
-    shown = [change for change in changes if everything or change.kind not in QUIET]
-    lines = [f"{change.kind.upper().replace('_', ' ')}: {clean(change.text, 600)}" for change in shown[:MOST_LINES]]
-    if len(shown) > MOST_LINES:
-        lines.append(f"… and {len(shown) - MOST_LINES} more (--json has all)")
-    quiet = [change for change in changes if change not in shown and change.kind in QUIET]
-    if quiet:
-        lines.append(f"not shown: {counts(quiet)} (--all)")
+    shown = [change for change in changes if everything or change.kind not in MINOR_KINDS]
+    lines = [f"{change.kind.upper().replace('_', ' ')}: {clean(change.text, 600)}" for change in shown[:MAX_LINES]]
+    if len(shown) > MAX_LINES:
+        lines.append(f"… and {len(shown) - MAX_LINES} more (--json has all)")
+    minor = [change for change in changes if change not in shown and change.kind in MINOR_KINDS]
+    if minor:
+        lines.append(f"not shown: {count_by_kind(minor)} (--all)")
     return "\n".join(lines)
 
 
-def markdown(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:
-    """A page for a ticket."""
-    reported = "\n".join(f"- {fact}" for fact in facts)
-    body = rows(changes) if changes else "Nothing changed."
-    return f"# {title}\n\n{reported}\n\n{counts(changes).capitalize()}.\n\n{body}\n"
+def changes_page(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:
+    """Return a Markdown page for a ticket."""
+    fact_list = "\n".join(f"- {fact}" for fact in facts)
+    body = changes_table(changes) if changes else "Nothing changed."
+    return f"# {title}\n\n{fact_list}\n\n{count_by_kind(changes).capitalize()}.\n\n{body}\n"

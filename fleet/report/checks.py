@@ -12,10 +12,10 @@ from schemas.readings import READINGS
 
 HEAD = """# Checks
 
-Every criterion of the packs named here, as `rackproof criteria list PACK` prints it. The packs of the GPU models include
-`common`, which includes the health packs and `uniformity`; `rackproof criteria list h200-sxm` shows all that judges one model.
-How criteria work, and how to have others: [criteria.md](criteria.md). A reading that could not be had is never a pass; where the
-hardware may have no such thing, the check is marked *where there is one*.
+This page lists every criterion of these packs, as `rackproof criteria list PACK` prints it. The pack of each GPU model includes
+`common`, which includes the health packs and `uniformity`; `rackproof criteria list h200-sxm` shows all criteria for one model.
+[criteria.md](criteria.md) describes how criteria work and how to write your own. A reading that is not available never passes.
+A check marked *if present* applies only to hardware that has the part.
 """
 
 
@@ -31,7 +31,7 @@ def checks(packs: Sequence[Pack]) -> str:
 
 def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
     yield f"## {name}\n"
-    yield "| check | reads | wants | otherwise | source |\n|---|---|---|---|---|"
+    yield "| check | reading | wanted | action on failure | source |\n|---|---|---|---|---|"
     yield from (f"| {' | '.join(_cells(criterion))} |" for criterion in criteria)
     yield ""
 
@@ -58,10 +58,10 @@ def _wanted(criterion: Criterion) -> str:
     sign = SIGNS[criterion.operator]
     text = f"{sign} {_limit(criterion)}"
     if criterion.same_as_fleet is not None:
-        text = "as most of the fleet" if criterion.same_as_fleet else "not compared"
+        text = "same as most of the fleet" if criterion.same_as_fleet else "not compared"
     text += " change over the run" if criterion.delta else ""
-    text += ", at its best in the run" if criterion.best_of_run else ""
-    return text + (" *where there is one*" if criterion.optional else "")
+    text += ", best value of the run" if criterion.best_of_run else ""
+    return text + (" *if present*" if criterion.optional else "")
 
 
 def _limit(criterion: Criterion) -> str:
@@ -70,10 +70,10 @@ def _limit(criterion: Criterion) -> str:
     if criterion.baseline is not None:
         change = criterion.baseline.change
         share = f"{criterion.baseline.fraction * 100:g} % of" if change is None else f"{change:+g} from"
-        return f"{share} what the part showed when it was accepted *where the run names a baseline*"
+        return f"{share} the part's value at acceptance *if the run has a baseline*"
     if criterion.variable:
         share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
-        return f"{share}what the inventory says ({criterion.variable.replace('_', ' ')})"
+        return f"{share}the value in the inventory ({criterion.variable.replace('_', ' ')})"
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if isinstance(limit, bool):
         return "yes" if limit else "no"
@@ -87,8 +87,8 @@ def _of_fleet(criterion: Criterion) -> str:
     share, away = criterion.fleet_fraction, criterion.fleet_deviations
     parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
     parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
-    at = ", of the parts in the same place" if criterion.by_position else ""
-    return f"{' and '.join(parts)}{at}"
+    position = ", for parts in the same position" if criterion.by_position else ""
+    return f"{' and '.join(parts)}{position}"
 
 
 def _plain(text: str) -> str:

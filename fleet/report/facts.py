@@ -1,4 +1,4 @@
-"""What the summary of a fleet needs of each host, whether or not the report shows the host in full. Pure."""
+"""Collect the facts about each host that the fleet's summary needs, whether or not the report shows the host in full. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Figure = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What the summary needs of one host."""
+    """The facts about one host that the summary needs."""
 
     measured: tuple[tuple[str, str, str], ...] = ()
-    """Stage, name and unit of everything that its benchmarks measured."""
+    """Stage, name and unit of every figure of its benchmarks."""
     judged_bandwidths: frozenset[Figure] = frozenset()
     """The bandwidths of collectives that were compared with a limit."""
     uncompared_digests: tuple[Figure, ...] = ()
     """Stage and scope of digests without another GPU to compare with."""
     gang_launches: tuple[Launch, ...] = ()
-    """With whom it was launched, and how that ended."""
+    """Its gang launches, reduced to number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()
     """Rates of its soak with too few values to evaluate drift."""
 
@@ -64,7 +64,7 @@ class FactCollector:
         )
 
     def _launch(self, launch: Launch) -> Launch:
-        """Return what the summary says of a launch."""
+        """Return the launch with only the fields that the summary needs."""
         key = (launch.number, launch.outcome, launch.members, launch.culprit)
         if key not in self._shared:
             self._shared[key] = replace(
@@ -78,6 +78,6 @@ class FactCollector:
 
 
 def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, str]]:
-    """Yield stage, name and unit of everything that a host of the fleet measured."""
+    """Yield stage, name and unit of every figure that any host measured."""
     distinct = {id(item.measured): item.measured for item in facts.values()}
     return iter(dict.fromkeys(figure for measured in distinct.values() for figure in measured))

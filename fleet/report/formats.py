@@ -68,7 +68,7 @@ FORMATS: Mapping[str, Format] = {
     "junit.xml": Format(render=lambda source: render_junit(source.report)),
     "observations.csv": Format(
         render=lambda source: render_csv(
-            source.report, source.run.evidence, whole="--all-observations" in source.flags
+            source.report, source.run.evidence, all_hosts="--all-observations" in source.flags
         ),
         variants=("--all-observations",),
     ),

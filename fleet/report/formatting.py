@@ -51,11 +51,11 @@ def _strip_controls(text: str, keep: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        character if character in keep else _replaced(character) for character in _ESCAPE_SEQUENCE.sub("", text)
+        character if character in keep else _replacement(character) for character in _ESCAPE_SEQUENCE.sub("", text)
     )
 
 
-def _replaced(character: str) -> str:
+def _replacement(character: str) -> str:
     kind = unicodedata.category(character)
     if kind in ("Cc", "Zl", "Zp"):
         return " "
@@ -165,8 +165,8 @@ def status(report: FleetReport) -> str:
 
 def format_time(time: str) -> str:
     """Return an ISO time as `14 Nov 2026, 09:31:07 UTC`; text that is not a time is returned unchanged."""
-    parsed = _parse_time(time)
-    return f"{parsed.day} {_MONTHS[parsed.month - 1]} {parsed:%Y, %H:%M:%S} UTC" if parsed else time
+    moment = _parse_time(time)
+    return f"{moment.day} {_MONTHS[moment.month - 1]} {moment:%Y, %H:%M:%S} UTC" if moment else time
 
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

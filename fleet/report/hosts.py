@@ -43,8 +43,8 @@ MAX_BUCKETS = 40
 FULL_HOSTS = 16
 """Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
 MEASURED_HOSTS = 64
-"""Hosts of a fleet up to which the report holds what accepted hosts measured; also the rejected, and the incomplete hosts of a
-larger fleet whose measurements it holds."""
+"""Largest fleet for which the report holds the measurements of accepted hosts. In a larger fleet: the number of rejected hosts,
+and of incomplete hosts, whose measurements it holds."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -52,16 +52,16 @@ Unit = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What is the same for all parts of a run."""
+    """The data that all parts of a run share."""
 
     plan: Plan
     packs: Sequence[Pack]
     events: Mapping[str, Sequence[str]]
-    """Host -> what the control node recorded of it."""
+    """Host -> events that the control node recorded."""
     in_full: bool
-    """Whether the report lists every verdict, also those that pass."""
+    """Whether the report lists every verdict, including those that pass."""
     planned: Planned
-    places: Mapping[str, int]
+    positions: Mapping[str, int]
     """Host -> its position in the plan."""
 
 
@@ -75,18 +75,18 @@ def context_of(
         events=events,
         in_full=len(plan.hosts) <= FULL_HOSTS if in_full is None else in_full,
         planned=Planned(plan),
-        places={host.name: key for key, host in enumerate(plan.hosts)},
+        positions={host.name: position for position, host in enumerate(plan.hosts)},
     )
 
 
 def units(plan: Plan, names: Iterable[str] | None = None) -> list[Unit]:
-    """Return the hosts that are judged together, for these hosts or for all of the plan."""
+    """Return the units that contain these hosts, or all units of the plan."""
     gangs = plan.gangs()
-    result: dict[str, Unit] = {}
+    by_gang: dict[str, Unit] = {}
     for name in [host.name for host in plan.hosts] if names is None else names:
         gang = plan.host(name).gang
-        result[gang or f" {name}"] = gangs[gang] if gang else (name,)
-    return list(result.values())
+        by_gang[gang or f" {name}"] = gangs[gang] if gang else (name,)
+    return list(by_gang.values())
 
 
 @dataclass(kw_only=True)
@@ -115,44 +115,44 @@ class HostJudge:
 
     def __init__(self, context: Context, stats: FleetStats) -> None:
         self._context, self._stats = context, stats
-        self._found = JudgedHosts(tally=Tally(context.planned, context.places))
+        self._results = JudgedHosts(tally=Tally(context.planned, context.positions))
         self._facts = FactCollector(stats)
         self._passes = PassCounter(
-            stats, self._found.tally, context.places, lambda view, criterion: by_criterion(view, criterion, stats)
+            stats, self._results.tally, context.positions, lambda view, criterion: by_criterion(view, criterion, stats)
         )
         self._shared: dict[Any, Any] = {}
         self._measured: dict[str, list[tuple[int, str]]] = {REJECTED: [], INCOMPLETE: []}
-        """Decision -> place and name of the hosts whose measurements are kept."""
+        """Decision -> position and name of the hosts whose measurements are kept."""
 
     def add(self, unit: Unit, evidence: Mapping[str, Evidence]) -> None:
         """Judge the hosts of a unit."""
-        context, result = self._context, self._found
+        context, results = self._context, self._results
         part = context.plan.only(unit)
         views = host_views(part, evidence, context.packs)
         remaining = None if context.in_full else {view.host.name: self._passes.count(view) for view in views}
         verdicts = with_waivers(part, judge_hosts(part, views, self._stats, remaining))
         of_host: dict[str, list[Verdict]] = {view.host.name: [] for view in views}
         for verdict in verdicts:
-            result.tally.add(verdict)
+            results.tally.add(verdict)
             of_host[verdict.host].append(verdict)
         for view in views:
             name = view.host.name
             rest = remaining[name] if remaining else None
-            left = evidence.get(name, Evidence())
-            self._report(view, left, of_host[name], rest)
-            result.facts[name] = self._facts.collect(view, of_host[name], rest)
-            result.verdicts += [item for item in of_host[name] if context.in_full or item.verdict != PASS]
-            result.ended = max([result.ended, *(record.ended for record in left.records)])
+            host_evidence = evidence.get(name, Evidence())
+            self._report(view, host_evidence, of_host[name], rest)
+            results.facts[name] = self._facts.collect(view, of_host[name], rest)
+            results.verdicts += [verdict for verdict in of_host[name] if context.in_full or verdict.verdict != PASS]
+            results.ended = max([results.ended, *(record.ended for record in host_evidence.records)])
 
     def finish(self) -> JudgedHosts:
         """Return the results on all hosts that were added."""
         self._passes.finish()
-        for row in self._found.tally.rows.values():
+        for row in self._results.tally.rows.values():
             row.flush()
-        return self._found
+        return self._results
 
-    def _report(self, view: HostView, left: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
-        """Report on one host, with its measurements if there are not too many such hosts already."""
+    def _report(self, view: HostView, evidence: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
+        """Report on one host, with its measurements unless the report already holds those of enough hosts."""
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
         if rest and rest.passes and not any(verdict.stands for verdict in verdicts):
@@ -167,27 +167,30 @@ class HostJudge:
             software=self._software(view),
             packs=self._share(tuple(pack.name for pack in view.packs)),
             events=events,
-            soak=_soak(left),
+            soak=_soak(evidence),
         )
-        if self._context.in_full or decision != ACCEPTED or len(self._context.places) <= MEASURED_HOSTS:
+        if self._context.in_full or decision != ACCEPTED or len(self._context.positions) <= MEASURED_HOSTS:
             report = replace(
-                report, launches=left.launches(), measurements=tuple(left.benchmarks()), links=_links(left)
+                report, launches=evidence.launches(), measurements=tuple(evidence.benchmarks()), links=_links(evidence)
             )
             if decision != ACCEPTED and not self._context.in_full:
-                report = self._limited(report)
+                report = self._limit_measurements(report)
         else:
             report = without_measurements(report)
-        self._found.hosts[name] = report
+        self._results.hosts[name] = report
 
-    def _limited(self, report: HostReport) -> HostReport:
-        """Return the report on a host that is not accepted; without measurements if there are enough such hosts before it."""
+    def _limit_measurements(self, report: HostReport) -> HostReport:
+        """Return the report on a host that is not accepted.
+
+        Only the first hosts of the plan keep their measurements, MEASURED_HOSTS for each decision.
+        """
         kept = self._measured[report.decision]
-        bisect.insort(kept, (self._context.places[report.name], report.name))
+        bisect.insort(kept, (self._context.positions[report.name], report.name))
         if len(kept) > MEASURED_HOSTS:
             _, name = kept.pop()
             if name == report.name:
                 return without_measurements(report)
-            self._found.hosts[name] = without_measurements(self._found.hosts[name])
+            self._results.hosts[name] = without_measurements(self._results.hosts[name])
         return report
 
     def _software(self, view: HostView) -> Mapping[str, str]:
@@ -225,13 +228,13 @@ def decide(verdicts: Iterable[Verdict]) -> str:
 
 
 def worst_decision(decisions: Iterable[str]) -> str:
-    """Return the decision on several hosts: that of the worst one; without hosts nothing is accepted."""
+    """Return the worst decision on several hosts; `incomplete` without hosts."""
     present = set(decisions)
     return next((decision for decision in (REJECTED, INCOMPLETE, ACCEPTED) if decision in present), INCOMPLETE)
 
 
 def without_measurements(report: HostReport) -> HostReport:
-    """Return the report on a host without what fills a page: measurements, links, and the output of its ranks."""
+    """Return the report on a host without its measurements, links, timelines and the output of its ranks."""
     launches = tuple(
         replace(launch, ranks=(), log_tail="", observations=(), timeline=None) for launch in report.launches
     )
@@ -239,14 +242,14 @@ def without_measurements(report: HostReport) -> HostReport:
     return replace(report, launches=launches, measurements=(), links={}, soak=soak)
 
 
-def _soak(left: Evidence) -> Soak | None:
-    """Return the host's soak with as many buckets as a picture needs."""
-    soak = next((record.soak for record in left.records if record.soak), None)
+def _soak(evidence: Evidence) -> Soak | None:
+    """Return the host's soak with its timeline reduced to MAX_BUCKETS."""
+    soak = next((record.soak for record in evidence.records if record.soak), None)
     return replace(soak, timeline=thinned(soak.timeline, MAX_BUCKETS)) if soak else None
 
 
 def _coverage(view: HostView, rest: Remaining | None) -> Coverage:
-    """Return how much of what the plan expects of a host was measured."""
+    """Return how many of the host's expected observations exist, by status."""
     if rest and rest.layout and rest.values and rest.plan_is_met:
         statuses = rest.layout.statuses + Counter({MEASURED: rest.values.partners})
     else:
@@ -265,7 +268,7 @@ def _coverage(view: HostView, rest: Remaining | None) -> Coverage:
     )
 
 
-def _links(left: Evidence) -> dict[str, str]:
-    """Return what links each pair of the host's GPUs, by the last snapshot that could read it."""
-    metrics = [metric for record in left.records for snapshot in record.snapshots for metric in snapshot.metrics]
+def _links(evidence: Evidence) -> dict[str, str]:
+    """Return the link between each pair of the host's GPUs, as last read."""
+    metrics = [metric for record in evidence.records for snapshot in record.snapshots for metric in snapshot.metrics]
     return {scope: str(value) for metric in metrics if metric.name == LINK for scope, value in metric.values.items()}

@@ -8,12 +8,14 @@ from fleet.quantities import NONE
 from fleet.report.formatting import clean
 
 FENCED = str.maketrans({"`": "ˋ", "<": "‹", ">": "›"})
+"""Replacements for text in a code block."""
 HARMLESS = {**FENCED, ord("|"): "¦"}
+"""Replacements for text anywhere else, including table cells."""
 CELL_LIMIT = 300
 
 
 def code(text: str, limit: int = CELL_LIMIT) -> str:
-    """Return `text` as a code span that it cannot end."""
+    """Return `text` as a code span. The text cannot end the span."""
     inside = clean(text, limit).translate(HARMLESS).strip()
     return f"`{inside}`" if inside else NONE
 

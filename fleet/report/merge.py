@@ -1,4 +1,4 @@
-"""Plan, evidence and verdicts -> the fleet report. Pure: the same input in any order gives the same report."""
+"""Merge plan, evidence and verdicts into the fleet report. Pure: the same input in any order gives the same report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fleet.report.hosts import (
     without_measurements,
     worst_decision,
 )
-from fleet.report.summary import Findings, acceptance
+from fleet.report.summary import SummaryInput, acceptance
 from fleet.report.unjudged import not_judged
 from schemas import VERSION
 from schemas.plans import Plan
@@ -44,7 +44,7 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Verdicts of a report that does not show every host in full; of one host, if there are more than that in all."""
+"""Most verdicts of a report that does not show every host in full. Beyond the first limit, the second applies to each host."""
 
 
 def merge(
@@ -58,10 +58,10 @@ def merge(
     """Return the report on a run.
 
     Args:
-        plan: what must exist.
-        evidence: host -> what it left behind.
+        plan: the observations that must exist.
+        evidence: host -> its records.
         packs: every pack that may apply.
-        events: host -> what the control node recorded of it.
+        events: host -> events that the control node recorded.
         quarantined: rejected files of the run directory.
     """
     context = context_of(plan, packs, events or {})
@@ -70,33 +70,33 @@ def merge(
     for unit in units(plan):
         judge.add(unit, evidence)
     return fleet_report(
-        context, stats, judge.finish(), quarantined=quarantined, since=diff_against_baseline(plan, evidence, packs)
+        context, stats, judge.finish(), quarantined=quarantined, diff=diff_against_baseline(plan, evidence, packs)
     )
 
 
 def fleet_report(
-    context: Context, stats: FleetStats, judged: JudgedHosts, *, quarantined: Iterable[Quarantined], since: BaselineDiff
+    context: Context, stats: FleetStats, judged: JudgedHosts, *, quarantined: Iterable[Quarantined], diff: BaselineDiff
 ) -> FleetReport:
     """Return the report on a run from the results on all of its hosts."""
     plan, tally = context.plan, judged.tally
     manifest = with_waivers(plan, judge_stocks(plan, stats.inventories))
     for verdict in manifest:
         tally.add(verdict)
-    verdicts = sorted([*judged.verdicts, *manifest], key=lambda verdict: context.places[verdict.host])
+    verdicts = sorted([*judged.verdicts, *manifest], key=lambda verdict: context.positions[verdict.host])
     exceptions = [verdict for verdict in verdicts if verdict.verdict != PASS]
-    hosts = _in_order(context, judged.hosts, manifest)
+    hosts = _host_reports(context, judged.hosts, manifest)
     rows = tally.judged(_serials(hosts))
     decision = worst_decision(host.decision for host in hosts)
-    findings = Findings(
+    summary = SummaryInput(
         plan=plan,
         hosts=hosts,
         facts={host.name: judged.facts[host.name] for host in plan.hosts},
         judged=rows,
         exceptions=exceptions,
         manifest=manifest,
-        since=since,
+        diff=diff,
     )
-    listed = verdicts if context.in_full else _limited(exceptions)
+    listed = verdicts if context.in_full else _limit_verdicts(exceptions)
     total = sum(row.passed + row.failed + row.inconclusive for row in rows)
     return FleetReport(
         run_id=plan.run_id,
@@ -104,7 +104,7 @@ def fleet_report(
         rehearsal=plan.rehearsal,
         simulated=plan.simulated,
         decision=decision,
-        acceptance=acceptance(findings, decision),
+        acceptance=acceptance(summary, decision),
         began=plan.created,
         ended=judged.ended or plan.created,
         rackproof=VERSION,
@@ -112,26 +112,29 @@ def fleet_report(
         hosts=tuple(hosts),
         verdicts=tuple(listed),
         quarantined=tuple(sorted(quarantined, key=lambda item: item.path)),
-        not_judged=not_judged(findings.facts, rows),
-        unknown=_unknown(hosts, findings.facts, context.packs),
+        not_judged=not_judged(summary.facts, rows),
+        unknown=_unknown(hosts, summary.facts, context.packs),
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",
-        changes=since.changes,
+        changes=diff.changes,
         judged=rows,
         detail=ALL if context.in_full else EXCEPTIONS,
         left_out=total - len(listed),
     )
 
 
-def _in_order(context: Context, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]) -> list[HostReport]:
-    """Return the hosts in the order of the plan, their decisions with the manifest, and measurements of not too many."""
+def _host_reports(context: Context, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]) -> list[HostReport]:
+    """Return the hosts in the order of the plan, with decisions that include the manifest.
+
+    In a large fleet only MEASURED_HOSTS keep their measurements, rejected hosts first.
+    """
     hosts = [reports[host.name] for host in context.plan.hosts]
-    ordered: dict[str, list[Verdict]] = {}
+    manifest_of: dict[str, list[Verdict]] = {}
     for verdict in manifest:
-        ordered.setdefault(verdict.host, []).append(verdict)
+        manifest_of.setdefault(verdict.host, []).append(verdict)
     for position, host in enumerate(hosts):
-        if host.name in ordered and any(verdict.stands for verdict in ordered[host.name]):
-            hosts[position] = replace(host, decision=worst_decision([host.decision, decide(ordered[host.name])]))
+        if host.name in manifest_of and any(verdict.stands for verdict in manifest_of[host.name]):
+            hosts[position] = replace(host, decision=worst_decision([host.decision, decide(manifest_of[host.name])]))
     with_measurements = [position for position, host in enumerate(hosts) if host.measurements]
     with_measurements.sort(key=lambda position: (hosts[position].decision != REJECTED, position))
     for position in () if context.in_full else with_measurements[MEASURED_HOSTS:]:
@@ -139,18 +142,18 @@ def _in_order(context: Context, reports: Mapping[str, HostReport], manifest: Ite
     return hosts
 
 
-def _limited(exceptions: Sequence[Verdict]) -> list[Verdict]:
-    """Return all of them if they are not too many; else failures first, and not all of one host; in the order of the plan."""
+def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
+    """Return at most MAX_VERDICTS verdicts in the order of the plan. If some must be left out, failures are kept first."""
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)
     counts: Counter[str] = Counter()
     kept: set[int] = set()
     for kind in (FAIL, INCONCLUSIVE):
-        for at, verdict in enumerate(exceptions):
+        for index, verdict in enumerate(exceptions):
             if verdict.verdict == kind and len(kept) < MAX_VERDICTS and counts[verdict.host] < MAX_VERDICTS_OF_HOST:
                 counts[verdict.host] += 1
-                kept.add(at)
-    return [verdict for at, verdict in enumerate(exceptions) if at in kept]
+                kept.add(index)
+    return [verdict for index, verdict in enumerate(exceptions) if index in kept]
 
 
 def _serials(hosts: Iterable[HostReport]) -> dict[tuple[str, str], str]:
@@ -167,7 +170,7 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
 
 
 def _unknown(hosts: Sequence[HostReport], facts: Mapping[str, HostFacts], packs: Iterable[Pack]) -> dict[str, str]:
-    """Return the names that were measured and have no figure in the packs of these hosts -> why."""
+    """Return the measured names without a reference value in the packs of these hosts -> why there is none."""
     applied = {name for host in hosts for name in host.packs}
     measured = {name for _, name, _ in fleet_figures(facts)}
     return {

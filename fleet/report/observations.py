@@ -25,9 +25,9 @@ COLUMNS = (
     *("verdict", "criterion", "operator", "limit", "severity", "action", "waiver", "verdicts"),
 )
 MISSING = "missing"
-"""Status of an expected observation that was not reported; it has a row of its own."""
+"""Status of an expected observation that was not reported. It has its own row."""
 NOT_LISTED = "not listed"
-"""Verdict of an observation without one, if the report of a large fleet lists only verdicts that do not pass."""
+"""Verdict of an observation that passed, if the report of a large fleet lists only verdicts that do not pass."""
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
@@ -49,7 +49,7 @@ class ObservationRow:
     """Number of the launch, if a later launch of the stage superseded it, or if it was a probe."""
     verdict: Verdict | None = None
     verdicts: int = 0
-    """Number of criteria that judged it; `verdict` is the most severe."""
+    """Number of criteria that judged it; `verdict` is the most severe of their verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,37 +58,37 @@ class SharedFields:
 
     mark: str
     run_id: str
-    otherwise: str = ""
-    """Verdict of an observation without one."""
+    default_verdict: str = ""
+    """Value of the column `verdict` for an observation without a verdict."""
 
 
 def shared_fields(report: FleetReport) -> SharedFields:
     """Return the fields that all rows of the report share."""
     return SharedFields(
-        mark=report.mark, run_id=report.run_id, otherwise=NOT_LISTED if report.detail == EXCEPTIONS else ""
+        mark=report.mark, run_id=report.run_id, default_verdict=NOT_LISTED if report.detail == EXCEPTIONS else ""
     )
 
 
-def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, whole: bool = False) -> Iterator[str]:
+def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hosts: bool = False) -> Iterator[str]:
     """Yield the file in pieces, one per host of the report.
 
     Args:
         report: names the hosts, in their order, and holds the verdicts.
         evidence: evidence by host, read one host at a time.
-        whole: include accepted hosts whose observations the report of a large fleet leaves out.
+        all_hosts: include the observations of accepted hosts of a large fleet.
     """
     shared, verdicts = shared_fields(report), by_host(report.verdicts)
     yield ",".join(COLUMNS) + "\r\n"
     for host in report.hosts:
-        if report.detail == EXCEPTIONS and host.decision == ACCEPTED and not whole:
-            yield rows_as_csv(shared, [_left_out(host)])
+        if report.detail == EXCEPTIONS and host.decision == ACCEPTED and not all_hosts:
+            yield rows_as_csv(shared, [_pointer_to_record(host)])
         else:
-            own = evidence.get(host.name, Evidence())
-            yield rows_as_csv(shared, rows(host.name, host.rack, own, verdicts.get(host.name, ())))
+            host_evidence = evidence.get(host.name, Evidence())
+            yield rows_as_csv(shared, rows(host.name, host.rack, host_evidence, verdicts.get(host.name, ())))
 
 
-def _left_out(host: HostReport) -> ObservationRow:
-    """Return a row that names the file with the host's observations."""
+def _pointer_to_record(host: HostReport) -> ObservationRow:
+    """Return a row that names the record with the host's observations."""
     note = Observation(
         name="host.observations",
         scope="host",
@@ -168,9 +168,9 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 
 
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
-    """Return the index of the observation that a verdict is about, the last one of a series over all stages.
+    """Return the index of the judged observation; the last one if the verdict judges a series over all stages.
 
-    A verdict has the parameters of its observation, or those of them that the plan states.
+    A verdict has all parameters of its observation, or only those that the plan states.
     """
     params = verdict.params.items()
     matches = []
@@ -203,7 +203,7 @@ def values(shared: SharedFields, row: ObservationRow) -> tuple[Value, ...]:
         *(item.params.get("phase"), row.launch or None, row.name, _params(item.params), item.unit),
         *(status(row), item.value, item.reason),
         *((samples.n, samples.min, samples.p50, samples.max, samples.cv) if samples else (None,) * 5),
-        row.verdict.verdict if row.verdict else shared.otherwise,
+        row.verdict.verdict if row.verdict else shared.default_verdict,
         *(verdict.criterion, verdict.operator, verdict.limit, verdict.severity),
         "" if verdict.action == "none" else verdict.action,
         str(verdict.waiver) if verdict.waiver else "",
@@ -212,7 +212,7 @@ def values(shared: SharedFields, row: ObservationRow) -> tuple[Value, ...]:
 
 
 def status(row: ObservationRow) -> str:
-    """Return the observation's status; `missing` if an expected observation does not exist; else empty."""
+    """Return the observation's status, `missing` for an expected observation that does not exist, or an empty string."""
     if row.observation:
         return row.observation.status
     expected = row.verdict is not None and row.verdict.verdict == INCONCLUSIVE and row.verdict.value is None
@@ -226,14 +226,14 @@ def _params(params: Mapping[str, Value]) -> str:
 
 
 def cell(value: Value) -> Value:
-    """Return a number unchanged, a flag as `true` or `false`, text so that no spreadsheet evaluates it."""
+    """Return a number unchanged, a flag as `true` or `false`, and text in a form that no spreadsheet evaluates."""
     if type(value) is str:
-        return safe(value)
+        return escape_formula(value)
     return ("true" if value else "false") if isinstance(value, bool) else value
 
 
 @lru_cache(maxsize=1 << 16)
-def safe(text: str) -> str:
-    """Return `text` on one line so that a spreadsheet takes no part of it for a formula, even if it splits lines at `;`."""
+def escape_formula(text: str) -> str:
+    """Return `text` on one line in a form that no spreadsheet evaluates, even one that splits cells at `;`."""
     escaped = _AFTER_SEPARATOR.sub(r"\1'", clean(text, CELL_LIMIT))
     return f"'{escaped}" if _FORMULA.match(escaped) else escaped

@@ -41,7 +41,7 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     document = json.loads(json.dumps(to_json(report)))
     documents.validate(document, "report", source="our own report")
     if options.json:
-        print(json.dumps(document, indent=1))  # noqa: T201  # what --json is for
+        print(json.dumps(document, indent=1))  # noqa: T201
         return report.decision
     paths = RunDirectory(options.run_dir)
     page = paths.page_of(options.host)
@@ -53,5 +53,5 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         f"{options.host}: {decision_name(report, report.decision)}",
         *(f"- {clean(line, LINE_LIMIT)}" for line in lines),
     ]
-    print("\n".join([*output, f"page: {page}"]))  # noqa: T201  # as `report` does
+    print("\n".join([*output, f"page: {page}"]))  # noqa: T201
     return report.decision

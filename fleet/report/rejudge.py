@@ -13,12 +13,12 @@ from schemas.reports import PASS, FleetReport
 
 Document = Mapping[str, Any]
 _KEY = ("host", "scope", "name", "stage", "criterion")
-MOST_LINES = 100
+MAX_LINES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictChange:
-    """A verdict that changed; old or new is None if there was, or is, none."""
+    """A verdict that changed; `old` is None for a new verdict, `new` for one that is gone."""
 
     kind: str
     """`verdict`; `waiver`: waived or no longer waived; `limit`: another limit or reason; `new`; `gone`."""
@@ -48,7 +48,7 @@ def _state(document: Document) -> str:
 def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange, ...]:
     """Return the verdicts of a report.json that differ in `report`: other verdicts first, other limits and reasons last.
 
-    Reasons are compared only if one version made both: another version may word them in another way.
+    Reasons are compared only if the same version of Rackproof wrote both, because versions word them differently.
     """
     before = _by_key(old["verdicts"])
     compared_fields = ("limit", "operator", "value", *(("reason",) if old["rackproof"] == report.rackproof else ()))
@@ -56,12 +56,12 @@ def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange,
     changes = []
     for key, documents in after.items():
         earlier = before.pop(key, [])
-        for number, now in enumerate(documents):
-            then = earlier[number] if number < len(earlier) else None
-            if kind := _kind(then, now, compared_fields):
-                changes.append(VerdictChange(kind=kind, old=then, new=now))
-        changes += [VerdictChange(kind="gone", old=then, new=None) for then in earlier[len(documents) :]]
-    changes += [VerdictChange(kind="gone", old=then, new=None) for documents in before.values() for then in documents]
+        for index, document in enumerate(documents):
+            old_document = earlier[index] if index < len(earlier) else None
+            if kind := _kind(old_document, document, compared_fields):
+                changes.append(VerdictChange(kind=kind, old=old_document, new=document))
+        changes += [VerdictChange(kind="gone", old=gone, new=None) for gone in earlier[len(documents) :]]
+    changes += [VerdictChange(kind="gone", old=gone, new=None) for documents in before.values() for gone in documents]
     order = ("verdict", "waiver", "new", "gone", "limit")
     return tuple(sorted(changes, key=lambda item: order.index(item.kind)))
 
@@ -86,12 +86,12 @@ def _by_key(verdicts: Iterable[Document]) -> dict[tuple[object, ...], list[Docum
     return by_key
 
 
-def lines(old: Document, report: FleetReport, changes: Sequence[VerdictChange]) -> Iterator[str]:
-    """Yield the lines for a terminal."""
+def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictChange]) -> Iterator[str]:
+    """Yield the changes as lines for a terminal."""
     was, now = old["acceptance"]["status"], report.acceptance.status
     yield f"{report.run_id}: {was} → {now}" if was != now else f"{report.run_id}: {now}, unchanged"
     if old["rackproof"] != report.rackproof:
-        yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: that may change verdicts too)"
+        yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: the version may change verdicts too)"
     if old.get("left_out"):
         yield f"(the report leaves out {old['left_out']} passed verdicts, which are not compared)"
     kinds = Counter(change.kind for change in changes)
@@ -105,14 +105,14 @@ def lines(old: Document, report: FleetReport, changes: Sequence[VerdictChange]) 
     }
     counts = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items()) or "no verdict changed"
     yield f"{counts}; {same} unchanged"
-    for change in changes[:MOST_LINES]:
+    for change in changes[:MAX_LINES]:
         yield f"{change.kind}: {change}"
-    if len(changes) > MOST_LINES:
-        yield f"… and {len(changes) - MOST_LINES} more (--json has all)"
+    if len(changes) > MAX_LINES:
+        yield f"… and {len(changes) - MAX_LINES} more (--json has all)"
 
 
 def without_left_out(changes: Iterable[VerdictChange], old: Document) -> tuple[VerdictChange, ...]:
-    """Drop passed verdicts that the report of a large fleet leaves out: they are not new."""
+    """Return the changes without passed verdicts that the old report of a large fleet left out: they are not new."""
     if not old.get("left_out"):
         return tuple(changes)
     return tuple(item for item in changes if not (item.kind == "new" and item.about["verdict"] == PASS))

@@ -1,12 +1,12 @@
-"""The report on a run directory of any size.
+"""Judge a run of any size and return its report.
 
-Two passes over the records, each in as many processes as there are processors. The first gathers the statistics of the fleet,
-the second judges each host with them. The report does not depend on the number of processes.
+Each of two passes over the records uses one process per processor. The first gathers the statistics of the fleet, the second
+judges each host with them. The report does not depend on the number of processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
@@ -18,26 +18,26 @@ from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
 from fleet.report.hosts import Context, HostJudge, JudgedHosts, context_of, units
 from fleet.report.merge import fleet_report
-from fleet.report.summary import allowances, reasons, slots, status_of
+from fleet.report.summary import allowances, pci_slots, reason_lines, status_of
 from fleet.report.workers import Share, map_shares, process_count, shares
 from schemas.plans import Plan
-from schemas.reports import Acceptance, FleetReport, HostReport, LineKind, Quarantined, SummaryLine, Verdict
+from schemas.reports import Acceptance, FleetReport, HostReport, LineKind, Quarantined, SummaryLine
 from schemas.run_directory import record_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What every process needs."""
+    """The input that all processes share."""
 
     run: Run
     context: Context
     stats: FleetStats | None = None
-    """Statistics of the whole fleet; in the second pass."""
+    """Statistics of the whole fleet; None in the first pass."""
 
 
 @dataclass(kw_only=True)
 class _Judged:
-    """What one process found in the second pass."""
+    """The results of one process in the second pass."""
 
     hosts: JudgedHosts
     quarantined: list[Quarantined] = field(default_factory=list)
@@ -63,25 +63,30 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
         stats,
         first.hosts,
         quarantined=[*run.rejected, *first.quarantined],
-        since=diff_against_baseline(run.plan, run.evidence, packs),
+        diff=diff_against_baseline(run.plan, run.evidence, packs),
     )
 
 
 def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, jobs: int | None = None) -> FleetReport:
-    """Return the report on one host in full, compared with the whole fleet. Raises KeyError if the plan has no such host."""
+    """Return the full report on one host, judged with the statistics of the whole fleet.
+
+    Raises:
+        KeyError: the plan has no such host.
+    """
     plan, planned = run.plan, run.plan.host(host)
     job = _Job(run=run, context=context_of(plan, packs, run.events, in_full=True))
     stats = _statistics(job, shares(units(plan), process_count(len(plan.hosts), jobs)))
     judged = _judge(replace(job, stats=stats), units(plan, [host]))
     part = replace(plan.only(plan.gangs().get(planned.gang) or (host,)), manifest=plan.manifest)
     context = replace(job.context, plan=part)
-    refused = [item for item in judged.quarantined if item.path in (record_name(host), record_name(host, planned.gang))]
-    whole = fleet_report(context, stats, judged.hosts, quarantined=refused, since=BaselineDiff())
-    return _only(plan, whole, whole.verdicts, next(report for report in whole.hosts if report.name == host))
+    records = (record_name(host), record_name(host, planned.gang))
+    rejected = [item for item in judged.quarantined if item.path in records]
+    gang_report = fleet_report(context, stats, judged.hosts, quarantined=rejected, diff=BaselineDiff())
+    return _only_host(plan, gang_report, next(report for report in gang_report.hosts if report.name == host))
 
 
 def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
-    """Return the statistics of all hosts; the records that were checked are not checked again in the second pass."""
+    """Return the statistics of all hosts. Records that pass validation here are not validated again in the second pass."""
     (stats, _), *others = gathered = map_shares(_gather, job, all_shares)
     for other, _ in others:
         stats.update(other)
@@ -92,7 +97,7 @@ def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
 
 
 def _gather(job: _Job, share: Share) -> tuple[FleetStats, dict[str, bytes]]:
-    """Return the statistics of a share of the hosts, and the records that were checked."""
+    """Return the statistics of a share of the hosts, and the records that passed validation."""
     context = job.context
     gatherer = Gatherer(context.planned)
     for unit in share:
@@ -111,27 +116,27 @@ def _judge(job: _Job, share: Share) -> _Judged:
     for unit in share:
         evidence = {}
         for name in unit:
-            evidence[name], refused = job.run.evidence.read(name)
-            quarantined += refused
+            evidence[name], rejected = job.run.evidence.read(name)
+            quarantined += rejected
         judge.add(unit, evidence)
     return _Judged(hosts=judge.finish(), quarantined=quarantined)
 
 
-def _only(plan: Plan, whole: FleetReport, verdicts: Iterable[Verdict], report: HostReport) -> FleetReport:
-    """Return the report with one host alone."""
-    own = tuple(verdict for verdict in verdicts if verdict.host == report.name)
+def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> FleetReport:
+    """Return a report with only this host of its gang."""
+    verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     return replace(
-        whole,
+        gang_report,
         hosts=(report,),
-        verdicts=own,
+        verdicts=verdicts,
         decision=report.decision,
         acceptance=Acceptance(
-            status=status_of(plan, report.decision, own),
+            status=status_of(plan, report.decision, verdicts),
             lines=(
                 SummaryLine(kind=LineKind.COUNT, title=f"Host {report.name} alone", text=report.decision),
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
-                *reasons(own, slots((report.name, gpu) for gpu in report.gpus)),
+                *reason_lines(verdicts, pci_slots((report.name, gpu) for gpu in report.gpus)),
             ),
         ),
         coverage=report.coverage,

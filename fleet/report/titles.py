@@ -1,4 +1,4 @@
-"""The titles of the benchmarks in reports."""
+"""Give benchmarks their titles in reports."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ TITLES = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
 """Benchmark -> its title, in the order of the report."""
 
 VALUES_ONLY = "PASS (values; speed not judged)"
-"""The state of a benchmark whose values are right and whose rates no criterion judges."""
+"""State of a benchmark whose values pass but whose rates no criterion judges."""
 
 
-def title(benchmark: str) -> str:
+def benchmark_title(benchmark: str) -> str:
     """Return the benchmark's title, or the name itself if it is unknown."""
     return TITLES.get(benchmark, benchmark)

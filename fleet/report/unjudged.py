@@ -1,4 +1,4 @@
-"""What was measured but not judged. The report names it: a measurement without a judgement is not a pass."""
+"""Find figures that were measured but not judged. The report names them, because a figure without a verdict is not a pass."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
 
 
 def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, str]]) -> str:
-    """Return ` for broadcast, gather on 2 of 8 hosts`; empty if it is all of them."""
+    """Return ` for broadcast, gather on 2 of 8 hosts`; empty for all operations on all hosts."""
     operations, all_operations = ([*dict.fromkeys(name for name, _ in some)] for some in (unjudged, measured))
     hosts, all_hosts = (len({host for _, host in some}) for some in (unjudged, measured))
     names = ", ".join(operations)
@@ -57,7 +57,7 @@ def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, st
 
 
 def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> list[SummaryLine]:
-    """Return a line if there are GPUs without another one to compare their digests with."""
+    """Return a line if the digests of some GPUs could not be compared with those of another GPU."""
     gpus = {(host, scope) for host, of_host in facts.items() for _, scope in of_host.uncompared_digests}
     if not gpus or plan.rehearsal:
         return []
@@ -76,7 +76,7 @@ def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
 
 
 def not_judged(facts: Facts, judged: Sequence[Judged]) -> tuple[NotJudged, ...]:
-    """Return everything that was measured and that no criterion judged."""
+    """Return every measured figure that no criterion judged."""
     rows = {(row.stage, row.name) for row in judged if row.criterion != "plan"}
     measured = {(stage, name) for stage, name, _ in fleet_figures(facts)}
     figures = {

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fleet.report.hosts import Unit
 
 ONE_PROCESS_HOSTS = 256
-"""Hosts up to which one process is faster than several."""
+"""Largest number of hosts for which one process is faster than several."""
 
 Share = list[Unit]
 _Context = TypeVar("_Context")
@@ -26,18 +26,18 @@ def process_count(hosts: int, jobs: int | None = None) -> int:
 
 
 def shares(units: Sequence[Unit], count: int) -> list[Share]:
-    """Return at most `count` shares of about as many hosts, each of consecutive units."""
-    total, result = sum(map(len, units)), [Share() for _ in range(count)]
-    before = 0
+    """Return at most `count` shares of consecutive units, with about the same number of hosts each."""
+    host_count, all_shares = sum(map(len, units)), [Share() for _ in range(count)]
+    hosts_before = 0
     for unit in units:
-        result[min(before * count // max(total, 1), count - 1)].append(unit)
-        before += len(unit)
-    return [share for share in result if share]
+        all_shares[min(hosts_before * count // max(host_count, 1), count - 1)].append(unit)
+        hosts_before += len(unit)
+    return [share for share in all_shares if share]
 
 
 def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, shares: Sequence[Share]) -> list[_Result]:
-    """Return the result of `call` on each share, one process a share; `context` is what all of them need."""
-    global _context  # forked processes inherit it: nothing is sent to them
+    """Return `call(context, share)` for each share, with one process per share."""
+    global _context  # forked processes inherit it, so it need not be sent to them
     _context = context
     try:
         if len(shares) <= 1:
@@ -49,7 +49,7 @@ def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, sh
 
 
 def _without_gc(call: Callable[[Any, Share], _Result], share: Share) -> _Result:
-    """Return the result with the cycle collector off: records have no cycles, and it would traverse them again and again."""
+    """Return `call(_context, share)` with garbage collection off, which would traverse all records again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

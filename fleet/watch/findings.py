@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
-from fleet.report.summary import reasons, slots
+from fleet.report.summary import pci_slots, reason_lines
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.plans import Plan
@@ -118,14 +118,14 @@ class Judge:
         for verdict in judge(self._plan, evidence, read_packs(self._plan.criteria)) if evidence else ():
             if verdict.verdict == FAIL:
                 failed[verdict.host].append(verdict)
-        slots_by_part = slots(
+        slots_by_part = pci_slots(
             (host, gpu) for host, parsed in records.items() for record in parsed for gpu in record.gpus
         )
         return Judged(
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
-            failed={host: tuple(map(str, reasons(verdicts, slots_by_part))) for host, verdicts in failed.items()},
+            failed={host: tuple(map(str, reason_lines(verdicts, slots_by_part))) for host, verdicts in failed.items()},
             outcomes={host: _outcomes(parsed) for host, parsed in records.items()},
             problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
         )

@@ -1,4 +1,4 @@
-"""Sparklines: small plots of one figure of one part over a soak or a launch."""
+"""Geometry of sparklines: small plots of one figure of one part over a soak or a launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.timeline import Event, Series
 WIDTH, HEIGHT = 160, 40
 THROTTLED = "gpu.throttle.active"
 SAMPLED = "gpu."
-"""Prefix of figures that are sampled all the time: a gap in them is missing data, so the line is interrupted."""
+"""Prefix of figures that are sampled continuously: a gap is missing data and interrupts the line."""
 
 Point = tuple[int, int]
 
@@ -28,7 +28,7 @@ class Spark:
     line: str
     """Path of the means."""
     throttled: str
-    """Path over the times when clocks were throttled for another reason than the power limit."""
+    """Path over the times when clocks were throttled for a reason other than the power limit."""
     marks: tuple[int, ...]
     """Positions at which an error counter of this part rose."""
 
@@ -97,7 +97,7 @@ def _contiguous(series: Series) -> list[list[Bucket]]:
 
 
 def _segment(buckets: Sequence[Bucket], axes: Axes) -> tuple[list[Point], list[Point], list[Point]]:
-    """Return upper edge, means and lower edge; a single bucket is drawn as wide as it lasted."""
+    """Return upper edge, means and lower edge; a single bucket is drawn over its whole duration."""
     columns = [(axes.x((bucket.number + 0.5) * axes.bucket_s), bucket) for bucket in buckets]
     if len(buckets) == 1:
         begin = axes.x(buckets[0].number * axes.bucket_s)
@@ -111,7 +111,7 @@ def _segment(buckets: Sequence[Bucket], axes: Axes) -> tuple[list[Point], list[P
 
 
 def path(points: Sequence[Point]) -> str:
-    """Return a line through the points in relative steps, without points in the middle of a level stretch."""
+    """Return a line through the points in relative steps. Points inside a level stretch are left out."""
     last = len(points) - 1
     kept = [
         point

@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """How many values lie in an interval of the axis."""
+    """An interval of the axis, and the number of values in it."""
 
     low: float
     width: float
@@ -49,7 +49,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Sequence[float]) -> Axis:
-        """Return an axis around the values, wide enough that noise does not look like a fault."""
+        """Return an axis around the values, so wide that noise does not look like a fault."""
         low, high = min(values), max(values)
         padding = max((high - low) * 0.08, abs(high) * 0.01) or 1.0
         return cls(max(0.0, low - padding) if low >= 0 else low - padding, high + padding)
@@ -90,10 +90,10 @@ def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
     return "".join(bars)
 
 
-def draw(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[tuple[Dot, ...], str]:
+def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[tuple[Dot, ...], str]:
     """Return dots and the path of the bars.
 
-    Up to MAX_DOTS values are drawn as dots. Of more, or if only `bins` are known of the others, dots show failures alone.
+    Up to MAX_DOTS values are drawn as dots. With more values, or with `bins`, only failures are dots; bars show the others.
     """
     failing = [mark for mark in marks if mark.state == FAIL][:MAX_DOTS]
     if bins:

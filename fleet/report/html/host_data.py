@@ -1,6 +1,7 @@
-"""The data from which the page's script draws the hosts: columns over all hosts, and a page for as many as fit.
+"""Build the data from which the page's script draws the hosts: columns over all hosts, and a page for as many hosts as fit.
 
-Each text is in the data once, and referred to by its number. All texts are cleaned here; the script inserts them as text nodes.
+Each text is in the data once and has a number by which the rest of the data refers to it. All texts are cleaned here; the
+script inserts them as text nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fleet.report.html.launch_traces import LaunchTrace, has_traces, hosts_with_
 from fleet.report.html.text_table import TextTable, as_json
 from fleet.report.tables import hosts
 from fleet.report.tables.reasons import Reason, reasons
-from fleet.report.tables.verdict_rows import VerdictRow, fold
+from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.report.tables.versions import version_order
 from schemas.readings import READINGS
 from schemas.records import Launch
@@ -44,11 +45,11 @@ _PHRASE_CHARACTERS = 200
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
 
 
-def embedded(report: FleetReport, budget: int) -> str:
+def embedded_data(report: FleetReport, budget: int) -> str:
     """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
 
-    Pages of hosts that are not accepted come first, then the serials to search by, then pages of accepted hosts; sparklines over
-    time are added if there is room left.
+    Within the budget, pages of hosts that are not accepted come first, then the serials for the search, then pages of accepted
+    hosts, then sparklines.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
@@ -91,16 +92,15 @@ def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, An
 
 
 def _finding_columns(report: FleetReport, verdicts: VerdictsOfHost, table: TextTable) -> dict[str, Any]:
-    """Return counts of findings, the most severe finding and the actions of each host that has any, by its number."""
+    """Return counts of findings, most severe finding and actions of each host that has findings, by its number."""
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):
-        own = verdicts[host.name]
-        effective = [verdict for verdict in own if verdict.stands]
+        effective = [verdict for verdict in verdicts[host.name] if verdict.stands]
         kinds = Counter(verdict.verdict for verdict in effective)
-        waived = sum(verdict.waiver is not None for verdict in own)
+        waived = sum(verdict.waiver is not None for verdict in verdicts[host.name])
         if effective or waived:
             counts[number] = [kinds[FAIL], kinds[INCONCLUSIVE], waived]
-        if worst := _most_severe(effective or own):
+        if worst := _most_severe(effective or verdicts[host.name]):
             findings[number] = table.number(_phrase(worst))
         if failed := sorted({_action_number(verdict) for verdict in effective if verdict.verdict == FAIL}):
             actions[number] = failed
@@ -113,7 +113,7 @@ def _runs(values: Iterable[Any]) -> list[list[Any]]:
 
 
 def _gpu_letters(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> str:
-    """Return a letter per GPU. The report of a large fleet keeps no verdicts of an accepted host: all of its GPUs passed."""
+    """Return a letter per GPU. The report of a large fleet has no verdicts of accepted hosts, whose GPUs all passed."""
     if host.decision == ACCEPTED:
         return "p" * len(host.gpus)
     return "".join(_STATES[gpu.state] for gpu in _gpu_states(report, host, verdicts))
@@ -135,7 +135,7 @@ def _most_severe(verdicts: Iterable[Verdict]) -> Verdict | None:
 
 
 def _phrase(verdict: Verdict) -> str:
-    """Return one finding as a line of the list of hosts."""
+    """Return a finding as a short text for the list of hosts."""
     [reason] = reasons([verdict])
     part = f"{reason.scope}: " if reason.scope not in ("", "host") else ""
     text = f"{reason.value}, wanted {reason.wanted}" if reason.value else reason.text
@@ -164,7 +164,7 @@ def _add_pages(
 
 
 def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> None:
-    """Add power, temperature and clocks over time to the pages that are there; other data is never left out for them."""
+    """Add power, temperature and clocks over time to the existing pages, as far as the budget allows."""
     drawn = {host.name for host in hosts_with_traces(report)}
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
@@ -205,7 +205,7 @@ def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
 def _page(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], table: TextTable) -> dict[str, Any]:
     """Return the page of one host."""
     number, numbers = table.number, table.numbers
-    rows = fold(verdicts)
+    rows = merge_verdicts(verdicts)
     kinds = Counter(verdict.verdict for verdict in verdicts)
     software = [(name, host.software[name]) for name in sorted(host.software, key=version_order)]
     return {
@@ -226,7 +226,7 @@ def _page(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], ta
         "reasons": [_reason(host, reason, table) for reason in reasons(verdicts)],
         "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
         "more": max(0, len(rows) - _MAX_ROWS),
-        "pairs": pairs.of_host(host),
+        "pairs": pairs.host_pairs(host),
     }
 
 
@@ -250,8 +250,8 @@ def _launch(launch: Launch, table: TextTable) -> list[Any]:
 def _reason(host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
     """Return verdict and count, then texts.
 
-    Action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, the command that
-    measures it again, severity.
+    The texts are: action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence,
+    command to reproduce, severity.
     """
     planned = reason.criterion == "plan"
     evidence = ", ".join(part for part in (host.record, reason.stage and f"stage {reason.stage}") if part)
@@ -260,7 +260,7 @@ def _reason(host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
         *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
         reason.detail if reason.value else reason.text,
         "" if planned else reason.criterion,
-        "the plan expects it" if planned else reason.source,
+        "required by the plan" if planned else reason.source,
         *(reason.waiver, evidence, reproduce_command(host.name, reason.name), reason.severity),
     )
     return [_STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
@@ -275,7 +275,7 @@ def _row(row: VerdictRow, table: TextTable) -> list[Any]:
 
 
 def reproduce_command(host: str, name: str) -> str:
-    """Return the command that measures a figure again: a reading at once, a benchmark by a run on that host alone."""
+    """Return the command that measures a figure again: `doctor` for a reading, a run on that host for a benchmark."""
     quoted = shlex.quote(clean(host))
     if name in READINGS:
         return f"ssh {quoted} sudo /opt/rackproof/bin/rackproof doctor"

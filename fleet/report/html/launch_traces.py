@@ -1,4 +1,4 @@
-"""Power, temperature and clocks of a host's GPUs during its launches: a sparkline per GPU, figure and stage."""
+"""Plot power, temperature and clocks of a host's GPUs during its launches: a sparkline per GPU, figure and stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.judge.drift import span
 from fleet.quantities import NONE, number, scale
 from fleet.report.charts.spark import HEIGHT, THROTTLED, Axes, Column, Spark, bounds, range_text, spark
 from fleet.report.tables.figure import detailed_hosts
-from fleet.report.titles import title
+from fleet.report.titles import benchmark_title
 from schemas.records import Launch
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
@@ -20,7 +20,7 @@ from schemas.trace import Trace
 CLOCK = "gpu.clock.sm"
 COLUMNS = (("gpu.power", "Power"), ("gpu.temperature", "Temperature"), (CLOCK, "SM clock"))
 MAX_STAGES, MAX_GPUS = 4, 16
-"""Shown per host."""
+"""Most stages of a host, and most GPUs of a stage, that are shown."""
 MAX_LAUNCH_S = 1e7
 """Longest plausible launch (about four months); a record may claim more."""
 MIN_RANGE = 0.1
@@ -34,7 +34,7 @@ class GpuTrace:
     head: str
     serial: str
     lost: str
-    """Why some or all samples are missing; empty if none is."""
+    """Reason why samples are missing; empty if none is missing."""
     sparks: tuple[Spark | None, ...]
     """One per column; None without data."""
     figures: tuple[str, ...]
@@ -50,7 +50,7 @@ class LaunchTrace:
     benchmark_lines: str
     """Path of vertical lines where benchmarks began."""
     benchmarks: tuple[tuple[str, str], ...]
-    """When each began, and its name."""
+    """Start time and name of each."""
     columns: tuple[Column, ...]
     gpus: tuple[GpuTrace, ...]
     left_out: int
@@ -86,7 +86,7 @@ def _launch_trace(host: HostReport, launch: Launch, trace: Trace) -> LaunchTrace
         stage=launch.stage,
         ends=span(ends_s),
         benchmark_lines="".join(f"M{x} 0v{HEIGHT}" for x in sorted({time_axis.x(at) for _, at in began})),
-        benchmarks=tuple((span(at), title(name)) for name, at in began),
+        benchmarks=tuple((span(at), benchmark_title(name)) for name, at in began),
         columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
         gpus=tuple(_gpu_trace(host, trace, timeline, index, axes) for index in indexes[:MAX_GPUS]),
         left_out=max(0, len(indexes) - MAX_GPUS),

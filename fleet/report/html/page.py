@@ -1,8 +1,8 @@
-"""Render the report as one HTML file without network access, external styles or scripts; text from hosts is only text.
+"""Render the report as one HTML file that needs no network access. Text from hosts is always escaped.
 
 The decision, the reasons and every fleet figure are in the page's HTML. The hosts are in embedded data, from which the script
 draws the map, the list and the page of each host. If the file would be too large, pages of accepted hosts are left out first,
-and the page names the command that writes them.
+and the page shows the command that writes them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MAX_BYTES = 2_000_000
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
-"""Reasons per action: shown at once, and shown in all; the hosts' pages have the rest."""
+"""Reasons per action that are shown at once, and with those that can be unfolded. The hosts' pages have the rest."""
 _MAX_FILES = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
 _MAX_OPEN_HOSTS = 1000
-"""Hosts that are not accepted, listed in full for readers without a script; beyond that only their names."""
+"""Most hosts without acceptance that are listed in full if the script does not run; beyond that only their names are listed."""
 _STYLES = ("report.css", "timeline.css")
-"""The second only if the page has plots over time."""
+"""The second is included only if the page has plots over time."""
 _END = "</script>\n"
 
 
@@ -70,7 +70,7 @@ class ActionGroup:
 
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
-    """Return the whole report for people. The same report gives the same bytes."""
+    """Return the whole report as a page. The same report gives the same bytes."""
     soaks = soak_timeline.timelines(report)
     over_time = soaks or launch_traces.hosts_with_traces(report)
     css, js = "\n".join(map(asset, _STYLES if over_time else _STYLES[:1])), asset("report.js")
@@ -93,7 +93,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
     end = f"<script>{js}{_END}</body>\n</html>\n"
     begin = f'{page}\n<script type="application/json" id="data">'
     budget = MAX_BYTES - _RESERVE - len(begin.encode()) - len(end.encode()) - len(_END)
-    return f"{begin}{host_data.embedded(report, budget)}{_END}{end}"
+    return f"{begin}{host_data.embedded_data(report, budget)}{_END}{end}"
 
 
 def _headline(report: FleetReport) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def _headline(report: FleetReport) -> dict[str, Any]:
     }
 
 
-def _action_groups(given: Sequence[Reason]) -> list[ActionGroup]:
-    """Return the actions, the most severe first; then what could not be verified; then what is waived."""
+def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
+    """Return the reasons by action, the most severe first; then those that could not be verified, then those that are waived."""
     groups: dict[tuple[str, str], list[Reason]] = {}
-    for reason in given:
+    for reason in all_reasons:
         if reason.waiver:
             key = "Waived", "waived"
         elif reason.verdict == FAIL:

@@ -1,4 +1,4 @@
-"""Bandwidth between every two hosts of a gang: a matrix of the gang, and one of each host."""
+"""Show the bandwidth between every two hosts of a gang: a matrix of the gang, and one of each host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
-"""Upper ends of the color bands, as shares of the gang's median: below the first a link is lost, above the last is noise."""
+"""Upper ends of the color bands, as shares of the gang's median. Below the first, a link is lost; above the last is noise."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
 _MAX_SLOWEST = 8
@@ -107,25 +107,25 @@ def _connected(order: Sequence[str], neighbours: Mapping[str, set[str]]) -> list
 
 def _matrix(hosts: Sequence[str], rates: Mapping[HostPair, Rates]) -> PairMatrix:
     indexes = {host: index for index, host in enumerate(hosts)}
-    own = {pair: rails for pair, rails in rates.items() if pair[0] in indexes}
-    values = [value for rails in own.values() for value in rails.values() if value is not None]
+    gang_rates = {pair: rails for pair, rails in rates.items() if pair[0] in indexes}
+    values = [value for rails in gang_rates.values() for value in rails.values() if value is not None]
     median = statistics.median(values) if values else 0.0
     cells: dict[tuple[int, int], str] = {}
-    for (first, second), rails in own.items():
+    for (first, second), rails in gang_rates.items():
         known = [value for value in rails.values() if value is not None]
         css = _band(min(known) if len(known) == len(rails) else None, median)
         row, column = indexes[first], indexes[second]
         cells[row, column] = cells[column, row] = css
     slowest = sorted(
-        (value, pair, rail) for pair, rails in own.items() for rail, value in rails.items() if value is not None
+        (value, pair, rail) for pair, rails in gang_rates.items() for rail, value in rails.items() if value is not None
     )
     return PairMatrix(
         gang=f"{clean(hosts[0])} to {clean(hosts[-1])}",
         hosts=tuple(clean(host) for host in hosts),
         suspicious=bool({*cells.values()} - {"b3", "b4"}),
-        rails=max(len(rails) for rails in own.values()),
-        pairs=len(own),
-        failed=sum(None in rails.values() for rails in own.values()),
+        rails=max(len(rails) for rails in gang_rates.values()),
+        pairs=len(gang_rates),
+        failed=sum(None in rails.values() for rails in gang_rates.values()),
         median=quantity(median, "B/s"),
         lowest=quantity(min(values), "B/s") if values else "",
         paths=tuple(_paths(len(hosts), cells)) if len(hosts) <= MAX_HOSTS else (),
@@ -140,7 +140,7 @@ def _slow_pair(value: float, pair: HostPair, rail: str, median: float) -> SlowPa
 
 
 def _band(value: float | None, median: float) -> str:
-    """Return the CSS class of a rate: `b0` lost … `b4` normal; `lost` if it could not be measured."""
+    """Return the CSS class of a rate: `b0` (link lost) to `b4` (normal); `lost` if it could not be measured."""
     if value is None:
         return "lost"
     share = value / median if median else 0.0
@@ -162,7 +162,7 @@ def _paths(size: int, cells: Mapping[tuple[int, int], str]) -> Iterable[tuple[st
     return [(css, "".join(path)) for css, path in sorted(paths.items())]
 
 
-def of_host(host: HostReport) -> dict[str, Any]:
+def host_pairs(host: HostReport) -> dict[str, Any]:
     """Return partners, rails, rates in GB/s (a row per partner, None if not measured) and color bands; empty without pairs."""
     by_partner: dict[str, dict[str, float | None]] = {}
     for rail, partner, observation in _pairs_of(host):

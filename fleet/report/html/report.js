@@ -6,7 +6,7 @@ const NS = "http://www.w3.org/2000/svg";
 const KIND = { p: "pass", f: "fail", i: "inconclusive" };
 const TONES = ["pass", "fail", "inconclusive"];
 const ROWS = 25, TILES = 24, UNITS = 640, CELL = 11;
-const S = (number) => data.texts[number] || "";
+const textAt = (number) => data.texts[number] || "";
 const count = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
 
@@ -29,10 +29,10 @@ const names = data.names, size = names.length;
 const rackOf = spread(data.rack), gpusOf = spread(data.gpus), measuredOf = spread(data.measured);
 const decisionOf = Uint8Array.from(data.decision, Number);
 const numberOf = new Map(names.map((name, number) => [name, number]));
-const blob = names.map((name, number) => [name, data.racks[rackOf[number]], data.decisions[decisionOf[number]], S(data.finding[number]),
+const searchText = names.map((name, number) => [name, data.racks[rackOf[number]], data.decisions[decisionOf[number]], textAt(data.finding[number]),
   (data.action[number] || []).map((act) => data.actions[act]).join(" "), data.serials ? data.serials[number] : ""].join("\n").toLowerCase());
 const tone = (number) => TONES[decisionOf[number]];
-const word = (number) => data.decisions[decisionOf[number]];
+const decisionName = (number) => data.decisions[decisionOf[number]];
 const link = (number, ...children) => el("a", { href: `#host=${encodeURIComponent(names[number])}` }, ...(children.length ? children : [names[number]]));
 
 function findings(number) {
@@ -40,7 +40,7 @@ function findings(number) {
   return [failed && `${count(failed)} failed`, open && `${count(open)} inconclusive`, waived && `${count(waived)} waived`].filter(Boolean).join(", ");
 }
 
-function squares(states, step = 10) {
+function gpuSquares(states, step = 10) {
   const across = Math.min(states.length, 8), down = Math.ceil(states.length / 8);
   const bad = [...states].map((state, at) => state === "f" ? at : -1).filter((at) => at >= 0);
   const shapes = [...states].map((state, at) => {
@@ -59,22 +59,22 @@ const marks = [];
 
 function drawMap() {
   const map = $("map");
-  const how = size <= TILES ? "tiles" : size <= UNITS ? "units" : "cells";
-  map.className = `map ${how}`;
+  const layout = size <= TILES ? "tiles" : size <= UNITS ? "units" : "cells";
+  map.className = `map ${layout}`;
   for (const [at, rack] of racks.entries()) {
-    const good = rack.hosts.filter((number) => decisionOf[number] === 0).length;
-    const choose = el("button", { type: "button", class: "rack-name", title: "Show this rack alone" }, rack.name, " ", note(`${good}/${rack.hosts.length}`));
+    const accepted = rack.hosts.filter((number) => decisionOf[number] === 0).length;
+    const choose = el("button", { type: "button", class: "rack-name", title: "Show this rack alone" }, rack.name, " ", note(`${accepted}/${rack.hosts.length}`));
     choose.addEventListener("click", () => { $("in").value = $("in").value === String(at) ? "" : String(at); filter(); });
-    const draw = { tiles, units, cells }[how];
-    map.append(el("div", { class: "rack", role: "group", "aria-label": `Rack ${rack.name}: ${good} of ${rack.hosts.length} ${data.decisions[0]}` }, choose, draw(rack)));
+    const draw = { tiles, units, cells }[layout];
+    map.append(el("div", { class: "rack", role: "group", "aria-label": `Rack ${rack.name}: ${accepted} of ${rack.hosts.length} ${data.decisions[0]}` }, choose, draw(rack)));
   }
   map.hidden = false;
 }
 
 function tiles(rack) {
   return el("ul", {}, ...rack.hosts.map((number) => {
-    const where = link(number, el("b", {}, names[number]), el("span", { class: "word" }, icon(tone(number)), word(number)),
-      gpusOf[number] && squares(gpusOf[number], 12), note(gpusOf[number] ? plural(gpusOf[number].length, "GPU") : data.mark === "REHEARSAL" ? "no GPU judged" : "no GPU reported"));
+    const where = link(number, el("b", {}, names[number]), el("span", { class: "word" }, icon(tone(number)), decisionName(number)),
+      gpusOf[number] && gpuSquares(gpusOf[number], 12), note(gpusOf[number] ? plural(gpusOf[number].length, "GPU") : data.mark === "REHEARSAL" ? "no GPU judged" : "no GPU reported"));
     where.className = `tile ${tone(number)}`;
     marks[number] = where;
     return el("li", {}, where);
@@ -83,9 +83,9 @@ function tiles(rack) {
 
 function units(rack) {
   return el("ul", {}, ...rack.hosts.map((number) => {
-    const where = link(number, icon(tone(number)), el("span", { class: "name" }, names[number]), gpusOf[number] && squares(gpusOf[number], 8));
+    const where = link(number, icon(tone(number)), el("span", { class: "name" }, names[number]), gpusOf[number] && gpuSquares(gpusOf[number], 8));
     where.className = `unit ${tone(number)}`;
-    where.title = `${names[number]}: ${word(number)}${data.counts[number] ? `, ${findings(number)}` : ""}`;
+    where.title = `${names[number]}: ${decisionName(number)}${data.counts[number] ? `, ${findings(number)}` : ""}`;
     marks[number] = where;
     return el("li", {}, where);
   }));
@@ -96,20 +96,20 @@ function cells(rack) {
   const picture = svg("svg", { width: across * CELL, height: down * CELL, "aria-hidden": "true" });
   rack.hits = TONES.map((kind) => svg("path", { class: kind }));
   rack.picture = picture;
-  picture.append(...TONES.map((kind, at) => svg("path", { class: `${kind} base`, d: squaresOf(rack, at, () => true) })), ...rack.hits);
-  const under = (event) => {
+  picture.append(...TONES.map((kind, at) => svg("path", { class: `${kind} base`, d: hostShapes(rack, at, () => true) })), ...rack.hits);
+  const hostUnder = (event) => {
     const box = picture.getBoundingClientRect();
     const column = Math.floor((event.clientX - box.left) / CELL), row = Math.floor((event.clientY - box.top) / CELL);
     return column >= 0 && column < across ? rack.hosts[row * 8 + column] : undefined;
   };
-  picture.addEventListener("click", (event) => { const number = under(event); if (number !== undefined) location.hash = `host=${encodeURIComponent(names[number])}`; });
-  picture.addEventListener("pointermove", (event) => hint(under(event), event));
+  picture.addEventListener("click", (event) => { const number = hostUnder(event); if (number !== undefined) location.hash = `host=${encodeURIComponent(names[number])}`; });
+  picture.addEventListener("pointermove", (event) => showTooltip(hostUnder(event), event));
   picture.addEventListener("pointerleave", () => { $("tip").hidden = true; });
   return picture;
 }
 
 // One path per color. A failed host is a cross, an incomplete one a diamond, so that the map is readable without color.
-function squaresOf(rack, kind, wanted) {
+function hostShapes(rack, kind, wanted) {
   let path = "";
   rack.hosts.forEach((number, at) => {
     if (decisionOf[number] !== kind || !wanted(number)) return;
@@ -121,18 +121,18 @@ function squaresOf(rack, kind, wanted) {
 }
 
 // A search fades hosts that do not match and draws the matching ones on top, so that the others are not redrawn.
-function paint(rack, shown) {
+function highlightMatches(rack, shown) {
   const matching = shown ? rack.hosts.filter((number) => shown[number]).length : rack.hosts.length;
   const some = matching > 0 && matching < rack.hosts.length;
   rack.picture.setAttribute("class", some ? "some" : matching ? "" : "dim");
-  rack.hits.forEach((hit, kind) => hit.setAttribute("d", some ? squaresOf(rack, kind, (number) => shown[number]) : ""));
+  rack.hits.forEach((hit, kind) => hit.setAttribute("d", some ? hostShapes(rack, kind, (number) => shown[number]) : ""));
 }
 
-function hint(number, event) {
+function showTooltip(number, event) {
   const tip = $("tip");
   tip.hidden = number === undefined;
   if (tip.hidden) return;
-  tip.replaceChildren(icon(tone(number)), el("b", {}, names[number]), " ", word(number), data.counts[number] ? `, ${findings(number)}` : "");
+  tip.replaceChildren(icon(tone(number)), el("b", {}, names[number]), " ", decisionName(number), data.counts[number] ? `, ${findings(number)}` : "");
   tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 300)}px`;
   tip.style.top = `${event.clientY + 16}px`;
 }
@@ -149,12 +149,12 @@ function filter() {
     if (only && (only === "not" ? decisionOf[number] === 0 : String(decisionOf[number]) !== only)) continue;
     if (rack && String(rackOf[number]) !== rack) continue;
     if (act && !(data.action[number] || []).includes(Number(act))) continue;
-    if (!terms.every((term) => blob[number].includes(term))) continue;
+    if (!terms.every((term) => searchText[number].includes(term))) continue;
     shown[number] = 1;
     chosen.push(number);
   }
   const all = chosen.length === size;
-  if (size > UNITS) racks.forEach((each) => paint(each, all ? null : shown));
+  if (size > UNITS) racks.forEach((each) => highlightMatches(each, all ? null : shown));
   else marks.forEach((mark, number) => mark.classList.toggle("dim", !shown[number]));
   chosen.sort((a, b) => (decisionOf[a] === 0) - (decisionOf[b] === 0) || (decisionOf[a] === 2) - (decisionOf[b] === 2) || a - b);
   $("count").value = all ? plural(size, "host") : `${count(chosen.length)} of ${plural(size, "host")}`;
@@ -177,9 +177,9 @@ function addRows(body, more) {
   const next = chosen.slice(drawn, drawn + ROWS);
   drawn += next.length;
   body.append(...next.map((number) => el("tr", {}, el("th", { scope: "row" }, link(number)), el("td", {}, data.racks[rackOf[number]]),
-    el("td", {}, el("span", { class: `verdict ${tone(number)}` }, icon(tone(number)), word(number))),
-    el("td", {}, gpusOf[number] && squares(gpusOf[number])), el("td", { class: "n" }, measuredOf[number]),
-    el("td", { class: "why" }, data.counts[number] && el("b", {}, findings(number)), data.finding[number] !== undefined && note(S(data.finding[number]))))));
+    el("td", {}, el("span", { class: `verdict ${tone(number)}` }, icon(tone(number)), decisionName(number))),
+    el("td", {}, gpusOf[number] && gpuSquares(gpusOf[number])), el("td", { class: "n" }, measuredOf[number]),
+    el("td", { class: "why" }, data.counts[number] && el("b", {}, findings(number)), data.finding[number] !== undefined && note(textAt(data.finding[number]))))));
   more.hidden = drawn >= chosen.length;
   more.textContent = `Show ${Math.min(ROWS, chosen.length - drawn)} more of ${count(chosen.length - drawn)}`;
 }
@@ -187,7 +187,7 @@ function addRows(body, more) {
 // The page of a host.
 const quoted = (name) => /^[\w.@%+:,/-]+$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;
 const code = (text) => el("code", {}, text);
-const lines = (title, ...cells) => el("tr", {}, el("th", { scope: "row" }, title), ...cells.map((cell) => el("td", {}, cell)));
+const tableRow = (title, ...cells) => el("tr", {}, el("th", { scope: "row" }, title), ...cells.map((cell) => el("td", {}, cell)));
 
 function tableOf(caption, heads, rows, css) {
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
@@ -203,14 +203,14 @@ function roles(table) {
 
 function card(reason) {
   const [kind, times, ...rest] = reason;
-  const [action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, again, severity] = rest.map(S);
+  const [action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, reproduce, severity] = rest.map(textAt);
   const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
   return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
     el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${part && part !== "host" ? part : "Host"} `, serial && note("serial ", code(serial))),
     el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "verdict")}`)),
     action && el("p", { class: "action" }, action),
     el("dl", {}, ...facts.filter(([, text]) => text).map(([title, text]) => el("div", {}, el("dt", {}, title), el("dd", { class: title === "Margin" && kind === "f" ? "off" : "" }, text)))),
-    el("p", { class: "command" }, note("Reproduce: "), code(again)));
+    el("p", { class: "command" }, note("Reproduce: "), code(reproduce)));
 }
 
 function pairPicture(pairs) {
@@ -232,18 +232,18 @@ function overTime(number, traces) {
   if (!traces.length) return [head, el("p", { class: "empty" }, "Left out because of the size of this report. To draw them, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
   const throttled = traces.some((trace) => trace[5].some((part) => part[3].some((plot) => plot && plot[3])));
   return [head, el("p", { class: "lede" }, "The horizontal axis is the time of the stage. The line is the mean, the shaded band reaches from the lowest to the highest value; gaps are missing data. Dashed lines: a benchmark began. ",
-    throttled && "Shaded from top to bottom: clocks were throttled for another reason than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
+    throttled && "Shaded from top to bottom: clocks were throttled for a reason other than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
 }
 
 function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
-  const rows = gpus.map(([head, serial, lost, sparks]) => el("tr", {}, el("th", { scope: "row" }, S(head), S(serial) && note(S(serial)), S(lost) && el("span", { class: "lost" }, icon("inconclusive"), `samples lost: ${S(lost)}`)),
-    ...sparks.map((plot, at) => el("td", {}, ...(plot ? [spark(`${S(columns[at][0])} of ${S(head)}: ${S(plot[0])}`, began, plot), note(S(plot[0]))] : [note("no data")])))));
-  return el("section", { class: "trace", "aria-label": `Stage ${S(stage)} over time` },
-    el("h4", {}, `Stage ${S(stage)} `, note(S(ends))),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${S(stage)} over time` },
-      roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), ...columns.map(([name, range]) => el("th", { scope: "col" }, S(name), " ", note(S(range)))))), el("tbody", {}, ...rows)))),
+  const rows = gpus.map(([head, serial, lost, sparks]) => el("tr", {}, el("th", { scope: "row" }, textAt(head), textAt(serial) && note(textAt(serial)), textAt(lost) && el("span", { class: "lost" }, icon("inconclusive"), `samples lost: ${textAt(lost)}`)),
+    ...sparks.map((plot, at) => el("td", {}, ...(plot ? [spark(`${textAt(columns[at][0])} of ${textAt(head)}: ${textAt(plot[0])}`, began, plot), note(textAt(plot[0]))] : [note("no data")])))));
+  return el("section", { class: "trace", "aria-label": `Stage ${textAt(stage)} over time` },
+    el("h4", {}, `Stage ${textAt(stage)} `, note(textAt(ends))),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${textAt(stage)} over time` },
+      roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), ...columns.map(([name, range]) => el("th", { scope: "col" }, textAt(name), " ", note(textAt(range)))))), el("tbody", {}, ...rows)))),
     more > 0 && el("p", { class: "note" }, `and ${plural(more, "GPU")} more in the record`),
-    benchmarks.length && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, S(name)), ` ${S(at)}`])));
+    benchmarks.length && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, textAt(name)), ` ${textAt(at)}`])));
 }
 
 function spark(label, began, [, band, line, throttled]) {
@@ -255,20 +255,20 @@ function spark(label, began, [, band, line, throttled]) {
 function pageOf(number, id = "") {
   const page = data.pages[number];
   const states = gpusOf[number];
-  const top = [el("h2", { id }, icon(tone(number)), names[number], " ", el("span", { class: `word ${tone(number)}` }, word(number))),
-    el("p", { class: "lede" }, `${data.racks[rackOf[number]]}. `, page ? S(page.coverage) : `${measuredOf[number].replace("/", " of ")} expected observations measured.`)];
+  const top = [el("h2", { id }, icon(tone(number)), names[number], " ", el("span", { class: `word ${tone(number)}` }, decisionName(number))),
+    el("p", { class: "lede" }, `${data.racks[rackOf[number]]}. `, page ? textAt(page.coverage) : `${measuredOf[number].replace("/", " of ")} expected observations measured.`)];
   if (!page) {
-    return [...top, states && el("p", {}, squares(states, 14)), data.serials && data.serials[number] && el("p", {}, note("Serials "), code(data.serials[number])),
+    return [...top, states && el("p", {}, gpuSquares(states, 14)), data.serials && data.serials[number] && el("p", {}, note("Serials "), code(data.serials[number])),
       el("p", { class: "left-out" }, "The figures of this host are not in this report because of its size. To write them, run", el("br", {}),
         code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
   }
   const parts = [...top];
-  if (page.events.length) parts.push(el("h3", {}, "Events"), el("ul", { class: "events" }, ...page.events.map((event) => el("li", {}, icon("inconclusive"), S(event)))));
+  if (page.events.length) parts.push(el("h3", {}, "Events"), el("ul", { class: "events" }, ...page.events.map((event) => el("li", {}, icon("inconclusive"), textAt(event)))));
   if (page.reasons.length) parts.push(el("h3", {}, "Findings ", note(findings(number))), el("ol", { class: "cards" }, ...page.reasons.map(card)));
   else if (page.verdicts.length) parts.push(el("p", { class: "verdict pass" }, icon("pass"), `All ${plural(page.counts[2], "verdict")} passed.`));
   parts.push(page.gpus.length ? tableOf("GPUs", ["Index", "Verdict", "Name", "Serial", "UUID", "PCI address"], page.gpus.map(([state, index, ...rest]) =>
-    lines(S(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), S(rest[0]), ...rest.slice(1).map((text) => S(text) ? code(S(text)) : "–"))), "parts")
-    : el("p", { class: "empty" }, S(page.no_gpu)));
+    tableRow(textAt(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), textAt(rest[0]), ...rest.slice(1).map((text) => textAt(text) ? code(textAt(text)) : "–"))), "parts")
+    : el("p", { class: "empty" }, textAt(page.no_gpu)));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
   if (page.traces) parts.push(...overTime(number, page.traces));
   if (page.verdicts.length) parts.push(tableOf(`Verdicts: ${page.counts[0]} failed, ${page.counts[1]} inconclusive, ${page.counts[2]} passed`,
@@ -276,13 +276,13 @@ function pageOf(number, id = "") {
   else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));
   if (page.more) parts.push(note(`and ${count(page.more)} more in report.json`));
   parts.push(...launches(page));
-  if (page.software.length) parts.push(el("h3", {}, "Versions"), el("dl", { class: "software" }, ...page.software.map(([name, version]) => el("div", {}, el("dt", {}, S(name)), el("dd", {}, code(S(version)))))));
-  parts.push(el("p", { class: "note" }, "Record: ", code(`${data.run}/${S(page.record)}`)));
+  if (page.software.length) parts.push(el("h3", {}, "Versions"), el("dl", { class: "software" }, ...page.software.map(([name, version]) => el("div", {}, el("dt", {}, textAt(name)), el("dd", {}, code(textAt(version)))))));
+  parts.push(el("p", { class: "note" }, "Record: ", code(`${data.run}/${textAt(page.record)}`)));
   return parts;
 }
 
 function verdictRow([kind, ...rest]) {
-  const [name, settings, part, measured, wanted, margin, origin, criterion, why] = rest.map(S);
+  const [name, settings, part, measured, wanted, margin, origin, criterion, why] = rest.map(textAt);
   const plain = measured === "\u2013" && wanted === "\u2013";
   const values = plain ? [el("td", { colspan: "3", class: "said" }, why)] : [el("td", { class: "n" }, measured), el("td", { class: "n" }, wanted), el("td", { class: "n" }, margin)];
   const first = el("tr", { class: kind === "p" ? "" : KIND[kind] }, el("th", { scope: "row" }, code(name), settings && el("i", {}, settings)), el("td", {}, part), ...values,
@@ -294,26 +294,26 @@ function verdictRow([kind, ...rest]) {
 function launches(page) {
   if (!page.launches.length) return [el("p", { class: "empty" }, "No stage was started on this host.")];
   const rows = page.launches.map(([ok, stage, outcome, members, began, took, deadline, reason]) =>
-    lines(S(stage), el("span", { class: `verdict ${ok ? "pass" : "inconclusive"}` }, icon(ok ? "pass" : "inconclusive"), S(outcome)), S(members), S(began), S(took), S(deadline), S(reason)));
-  const logs = page.launches.filter((launch) => launch[8].length).map((launch) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${S(launch[1])}`),
-    ...launch[8].flatMap(([who, tail]) => [el("h4", {}, S(who)), el("pre", { tabindex: "0" }, S(tail))])));
+    tableRow(textAt(stage), el("span", { class: `verdict ${ok ? "pass" : "inconclusive"}` }, icon(ok ? "pass" : "inconclusive"), textAt(outcome)), textAt(members), textAt(began), textAt(took), textAt(deadline), textAt(reason)));
+  const logs = page.launches.filter((launch) => launch[8].length).map((launch) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${textAt(launch[1])}`),
+    ...launch[8].flatMap(([who, tail]) => [el("h4", {}, textAt(who)), el("pre", { tabindex: "0" }, textAt(tail))])));
   return [tableOf("Launches", ["Stage", "Outcome", "Members", "Began", "Took", "Deadline", "Reason"], rows), ...logs];
 }
 
 // The URL fragment selects a host's page, a search, or a section of the overview.
 const title = document.title;
-let back = 0;
+let overviewScroll = 0;
 
-function neighbour(number, step) {
+function hostWithFindings(number, step) {
   for (let next = number + step; next >= 0 && next < size; next += step) if (decisionOf[next] !== 0) return next;
   return -1;
 }
 
 function show(number) {
   const page = $("host-page");
-  if (page.hidden) back = scrollY;
-  const before = neighbour(number, -1), after = neighbour(number, 1);
-  const links = [el("a", { href: "#hosts" }, "← All hosts"), before >= 0 && link(before, `‹ ${names[before]}`), after >= 0 && link(after, `${names[after]} ›`)];
+  if (page.hidden) overviewScroll = scrollY;
+  const previous = hostWithFindings(number, -1), next = hostWithFindings(number, 1);
+  const links = [el("a", { href: "#hosts" }, "← All hosts"), previous >= 0 && link(previous, `‹ ${names[previous]}`), next >= 0 && link(next, `${names[next]} ›`)];
   page.replaceChildren(el("nav", { class: "host-nav", "aria-label": "Hosts with findings" }, ...links), ...pageOf(number, "host-name").filter(Boolean));
   $("overview").hidden = true;
   document.body.classList.add("on-host");
@@ -322,7 +322,7 @@ function show(number) {
   document.title = `${names[number]} – ${title}`;
   scrollTo(0, 0);
   page.focus({ preventScroll: true });
-  $("announce").textContent = `Page of host ${names[number]}, ${word(number)}`;
+  $("announce").textContent = `Page of host ${names[number]}, ${decisionName(number)}`;
 }
 
 function overview(target) {
@@ -334,7 +334,7 @@ function overview(target) {
   if (!was) return;
   const section = target && $(target);
   if (section && target !== "hosts") section.scrollIntoView();
-  else scrollTo(0, back);
+  else scrollTo(0, overviewScroll);
   $("announce").textContent = "Report of the whole fleet";
 }
 
@@ -354,7 +354,7 @@ function route() {
 }
 
 function start() {
-  for (const [code_, name] of data.decisions.entries()) $("only").append(el("option", { value: String(code_) }, name));
+  for (const [decision, name] of data.decisions.entries()) $("only").append(el("option", { value: String(decision) }, name));
   const acts = new Set(Object.values(data.action).flat());
   for (const [number, name] of data.actions.entries()) if (acts.has(number)) $("act").append(el("option", { value: String(number) }, name));
   for (const [number, name] of data.racks.entries()) $("in").append(el("option", { value: String(number) }, name));
@@ -371,15 +371,15 @@ function start() {
     if (event.key === "Escape" && !$("host-page").hidden) location.hash = "hosts";
   });
   // When printed, the pages of hosts that are not accepted follow the overview; for up to four hosts, all pages.
-  const folded = document.querySelectorAll("details.rest:not([open])");
+  const closedDetails = document.querySelectorAll("details.rest:not([open])");
   addEventListener("beforeprint", () => {
-    folded.forEach((rest) => { rest.open = true; });
+    closedDetails.forEach((rest) => { rest.open = true; });
     if (!$("host-page").hidden) return;
     const wanted = names.map((_, number) => number).filter((number) => size <= 4 || decisionOf[number] !== 0).slice(0, 40);
     $("host-prints").replaceChildren(...wanted.map((number) => el("section", { class: "print-page" }, ...pageOf(number).filter(Boolean))));
   });
   addEventListener("afterprint", () => {
-    folded.forEach((rest) => { rest.open = false; });
+    closedDetails.forEach((rest) => { rest.open = false; });
     $("host-prints").replaceChildren();
   });
   route();

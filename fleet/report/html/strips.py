@@ -1,4 +1,4 @@
-"""Strip plots of every judged figure and every per-device figure: the values, the limits, and the same in words."""
+"""Describe the strip plots of every judged figure and every per-device figure: values, limits, and a text for screen readers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import quantity
-from fleet.report.charts.strip import Axis, Dot, Mark, draw
+from fleet.report.charts.strip import Axis, Dot, Mark, draw_strip
 from fleet.report.formatting import clean, params_text, signed_percent
 from fleet.report.links import host_anchor
 from fleet.report.scope_text import describe_scope
 from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, Limit, Point, distributions
-from fleet.report.titles import TITLES, title
+from fleet.report.titles import TITLES, benchmark_title
 from schemas.records import Value
 from schemas.reports import FAIL, FleetReport
 from schemas.stages import BENCHMARK
@@ -117,14 +117,14 @@ def groups(report: FleetReport) -> list[Group]:
 
 def _group_title(name: str) -> str:
     benchmark = name.removeprefix("drift.").partition(".")[0]
-    return title(benchmark) if benchmark in TITLES else HEALTH
+    return benchmark_title(benchmark) if benchmark in TITLES else HEALTH
 
 
 def _constant(figure: Distribution) -> ConstantFigure:
     return ConstantFigure(
         label=_label(figure),
         settings=_settings(figure),
-        value=quantity(_whole(figure.range[0]), figure.unit),
+        value=quantity(_as_integer(figure.range[0]), figure.unit),
         wanted=" and ".join(_limits_text(figure)),
         count=figure.count,
     )
@@ -135,7 +135,7 @@ def _strip(figure: Distribution) -> Strip:
     drawn = [limit for _, limit in limits][:2] if len(limits) <= 4 else [min(limit for _, limit in limits)]
     low, median, high = figure.range
     axis = Axis.around([low, high, *drawn])
-    dots, bars = draw([_mark(point, unit) for point in figure.points.values()], figure.bins, axis)
+    dots, bars = draw_strip([_mark(point, unit) for point in figure.points.values()], figure.bins, axis)
     operators = {operator for operator, _ in limits}
     return Strip(
         label=_label(figure),
@@ -160,7 +160,7 @@ def _strip(figure: Distribution) -> Strip:
 def _label(figure: Distribution) -> str:
     rest = figure.key.name.partition(".")[2]
     text = (rest if figure.key.benchmark in TITLES else figure.key.name).replace("_", " ")
-    return f"{text or title(figure.key.benchmark)}{', change' if figure.change else ''}"
+    return f"{text or benchmark_title(figure.key.benchmark)}{', change' if figure.change else ''}"
 
 
 def _settings(figure: Distribution) -> str:
@@ -168,16 +168,17 @@ def _settings(figure: Distribution) -> str:
     return ", ".join(text for text in (params_text(figure.key.params), stage) if text)
 
 
-def _whole(value: float) -> Value:
+def _as_integer(value: float) -> Value:
+    """Return a whole number as an integer, so that it is written without rounding."""
     return int(value) if float(value).is_integer() and abs(value) < 1e15 else value
 
 
 def _limit_text(operator: str, limit: float, unit: str) -> str:
-    return f"{_SIGNS.get(operator, '')} {quantity(_whole(limit), unit)}".strip()
+    return f"{_SIGNS.get(operator, '')} {quantity(_as_integer(limit), unit)}".strip()
 
 
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
-    """Return each limit; of more than two, such as fractions of several medians, the lowest to the highest."""
+    """Return each limit; for more than two, such as fractions of several medians, the range from lowest to highest."""
     limits = list(figure.limits)
     if len(limits) <= 2:
         return tuple(_limit_text(*limit, figure.unit) for limit in limits)

@@ -1,4 +1,4 @@
-"""The table of texts in the page's data: each text once, cleaned, as JSON that cannot end its HTML element."""
+"""Store the texts of the page's data: each text once, cleaned, as JSON that cannot end its HTML element."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fleet.report.formatting import clean, clean_log
 
 _LOG_CHARACTERS = 4000
-"""Of each log on a host's page; the record has more."""
+"""Longest end of a log on a host's page; the record has more."""
 
 
 class TextTable:

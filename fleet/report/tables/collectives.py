@@ -1,4 +1,4 @@
-"""Bus bandwidth against message size: one chart per collective operation."""
+"""Chart bus bandwidth against message size, one chart per collective operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.stages import BENCHMARK
 
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
-"""More lines are drawn as median and range."""
+"""Most lines that are drawn one by one; more are drawn as median and range."""
 _LIMIT_HALF_WIDTH = 34
 _MAX_SIZE = 1 << 60
 
@@ -27,7 +27,8 @@ _MAX_SIZE = 1 << 60
 class RankGroup(NamedTuple):
     """The ranks that measured a figure.
 
-    A gang's figure is the same on all of its hosts, so its host is empty. A gang re-formed without a host has fewer ranks.
+    All hosts of a gang report the same figure, so `host` is empty for a gang. `ranks` tells a gang from the same gang relaunched
+    without some of its hosts.
     """
 
     host: str
@@ -56,7 +57,7 @@ class Series:
 
 
 class Limit(NamedTuple):
-    """What a criterion requires at one message size."""
+    """The bandwidth that a criterion requires at one message size."""
 
     size: int
     value: float
@@ -79,7 +80,7 @@ class Chart:
     """The chart of one operation, and its table."""
 
     op: str
-    """With its placement: `all gather, in place`."""
+    """Operation with its placement: `all gather, in place`."""
     kind: str
     """`host`: within each host; `gang`: between hosts."""
     unit: str
@@ -148,7 +149,7 @@ def _rank_group(host: str, item: Observation | Verdict) -> RankGroup:
 
 
 def _operation(item: Observation | Verdict) -> Operation:
-    """Return the operation whose bus bandwidth this is, with its placement; empty for anything else."""
+    """Return operation and placement of a bus bandwidth; empty strings for any other figure."""
     family, _, rest = item.name.partition(".")
     op, _, kind = rest.partition(".")
     return (op, str(item.params.get("placement", ""))) if family == "collective" and kind == "busbw" else ("", "")
@@ -258,7 +259,7 @@ def _limit_line(axes: LineAxes, limit: Limit, factor: float) -> LimitLine:
 
 
 def _columns(series: Sequence[Series]) -> list[tuple[str, Mapping[int, float]]]:
-    """Return the table's columns: one per line; for many lines the lowest, median, highest and the lines that failed."""
+    """Return the table's columns: one per line, or for many lines the lowest, median, highest and the lines that failed."""
     if len(series) <= MANY_LINES:
         return [(line.label, line.values) for line in series]
     names = [f"{name} of {len(series)}" for name in ("lowest", "median", "highest")]

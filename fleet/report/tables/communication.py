@@ -1,4 +1,4 @@
-"""How ranks communicated: NCCL's transport, NVLS, channels and algorithms; latency of small messages with and without a graph."""
+"""Describe how ranks communicate: NCCL's transport, NVLS, channels, algorithms, and the latency of small messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_NAMES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class CommunicationPath:
-    """One way to communicate, and the hosts and gangs that used it."""
+    """One combination of transport, NVLS, channels and algorithms, and the hosts and gangs that used it."""
 
     used_by: str
     transport: str
@@ -32,7 +32,7 @@ class CommunicationPath:
 
 
 def communication_paths(report: FleetReport) -> list[CommunicationPath]:
-    """Return each way to communicate, with the hosts and gangs that used it."""
+    """Return each combination of transport, NVLS, channels and algorithms, with the hosts and gangs that used it."""
     users: dict[tuple[str, ...], list[str]] = {}
     for user, observations in _by_user(report).items():
         suffixes = ((item.name.rpartition(".")[2], item) for item in observations)
@@ -61,7 +61,7 @@ def _text(observation: Observation | None) -> str:
 
 
 def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
-    """Return the collective observations of each host and gang; every member reports its gang's, which is counted once."""
+    """Return the collective observations of each host and gang. Every host of a gang reports them; they are counted once."""
     users: dict[str, dict[tuple[str, tuple[tuple[str, Value], ...]], Observation]] = {}
     for host in report.hosts:
         for item in host.measurements:
@@ -90,7 +90,7 @@ def _algorithms(observations: Sequence[Observation]) -> str:
 
 
 def latencies(report: FleetReport) -> list[Table]:
-    """Return the latency of small messages within hosts and between them, launched one by one and in a CUDA graph."""
+    """Return tables of small-message latency within and between hosts, launched one by one and in a CUDA graph."""
     groups = list(_by_user(report).values())
     tables = (
         _latency_table("Latency within each host", [items for items in groups if not _is_gang(items[0])]),

@@ -1,4 +1,4 @@
-"""Figures of single devices as a table: a row per figure with its range, limits and counts; `gpus` has a row per device."""
+"""Summarize figures of single devices: a row per figure with its range, limits and counts. `gpus` has a row per device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeviceFigure:
     count: int
     failed: int
     absent: int
-    """Devices that should have this figure and do not."""
+    """Number of devices that should have this figure but do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter
 
 
 def _is_missing(key: FigureKey, verdict: Verdict) -> bool:
-    """Return whether the verdict says that the figure was not observed; it has only the parameters that the plan states."""
+    """Return whether the verdict reports this figure as missing; it has only the parameters that the plan states."""
     same = (key.name, key.stage) == (verdict.name, verdict.stage)
     return same and verdict.params.items() <= key.params.items()
 

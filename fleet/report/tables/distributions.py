@@ -1,4 +1,4 @@
-"""How the values of each figure are distributed over the fleet, and the criteria that judged them."""
+"""Compute how the values of each figure are distributed over the fleet, and which criteria judged them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Distribution:
     change: bool = False
     """Whether the values are changes over the run."""
     points: dict[tuple[str, str], Point] = field(default_factory=dict)
-    """By host and scope; a large fleet has only the worst."""
+    """Points by host and scope; only the worst ones in a large fleet."""
     bins: list[Bin] = field(default_factory=list)
-    """All values counted, if `points` are only the worst."""
+    """Histogram of all values, if `points` has only the worst."""
     range: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Lowest, median, highest."""
     count: int = 0
@@ -53,7 +53,7 @@ class Distribution:
     criteria: dict[str, None] = field(default_factory=dict)
 
     def add(self, point: Point) -> None:
-        """Add a value; the most severe of several verdicts on one part counts."""
+        """Add a value. If a part has several verdicts, the most severe is kept."""
         known = self.points.get((point.host, point.scope))
         if known is None or SEVERITY[point.state] < SEVERITY[known.state]:
             self.points[point.host, point.scope] = point
@@ -67,7 +67,7 @@ class Distribution:
 
 
 def distributions(report: FleetReport) -> list[Distribution]:
-    """Return every figure that has values: from the verdicts, or of a large fleet from its histograms."""
+    """Return every figure that has values: from the verdicts, or for a large fleet from the histograms."""
     return _of_verdicts(report) if report.detail == ALL else _of_spreads(report.judged)
 
 
@@ -104,7 +104,7 @@ def _of_verdicts(report: FleetReport) -> list[Distribution]:
 
 
 def _of_spreads(judged: Iterable[Judged]) -> list[Distribution]:
-    """Return the figures of a large fleet, whose report holds a histogram and the worst parts of each criterion."""
+    """Return the figures of a large fleet from the histogram and the worst parts of each criterion."""
     by_figure: dict[tuple[object, ...], list[Judged]] = {}
     for row in judged:
         by_figure.setdefault((row.name, row.stage, tuple(row.params.items()), row.unit), []).append(row)

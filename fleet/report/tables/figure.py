@@ -1,4 +1,4 @@
-"""Figures as table cells: the value, its precision, the number of samples, and whether time ran out."""
+"""Build table cells from figures: the value, its precision, the number of samples, and a mark if the time limit was reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.reports import FleetReport, HostReport, Verdict
 from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
-"""From this many hosts on, tables show the range over the fleet and list only hosts with findings."""
+"""Most hosts that tables list one by one. For more, they show the range over the fleet and list only hosts with findings."""
 TIMED_OUT = "†"
 LEGEND = (
     "± half the 95 % confidence interval of the median, then the number of samples; "
@@ -27,7 +27,7 @@ _OUTPUT_PARAMS: Mapping[str, tuple[str, ...]] = {
 
 
 class FigureKey(NamedTuple):
-    """What two parts' values of the same figure have in common."""
+    """Name, stage and settings: equal for the values of the same figure on different parts."""
 
     name: str
     stage: str
@@ -58,7 +58,7 @@ class Cell:
     note: str = ""
     """`±0.1 %, 40`, in smaller letters."""
     css: str = ""
-    """`fail` if a criterion failed the value, `inconclusive` if there is none."""
+    """`fail` if a criterion fails the value, `inconclusive` if there is no value."""
 
     @property
     def whole(self) -> str:

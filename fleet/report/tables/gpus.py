@@ -1,4 +1,4 @@
-"""The GPUs as tables: what each one reaches, what it reaches under stress, and its error counters."""
+"""Build the tables of GPUs: performance, performance under stress, and error counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleet.report.tables.figure import (
     value_cell,
     verdict_states,
 )
-from fleet.report.titles import title
+from fleet.report.titles import benchmark_title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
 
@@ -37,7 +37,7 @@ STRESS = (
 THROTTLED = "stress.throttled_share"
 COUNTERS = ("integrity.wrong_words", "stress.wrong_products", "digest.mismatches")
 IN_OTHER_TABLES = frozenset({*STRESS[1:], THROTTLED, *COUNTERS, "integrity.tested_share"})
-"""Figures of single devices that these tables show, so that they need no strip plot."""
+"""Figures of single devices that these tables show, so they have no strip plot."""
 _ALL = (*SPEEDS, *STRESS, THROTTLED)
 _MAX_ERRORS = 20
 
@@ -54,7 +54,7 @@ class ErrorCounter:
     readings: int
     devices: int
     errors: tuple[str, ...]
-    """Where it was not zero, and its value."""
+    """Host, part and value of each reading that is not zero."""
 
 
 class _Figures:
@@ -104,7 +104,7 @@ def speeds(report: FleetReport) -> Table | None:
     scales = {key.name: figures.scale(key.name) for key in columns}
     groups: dict[str, int] = {}
     for key in columns:
-        text = f"{title(key.benchmark)}, {scales[key.name][1]}"
+        text = f"{benchmark_title(key.benchmark)}, {scales[key.name][1]}"
         groups[text] = groups.get(text, 0) + 1
     return Table(
         caption="Performance of each GPU",
@@ -180,7 +180,7 @@ def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]
 
 
 def error_counters(report: FleetReport) -> list[ErrorCounter]:
-    """Return each counter that must be zero, and where it was not."""
+    """Return each counter that must be zero, with the readings that are not."""
     counters = []
     for name in COUNTERS:
         items = [(host, item) for host in report.hosts for item in host.measurements if item.name == name]
@@ -196,7 +196,7 @@ def error_counters(report: FleetReport) -> list[ErrorCounter]:
         benchmark, _, what = name.partition(".")
         counters.append(
             ErrorCounter(
-                title=f"{title(benchmark)}: {what.replace('_', ' ')}",
+                title=f"{benchmark_title(benchmark)}: {what.replace('_', ' ')}",
                 name=name,
                 readings=len(measured),
                 devices=len({(host.name, item.scope) for host, item in measured}),

@@ -1,4 +1,4 @@
-"""The top of the report: the decision in a sentence, and the state of each kind of test."""
+"""Write the top of the report: the decision in a sentence, and the state of each kind of test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Check:
 
 
 def notice(report: FleetReport) -> str:
-    """Return why the report accepts no hardware, whatever it decides; empty for a report on real hardware."""
+    """Return why the report accepts no hardware even if it passes; empty for a report on real hardware."""
     return {"SIMULATED": SIMULATED_NOTICE, "REHEARSAL": REHEARSAL_NOTICE}.get(report.mark, "")
 
 
@@ -40,7 +40,7 @@ def checks(report: FleetReport) -> list[Check]:
 
 
 def caveats(report: FleetReport) -> list[str]:
-    """Return what qualifies the decision: why the run was made, what was left out, and what counts for less."""
+    """Return the caveats of the decision."""
     return [clean(str(line), LINE_LIMIT) for line in report.acceptance.lines if line.kind == LineKind.CAVEAT]
 
 
@@ -55,7 +55,7 @@ def tone(decision: str) -> str:
 
 
 def sentence(report: FleetReport) -> str:
-    """Return the decision and its grounds as one sentence."""
+    """Return the decision and the reason for it in one sentence."""
     failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.stands]
     inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.stands for verdict in report.verdicts)
     waived = sum(verdict.waiver is not None for verdict in report.verdicts)
@@ -98,7 +98,7 @@ def hosts_and_gpus(report: FleetReport) -> str:
 
 
 def unjudged(report: FleetReport) -> list[tuple[str, tuple[str, ...]]]:
-    """Return each stage (empty if the record has none) with the figures measured in it that no criterion judges.
+    """Return each stage (empty if the record has none) with its figures that no criterion judges.
 
     Operations that lack a criterion for the same figure share an entry: `collective.{all_gather,broadcast}.algbw`.
     """

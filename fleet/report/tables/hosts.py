@@ -1,4 +1,4 @@
-"""Racks, GPUs and launches of the hosts, for the report page."""
+"""Describe racks, GPUs and launches of the hosts for the report page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleet.report.formatting import clean_log, decision_name, duration, format_time
 from fleet.report.links import host_anchor
-from fleet.report.tables.verdict_rows import worst
+from fleet.report.tables.verdict_rows import worst_verdict
 from schemas.records import Gpu, Launch
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
 
@@ -53,7 +53,7 @@ class OpenHost:
 
 @dataclass(frozen=True, kw_only=True)
 class Rack:
-    """A rack: how many of its hosts are accepted, and those that are not."""
+    """A rack: the number of its accepted hosts, and the hosts that are not accepted."""
 
     name: str
     hosts: int
@@ -89,13 +89,16 @@ def racks(report: FleetReport) -> list[Rack]:
 
 
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
-    """Return the worst verdict on each GPU of a host; a GPU without verdicts is inconclusive, unless passes are left out."""
+    """Return the worst verdict on each GPU of a host.
+
+    A GPU without verdicts is inconclusive. If the report leaves out passes, it passed.
+    """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_part.setdefault(verdict.place, []).append(verdict)
     default = PASS if passes_left_out else INCONCLUSIVE
     of_gpus = [(gpu, by_part.get(f"gpu={gpu.index}", ())) for gpu in host.gpus]
-    return [GpuState(gpu=gpu, state=worst(own) if own else default) for gpu, own in of_gpus]
+    return [GpuState(gpu=gpu, state=worst_verdict(of_gpu) if of_gpu else default) for gpu, of_gpu in of_gpus]
 
 
 def launch_row(launch: Launch) -> LaunchRow:

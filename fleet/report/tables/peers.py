@@ -1,4 +1,4 @@
-"""Copies between every ordered pair of a host's GPUs: bandwidth, latency, link and peer access, as matrices."""
+"""Show copies between every ordered pair of a host's GPUs as matrices: bandwidth, latency, link and peer access."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Peers:
 
 
 def peers(report: FleetReport) -> Peers:
-    """Return what was measured between the GPUs of each host."""
+    """Return the measurements between the GPUs of each host."""
     speeds = [
         value
         for host in report.hosts
@@ -185,6 +185,6 @@ def _notes(readings: Readings, link: str) -> Sequence[str]:
 
 
 def _heat(value: float, fastest: float) -> str:
-    """Return the color class relative to the fastest pair: a few percent of noise do not change it, half the rate does."""
+    """Return the color class relative to the fastest pair. A few percent of noise do not change it; half the rate does."""
     share = value / fastest if fastest else 0.0
     return f"heat{max(1, min(HEAT_CLASSES, 1 + int(share * HEAT_CLASSES * 0.999)))}"

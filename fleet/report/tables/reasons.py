@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.quantities import NONE, finite
-from fleet.report.causes import causes
+from fleet.report.causes import group_by_cause
 from fleet.report.formatting import ACTIONS, action_name, margin, params_text, signed_percent, value_and_limit
 from fleet.report.scope_text import describe_scopes
-from fleet.report.tables.verdict_rows import VerdictRow, fold
+from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from schemas.reports import CRITICAL, FAIL, Verdict
 from schemas.scopes import Scope
 
 _MANY_HOSTS = 4
-"""From this many hosts on, findings of one criterion on whole hosts are shown as one."""
+"""Findings of one criterion on at least this many whole hosts are shown as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Reason:
 
     verdict: str
     hosts: tuple[str, ...]
-    """More than one if the same is true of several whole hosts."""
+    """More than one if several whole hosts have the same reason."""
     scope: str
     """Empty if the reason applies to several different parts."""
     serial: str
@@ -31,7 +31,7 @@ class Reason:
     name: str
     params: str
     value: str
-    """Empty if the verdict compares nothing; then `text` is complete."""
+    """Empty if the verdict has no value and limit; then only `text` describes it."""
     wanted: str
     margin: str
     text: str
@@ -51,14 +51,14 @@ class Reason:
 
     @property
     def is_whole_host(self) -> bool:
-        """Return whether the reason is about whole hosts, not about a part with a serial."""
+        """Return whether the reason applies to whole hosts, not to a part with a serial."""
         return self.scope in ("", "host") and not self.serial
 
 
 def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
     """Return one reason per cause: failures by the severity of their action, then inconclusive, then waived."""
     hosts_of: dict[Reason, list[str]] = {}
-    for reason in map(_reason, sorted(causes(verdicts), key=_urgency)):
+    for reason in map(_reason, sorted(group_by_cause(verdicts), key=_urgency)):
         key = replace(reason, hosts=()) if reason.is_whole_host else reason
         hosts_of.setdefault(key, []).extend(reason.hosts)
     return [replace(reason, hosts=tuple(hosts)) for reason, hosts in hosts_of.items()]
@@ -100,7 +100,7 @@ def _reason(group: Sequence[Verdict]) -> Reason:
         action=action_name(first.action),
         source=first.source,
         criterion=first.criterion,
-        more=tuple(fold(group)) if len(group) > 1 else (),
+        more=tuple(merge_verdicts(group)) if len(group) > 1 else (),
         count=len(group),
         share=_share(first),
         severity=first.severity,

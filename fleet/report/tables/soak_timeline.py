@@ -1,4 +1,4 @@
-"""The figures of a soak over time: a sparkline per GPU and figure, with events marked."""
+"""Plot the figures of a soak over time: a sparkline per GPU and figure, with events marked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet.report.formatting import params_text
 from fleet.report.links import host_anchor
 from fleet.report.scope_text import describe_scope
 from fleet.report.tables.figure import detailed_hosts
-from fleet.report.titles import title
+from fleet.report.titles import benchmark_title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
@@ -55,7 +55,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class EventLine:
-    """An event, for people."""
+    """An event as text."""
 
     when: str
     part: str
@@ -70,7 +70,7 @@ class HostTimeline:
     anchor: str
     summary: str
     complete: bool
-    """Whether it lasted as long as planned and every round finished."""
+    """Whether the soak ran for its planned time and every round finished."""
     ends: str
     columns: tuple[Column, ...]
     rows: tuple[PartRow, ...]
@@ -173,7 +173,7 @@ def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
         if _size(series) < largest[series.name]:
             continue
         benchmark, _, rest = series.name.partition(".")
-        words = [title(benchmark), rest.replace("_", " ").replace(".", " "), params_text(series.params)]
+        words = [benchmark_title(benchmark), rest.replace("_", " ").replace(".", " "), params_text(series.params)]
         label = " ".join(words).strip()
         yield Rate(
             name=label,
@@ -188,7 +188,7 @@ def _size(series: Series) -> int:
 
 
 def judged_drifts(report: FleetReport) -> Drifts:
-    """Return every drift that was judged; the judge sees more data than the report keeps for the sparklines."""
+    """Return every judged drift. It is not computed from the sparklines, for which the report keeps less data."""
     return {
         (verdict.host, verdict.scope, _figure(verdict.name.removeprefix(f"{DRIFT}."), verdict.params)): value
         for verdict in report.verdicts

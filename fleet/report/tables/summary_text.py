@@ -11,7 +11,7 @@ LINE_LIMIT = 600
 
 
 def render_summary(report: FleetReport) -> str:
-    """Return the final acceptance in a few lines, without control characters or line breaks from hosts."""
+    """Return status and summary lines. Control characters and line breaks in texts from hosts are removed."""
     lines = [f"- {clean(line, LINE_LIMIT)}" for line in report.acceptance.summary]
     time = timing.summary_line(report)
     lines += [f"- Time: {clean(time, LINE_LIMIT)}"] if time else []

@@ -1,4 +1,4 @@
-"""Time spent: the share of each benchmark in each stage, for the fleet and for each host."""
+"""Show the time spent on each benchmark in each stage, for the fleet and for each host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleet.quantities import finite
 from fleet.report.charts.bar import Bar, stacked_bar
 from fleet.report.formatting import duration
 from fleet.report.tables.figure import MANY_HOSTS
-from fleet.report.titles import TITLES, title
+from fleet.report.titles import TITLES, benchmark_title
 from schemas.catalogue import DURATION
 from schemas.records import MEASURED
 from schemas.reports import FleetReport, HostReport
@@ -20,7 +20,7 @@ COLOURS = 16
 REST = "start and end"
 _MAX_SLOWEST = 5
 _MIN_REST_S = 0.05
-"""A shorter rest is not shown."""
+"""Shortest `start and end` that is shown."""
 
 
 class StageTime(NamedTuple):
@@ -72,7 +72,7 @@ class Times:
 
 
 def times(report: FleetReport) -> Times:
-    """Return where the time went; without rows if no host reported durations."""
+    """Return the time of each benchmark; without rows if no host reported durations."""
     hosts = {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
     if not hosts:
         return Times(total="")
@@ -99,11 +99,13 @@ def summary_line(report: FleetReport) -> str:
         for key, seconds in _seconds(host).items():
             by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds / len(report.hosts)
     longest = sorted(by_benchmark, key=lambda name: -by_benchmark[name])[:_MAX_SLOWEST]
-    return f"{total} per host: " + ", ".join(f"{title(name)} {duration(by_benchmark[name])}" for name in longest)
+    return f"{total} per host: " + ", ".join(
+        f"{benchmark_title(name)} {duration(by_benchmark[name])}" for name in longest
+    )
 
 
 def _seconds(host: HostReport) -> dict[StageTime, float]:
-    """Return the seconds of each benchmark, and of each launch beyond its benchmarks."""
+    """Return the seconds of each benchmark, and the rest of each launch as `start and end`."""
     seconds: dict[StageTime, float] = {}
     for item in host.measurements:
         value = finite(item.value)
@@ -119,7 +121,7 @@ def _seconds(host: HostReport) -> dict[StageTime, float]:
 
 def _bar(label: str, seconds: Seconds, longest: float) -> Bar:
     parts = (
-        (key.colour, f"{title(key.benchmark)}, {key.stage}: {duration(seconds[key])}", seconds[key])
+        (key.colour, f"{benchmark_title(key.benchmark)}, {key.stage}: {duration(seconds[key])}", seconds[key])
         for key in sorted(seconds, key=lambda key: key.order)
     )
     return stacked_bar(label, duration(sum(seconds.values())), parts, longest)
@@ -130,7 +132,7 @@ def _row(key: StageTime, medians: Seconds, hosts: Mapping[str, Seconds]) -> Time
     slowest = max(of_hosts, key=lambda host: of_hosts[host])
     return TimeRow(
         stage=key.stage,
-        name=title(key.benchmark),
+        name=benchmark_title(key.benchmark),
         colour=key.colour,
         median=duration(medians[key]),
         share=f"{100 * medians[key] / total:.0f} %" if total else "",

@@ -1,4 +1,4 @@
-"""The training benchmark as a table: one row per network and group of ranks that trained it together."""
+"""Show the training benchmark as a table: one row per network and group of ranks that trained it together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Observations = Mapping[str, Observation]
 
 
 class TrainingKey(NamedTuple):
-    """The ranks that trained a network; the host is empty for a gang, because all of its members report the same figures."""
+    """The ranks that trained a network. The host is empty for a gang, because all of its hosts report the same figures."""
 
     host: str
     scope: str
@@ -51,13 +51,13 @@ class TrainingRow:
 
     @property
     def synthetic(self) -> bool:
-        """Return whether the images are generated, so that the accuracy says nothing about real ones."""
+        """Return whether the images are generated, so that the accuracy does not apply to real images."""
         return self.data == SYNTHETIC
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTable:
-    """Return the rows to show. For many hosts, `folded` has the rows of each host and `rows` their range."""
+    """The rows to show. For many hosts, `folded` has the rows of each host and `rows` their range."""
 
     rows: tuple[TrainingRow, ...] = ()
     folded: tuple[TrainingRow, ...] = ()
@@ -69,7 +69,7 @@ class TrainingTable:
 
 
 def training_table(report: FleetReport) -> TrainingTable:
-    """Return every training that a host or a gang reported, with its figures or the reason why they are missing."""
+    """Return every training of a host or gang, with its figures or the reason why they are missing."""
     trainings, members = _collect(report)
     failing = {
         _key(verdict.host, verdict.scope, verdict.stage, verdict.params)

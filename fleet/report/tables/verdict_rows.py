@@ -1,4 +1,4 @@
-"""Fold verdicts into table rows: verdicts that say the same about several parts or sizes share a row."""
+"""Merge verdicts into table rows: equal verdicts on several parts or message sizes share a row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class VerdictRow:
     count: int
 
 
-def fold(verdicts: Iterable[Verdict]) -> list[VerdictRow]:
+def merge_verdicts(verdicts: Iterable[Verdict]) -> list[VerdictRow]:
     """Return the verdicts as rows, failures first."""
     verdicts = list(verdicts)
     names: dict[tuple[str, str], set[str]] = {}
@@ -54,7 +54,7 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
     if _covers_all_operations(verdict, names):
         return _ALL_OPERATIONS, verdict.criterion, verdict.stage, family
     why = "" if verdict.verdict == PASS else (verdict.value, verdict.reason)
-    # A value that equals its limit says the same for any settings, so one row covers all of them.
+    # A value that must equal its limit and does is the same for all settings, so one row covers them.
     exact = verdict.verdict == PASS and verdict.operator == "eq"
     settings = tuple((key, value) for key, value in verdict.params.items() if key not in ("size_bytes", "phase"))
     return (
@@ -65,7 +65,7 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
 
 
 def _covers_all_operations(verdict: Verdict, names: Collection[str]) -> bool:
-    """Return whether the verdict passes a floor that applies to every operation of a collective; one row covers them all."""
+    """Return whether the verdict passes a minimum for all collective operations; then one row covers all of them."""
     return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 
 
@@ -76,7 +76,7 @@ def _family(name: str) -> str:
 
 
 def _scope_suffix(scope: str) -> str:
-    """Return the labels after the device, such as a link or a reason; not the peer, because there are too many pairs."""
+    """Return the labels after the device, such as a link or a reason. The peer is left out, because there are too many pairs."""
     parsed = Scope.parse(scope)
     return "" if parsed.kind == "peer" else parsed.below
 
@@ -88,7 +88,7 @@ def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
         return [_row(group, scopes, equal=False)]
     sizes = list(dict.fromkeys(verdict.params.get("size_bytes") for verdict in group))
     equal = all(_is_same(verdict.value, group[0].value) for verdict in group)
-    # Equal passes need not list every combination of part and size; of failures each must be listed.
+    # Equal passes need not list every combination of part and size; failures must.
     complete = len(group) == len(scopes) * len(sizes) or (equal and group[0].verdict == PASS)
     if len(group) == 1 or (complete and (equal or len(sizes) == 1)):
         return [_row(group, scopes, equal)]
@@ -122,7 +122,7 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], equal: bool) -> Verdic
 
 
 def _settings(group: Sequence[Verdict]) -> str:
-    """Return the parameters that all share, the number of values of the others, and the range of message sizes."""
+    """Return the parameters that are equal in the group, the number of values of the others, and the range of message sizes."""
     values_of: dict[str, dict[Value, None]] = {}
     for verdict in group:
         for key, value in verdict.params.items():
@@ -165,7 +165,7 @@ def _sizes(sizes: Sequence[Value]) -> str:
     return f"{size(known[0])} … {size(known[-1])} ({len(known)} sizes)"
 
 
-def worst(verdicts: Iterable[Verdict]) -> str:
+def worst_verdict(verdicts: Iterable[Verdict]) -> str:
     """Return `fail`, else `inconclusive`, else `pass`; `inconclusive` without verdicts."""
     states = {verdict.verdict for verdict in verdicts}
     if FAIL in states:

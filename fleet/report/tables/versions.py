@@ -1,4 +1,4 @@
-"""The versions of the fleet's software and firmware: what all hosts have in common, and which hosts differ."""
+"""Compare the versions of software and firmware over the fleet: versions that all hosts share, and hosts that differ."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def components(report: FleetReport) -> list[Component]:
 
 
 def version_order(name: str) -> tuple[int, str]:
-    """Return the sort key of a component: what launches depend on comes first, the rest by name."""
+    """Return the sort key of a component: components that launches depend on first, then the others by name."""
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 

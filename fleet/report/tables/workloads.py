@@ -1,4 +1,4 @@
-"""The larger workloads: a row per figure, a column per host or gang, or their range if there are many."""
+"""Show the larger workloads as a table: a row per figure, a column per host or gang, or their range if there are many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleet.report.tables.figure import (
     precision_text,
     verdict_states,
 )
-from fleet.report.titles import title
+from fleet.report.titles import benchmark_title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
@@ -29,7 +29,7 @@ NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transform
 _PREFIXES = tuple(f"{name}." for name in NAMES)
 _SHARES = (".accuracy", ".mfu", ".hidden_share")
 _MAX_COLUMNS = 4
-"""More hosts and gangs than this are shown as their range."""
+"""Most hosts and gangs that have their own column; more are shown as a range."""
 
 
 class RankGroup(NamedTuple):
@@ -87,9 +87,9 @@ def _row(
     note = ", ".join(text for text in (figure, params_text(key.params)) if text)
     if columns is None:
         note += " (between hosts)" if gang else ""
-        return TableRow(head=title(key.benchmark), note=note, cells=_range(list(values.values())))
+        return TableRow(head=benchmark_title(key.benchmark), note=note, cells=_range(list(values.values())))
     cells = (_cell(values[group], (group, key) in failed) if group in values else EMPTY for group in columns)
-    return TableRow(head=title(key.benchmark), note=note, cells=tuple(cells))
+    return TableRow(head=benchmark_title(key.benchmark), note=note, cells=tuple(cells))
 
 
 def _cell(item: Observation, failed: bool) -> Cell:
@@ -105,7 +105,7 @@ def _text(item: Observation, value: float | None) -> str:
 
 
 def _range(items: Sequence[Observation]) -> tuple[Cell, ...]:
-    """Return lowest, median and highest value and how many reported it; of texts the distinct values."""
+    """Return lowest, median and highest value, and how many groups reported one; for texts the distinct values."""
     measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]
     css = "" if len(measured) == len(items) else "inconclusive"

@@ -42,6 +42,8 @@ ELSEWHERE = {
         "tests/unit/test_fan.py",
         "agent/benchmarks/compute/sort.py",
         "agent/cli/uptime.py",
+        "fleet/report/host_list.py",
+        "tests/unit/fleet/report/test_host_list.py",
     },
     "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # SuperBench's
 }

@@ -315,7 +315,7 @@ def test_one_host_does_alone_what_several_do_together(profile: str) -> None:
 
 def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    said = "GPU count: the inventory gives no number, so the detected one is expected, on h1"
+    said = "GPU count: the inventory does not give the number of GPUs, so the detected number is expected on h1"
     assert said not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
     assert said in merge(counted, {}, ()).acceptance.summary

@@ -376,8 +376,8 @@ def test_only_hosts_with_findings_of_many_have_plots() -> None:
 
 def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
     plain = with_trace(plan, None)
-    room = 400 + len(host_data.embedded(plain, 10_000_000).encode())
-    page_data = json.loads(host_data.embedded(with_trace(plan, fed(60, gpus=2)), room))
+    room = 400 + len(host_data.embedded_data(plain, 10_000_000).encode())
+    page_data = json.loads(host_data.embedded_data(with_trace(plan, fed(60, gpus=2)), room))
     assert len(page_data["pages"]) == 2
     assert page_data["pages"]["0"]["traces"] == []
     assert len(json.dumps(page_data, separators=(",", ":"), ensure_ascii=False).encode()) <= room

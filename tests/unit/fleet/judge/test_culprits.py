@@ -15,7 +15,7 @@ from fleet.judge.culprits import with_culprits
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.waivers import Waived
-from fleet.report.summary import reasons
+from fleet.report.summary import reason_lines
 from fleet.rma.parts import parts
 from rackproof.main import main
 from schemas.records import Metric, Observation
@@ -138,7 +138,7 @@ def test_a_verdict_that_is_laid_to_a_part_says_so_and_carries_its_serial() -> No
 
 def test_the_summary_has_one_line_and_one_part_is_returned() -> None:
     verdicts = with_culprits(view(8), of_pairs(8, around(6)))
-    (line,) = map(str, reasons(verdicts, {}))
+    (line,) = map(str, reason_lines(verdicts, {}))
     assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
     assert line.endswith("(and 13 more like it)")
     (part,) = parts(verdicts)

@@ -25,7 +25,7 @@ from fleet.quantities import apart
 from fleet.report import summary as report_summary
 from fleet.report.hosts import decide, worst_decision
 from fleet.report.merge import merge
-from fleet.report.summary import slots
+from fleet.report.summary import pci_slots
 from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
@@ -928,7 +928,7 @@ def test_report_states_the_result_of_each_waiver() -> None:
 
 
 def reasons(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
-    return [str(line) for line in report_summary.reasons(verdicts, positions)]
+    return [str(line) for line in report_summary.reason_lines(verdicts, positions)]
 
 
 GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=INCONCLUSIVE, severity="")
@@ -1032,7 +1032,7 @@ def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
         Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
         for number in range(2)
     ]
-    positions = slots(("h1", gpu) for gpu in gpus)
+    positions = pci_slots(("h1", gpu) for gpu in gpus)
     two = [
         replace(BAD, scope="gpu=0", serial="0", action="none"),
         replace(BAD, scope="gpu=1,link=3", serial="", action="none", reason="worse"),
@@ -1141,7 +1141,7 @@ def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
     decision, status, lines = whole(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
     assert decision == ACCEPTED
     assert status == "SIMULATED PASS"
-    assert lines[0].startswith("Hosts: 1 of 1 passed (no GPU was looked at")
+    assert lines[0].startswith("Hosts: 1 of 1 passed (no GPU was tested")
 
 
 # the fleet's figures

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.integrations.alerts.rules import PACKS, criteria_of, read_table, rules_of
 from fleet.judge.criteria import read_pack
-from fleet.report.summary import reasons
+from fleet.report.summary import reason_lines
 from fleet.report.tables.reasons import reasons as rendered
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
 
@@ -63,5 +63,5 @@ def test_reports_list_critical_failures_first() -> None:
         failed("rma", "gpu.noise", severity=WARNING),
         failed("reboot", "gpu.dead"),
     ]
-    assert [str(line).split(": ")[2] for line in reasons(verdicts, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    assert [str(line).split(": ")[2] for line in reason_lines(verdicts, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
     assert [item.name for item in rendered(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
 from fleet.report.merge import merge
-from fleet.report.observations import COLUMNS, ObservationRow, SharedFields, cell, render_csv, rows_as_csv, safe
+from fleet.report.observations import (
+    COLUMNS,
+    ObservationRow,
+    SharedFields,
+    cell,
+    escape_formula,
+    render_csv,
+    rows_as_csv,
+)
 from fleet.report.parquet import render_parquet
 from fleet.report.stream import write_stream
 from rackproof.main import main
@@ -127,8 +135,8 @@ def test_large_fleet_names_the_records_of_accepted_hosts(
     ]
     assert len([row for row in rows if row["host"] == "h2"]) > 200
     assert {row["verdict"] for row in rows} == {"not listed"}, "that it passed is not known from this report"
-    whole = table("".join(render_csv(report, builders.evidence(PLAN), whole=True)))
-    assert len(whole) == 2 * len([row for row in rows if row["host"] == "h2"])
+    all_rows = table("".join(render_csv(report, builders.evidence(PLAN), all_hosts=True)))
+    assert len(all_rows) == 2 * len([row for row in rows if row["host"] == "h2"])
 
 
 def row_of(value: object, reason: str = "") -> str:
@@ -185,8 +193,8 @@ def test_host_text_is_never_a_formula(text: str) -> None:
 
 
 def test_text_after_a_semicolon_is_never_a_formula() -> None:
-    assert safe("a;=1+1") == "a;'=1+1"
-    assert safe("failed; reset the GPU") == "failed; reset the GPU"
+    assert escape_formula("a;=1+1") == "a;'=1+1"
+    assert escape_formula("failed; reset the GPU") == "failed; reset the GPU"
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))

@@ -678,7 +678,7 @@ def test_scopes_are_described_in_words(scopes: list[str], text: str) -> None:
 
 def test_rows_fold_parts_and_sizes_without_losing_values() -> None:
     same = {"name": "collective.all_reduce.wrong_elements", "unit": "1", "operator": "eq", "scope": "host"}
-    rows = verdict_rows.fold(
+    rows = verdict_rows.merge_verdicts(
         [
             *(
                 verdict(7.5e14 + index * 1e12, 7e14, scope=f"gpu={index}", params={"dtype": "bf16"})
@@ -754,7 +754,7 @@ def test_floor_for_every_operation_is_one_row() -> None:
     verdicts = merge(made, evidence, read_packs([])).verdicts
     rows = {
         row.criterion: row
-        for row in verdict_rows.fold(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
+        for row in verdict_rows.merge_verdicts(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
     }
     own, fleet = rows["busbw-4-gpus"], rows["busbw-vs-fleet-8gib"]
     assert (own.name, own.scope, own.count, own.margin) == ("collective.*.busbw", "host", 17, "+3.2 %")
@@ -762,7 +762,7 @@ def test_floor_for_every_operation_is_one_row() -> None:
     assert (fleet.count, fleet.wanted) == (17, "≥ 329.4 GB/s")
     gather = replace(next(item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib"), limit=3.0e11)
     same = [item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib" and item.host == "h1"]
-    (row,) = verdict_rows.fold([*same, gather])
+    (row,) = verdict_rows.merge_verdicts([*same, gather])
     assert row.wanted == "≥ 300 … 329.4 GB/s"
 
 
@@ -972,7 +972,7 @@ def test_detail_of_a_finding_is_shown() -> None:
 
 def test_exact_passes_share_one_row() -> None:
     same: dict[str, Any] = {"unit": "1", "operator": "eq", "criterion": "zero"}
-    rows = verdict_rows.fold(
+    rows = verdict_rows.merge_verdicts(
         [
             *(
                 verdict(0, 0, name="integrity.wrong_words", scope=f"gpu={n}", params={"pattern": pattern}, **same)
@@ -1059,7 +1059,7 @@ def test_pair_matrix_shows_every_pair() -> None:
         "24 GB/s",
         "50 %",
     )
-    own = pairs.of_host(hosts[0])
+    own = pairs.host_pairs(hosts[0])
     assert (own["partners"], own["rails"]) == (names[1:], ["0", "1"])
     assert (own["bands"], own["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
     lost = replace(hosts[3], measurements=(exchanged(names[3], names[0], 0, None), *hosts[3].measurements[1:]))

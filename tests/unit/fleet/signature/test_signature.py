@@ -14,7 +14,7 @@ import pytest
 
 from fleet.records import run_lock
 from fleet.report import hosts
-from fleet.report.of_run import judge_report
+from fleet.report.judge_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
