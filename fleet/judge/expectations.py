@@ -303,7 +303,7 @@ def _met(plan: Plan, evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[
     met: dict[str, set[str]] = defaultdict(set)
     for gang in plan.gangs():
         for attempt in attempts(plan, evidence, gang) if any(stage.name == GANG for stage in plan.stages) else ():
-            for host in attempt.told if attempt.stage == GANG and attempt.worked else ():
+            for host in attempt.launches if attempt.stage == GANG and attempt.worked else ():
                 members[host] = attempt.members
                 met[host] |= set(attempt.members)
     return members, met

@@ -19,9 +19,9 @@ from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
-from fleet.judge.localization.faults import last_of
+from fleet.judge.localization.faults import with_last_hosts
 from fleet.judge.localization.launches import Attempt, attempts, conclusion, hosts_to_exclude, is_stuck
-from fleet.judge.localization.verdicts import is_slow, judge_pairs
+from fleet.judge.localization.verdicts import has_slow_collective, judge_pairs
 from fleet.judge.outliers import FleetFigures
 from schemas.plans import Plan
 from schemas.reports import FAIL, Verdict
@@ -168,12 +168,12 @@ class _Gang:
 
     def _hosts_that_slow(self) -> dict[int, dict[str, str]]:
         """Return, by number of a launch that worked, the hosts that made its collectives too slow or incomplete."""
-        worked = [(attempt, last) for attempt, last in last_of(self._full) if attempt.worked]
+        worked = [(attempt, last) for attempt, last in with_last_hosts(self._full) if attempt.worked]
         failing = self._judged.pairs({host for attempt in self._full for host in attempt.members}) if worked else {}
         slowing: dict[int, dict[str, str]] = {}
         for attempt, last in worked:
             members = {host: why for host, why in failing.items() if host in last}
-            if members and (not attempt.complete or is_slow(attempt, last, self._judged.collectives)):
+            if members and (not attempt.complete or has_slow_collective(attempt, last, self._judged.collectives)):
                 slowing[attempt.number] = members
         return slowing
 
@@ -209,9 +209,9 @@ class _Gang:
     def failed(self) -> dict[str, str]:
         """Return the hosts whose last launch failed, and why."""
         failed = {}
-        for attempt, last in last_of(self._launched):
+        for attempt, last in with_last_hosts(self._launched):
             for host in self._present if not attempt.worked else ():
                 if host in last:
-                    reason = self._excluded.get(host) or attempt.told[host].reason
+                    reason = self._excluded.get(host) or attempt.launches[host].reason
                     failed[host] = reason or "no collective was measured"
         return failed

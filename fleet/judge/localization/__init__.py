@@ -1,9 +1,9 @@
-"""Name the culprit behind a slow or failed collective: from the pairs that were measured, or from which launches work."""
+"""Find the part behind a slow or failed collective, from the measured pairs or from the launches that work."""
 
 from __future__ import annotations
 
 from fleet.judge.localization.bisection import Bisection, Conclusion, History, Outcome
-from fleet.judge.localization.matrix import Kind, Pair, Suspect, Tolerance
+from fleet.judge.localization.matrix import Pair, PairKind, Suspect, Tolerance
 from fleet.judge.localization.suspects import find_suspects
 from fleet.judge.localization.verdicts import judge_pairs
 
@@ -11,9 +11,9 @@ __all__ = [
     "Bisection",
     "Conclusion",
     "History",
-    "Kind",
     "Outcome",
     "Pair",
+    "PairKind",
     "Suspect",
     "Tolerance",
     "find_suspects",

@@ -1,17 +1,17 @@
-"""Plan the probes of a job that cannot form or hangs, until the hosts or links at fault are known.
+"""Plan the probe launches that find the faulty hosts or links of a job that hangs or cannot form.
 
-A launch is a list of groups without a common host. The groups start at once, and each works or fails. The planner reads the
-outcomes so far and returns the next launch; it keeps no state. It repeats its search each time, and the first group that the
-search needs and that was not launched yet is the answer.
+A launch is a list of groups of hosts. No host is in two groups, all groups start at the same time, and each works or fails.
+`Bisection` keeps no state: it gets the outcomes so far, repeats its search from the start, and returns the first groups that
+the search needs and that have no outcome yet.
 
-1. Launch every host with one other: pairs that work are good, provided that only hosts or links can be bad.
-2. Launch every other host with a good one, then with a second. A host that fails with both is bad. A host that works with one is
-   good, and its link to the other is bad.
-3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest prefix of
-   the list that fails ends at one end of the link, and a second bisection finds the other end.
-4. Launch two good hosts that failed together once more, since a launch can also fail by chance.
+1. Launch the hosts in pairs. If a pair works, both hosts are good, because only hosts and links can be bad.
+2. Launch every other host with a good host, then with a second one. If it fails with both, the host is bad. If it works with
+   one, the host is good and its link to the other is bad.
+3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest failing
+   prefix of the list ends at one end of the link, and a second bisection finds the other end.
+4. Launch two good hosts that failed together a second time, because a launch can also fail by chance.
 
-One bad host takes four launches, of however many hosts; a bad link some 2 log2(N) + 5.
+A bad host takes four launches with any number of hosts N, a bad link about 2 log2(N) + 5.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of
 from schemas.tournament import chosen, pairs_of
 
 WITNESSES = 2
-"""Good hosts with which a bad one must fail: with one alone it may be the link. And launches in which a bad link must."""
+"""Failures needed for a conclusion: of a host with different good hosts (one failure may be the link), or of a link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Outcome:
 
 
 History = Sequence[Sequence[Outcome]]
-"""One entry a launch, the earliest first."""
+"""Outcomes of each launch, oldest launch first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,187 +44,194 @@ class Conclusion:
     """The result of a finished search."""
 
     suspects: tuple[Suspect, ...]
-    """Bad hosts and links; the fabric where only many together fail; none where all of them work."""
+    """Bad hosts and links, or the fabric if only large groups fail; empty if all hosts work together."""
     good: tuple[str, ...]
-    """Hosts that worked with another."""
+    """Hosts that worked with at least one other host."""
     launches: int
 
 
-class _NeededError(Exception):
-    """The search needs the results of these groups to continue."""
+class _MissingOutcomesError(Exception):
+    """The search needs the outcomes of these groups to continue."""
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
         self.groups = [list(group) for group in groups]
 
 
 class Bisection:
-    """The planner for these hosts, of whom it is known that a job of all of them did not work."""
+    """Plan the probes for hosts whose common launch failed."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(dict.fromkeys(hosts))
 
     def next_launches(self, history: History) -> list[list[str]] | Conclusion:
-        """The groups of the next launch, disjoint, to be started at once; or the conclusion.
+        """Return the groups of the next launch (no host is in two groups), or the conclusion.
 
         Args:
-            history: every launch so far with what came of it, without the one of all hosts. A group that was launched twice
-                counts as it ended last.
+            history: outcomes of every launch so far, except the launch of all hosts. If a group was launched twice, the later
+                outcome counts.
         """
         try:
-            return _Search(self._hosts, history).conclusion()
-        except _NeededError as needed:
-            return needed.groups
+            return _Search(self._hosts, history).run()
+        except _MissingOutcomesError as error:
+            return error.groups
 
 
 class _Search:
-    """The search, as if every launch had been made; asks for those that were not by _NeededError."""
+    """One pass of the search over the known outcomes. It raises _MissingOutcomesError at the first unknown outcome."""
 
     def __init__(self, hosts: Sequence[str], history: History) -> None:
         self._hosts = list(hosts)
         self._launches = len(history)
-        launched = (host for launch in history for outcome in launch for host in outcome.hosts)
-        self._place = {host: index for index, host in enumerate(dict.fromkeys([*hosts, *launched]))}
-        ended = {self._mask(outcome.hosts): outcome.worked for launch in history for outcome in launch}
-        self._ended = ended
-        self._failures = Counter(self._mask(each.hosts) for launch in history for each in launch if not each.worked)
-        self._worked = [mask for mask, worked in ended.items() if worked and mask.bit_count() > WITNESSES]
-        self._failed = [mask for mask, worked in ended.items() if not worked]
+        outcomes = [outcome for launch in history for outcome in launch]
+        every_host = dict.fromkeys([*hosts, *(host for outcome in outcomes for host in outcome.hosts)])
+        self._bit_of_host = {host: index for index, host in enumerate(every_host)}
+        self._worked_by_mask = {self._host_mask(outcome.hosts): outcome.worked for outcome in outcomes}
+        self._failure_counts = Counter(self._host_mask(outcome.hosts) for outcome in outcomes if not outcome.worked)
+        self._working_masks = [
+            mask for mask, worked in self._worked_by_mask.items() if worked and mask.bit_count() > WITNESSES
+        ]
+        self._failing_masks = [mask for mask, worked in self._worked_by_mask.items() if not worked]
         self.good: dict[str, None] = {}
         self.bad: dict[str, int] = {}
-        """Host -> number of good ones with which it failed."""
+        """Bad host -> number of good hosts with which it failed."""
         self.links: list[tuple[str, str]] = []
-        self.together = ""
-        """Why only many together fail."""
+        self.fabric_evidence = ""
+        """Why the fabric is the suspect; empty if it is not."""
 
-    def conclusion(self) -> Conclusion:
-        """Return the bad hosts and links, or raise _NeededError."""
+    def run(self) -> Conclusion:
+        """Return the bad hosts and links. Raise _MissingOutcomesError if an outcome is missing."""
         if len(self._hosts) < WITNESSES:
-            return self.conclude()
+            return self.conclusion()
         if len(self._hosts) == WITNESSES:
             self.links.append((self._hosts[0], self._hosts[1]))
-            return self.conclude()
-        failed = self._first_pairs()
+            return self.conclusion()
+        failed_pairs = self._probe_pairs()
         if not self.good:
-            self.together = f"no two of the {len(self._hosts)} hosts work with each other"
-            return self.conclude()
-        self._settle([host for host in self._hosts if host not in self.good])
-        self.links += [pair for pair in failed if all(host in self.good for host in pair)]
-        self._confirm()
-        self._links_among_good()
-        return self.conclude()
+            self.fabric_evidence = f"no two of the {len(self._hosts)} hosts work together"
+            return self.conclusion()
+        self._classify([host for host in self._hosts if host not in self.good])
+        self.links += [pair for pair in failed_pairs if all(host in self.good for host in pair)]
+        self._confirm_links()
+        self._find_links_between_good_hosts()
+        return self.conclusion()
 
-    def _first_pairs(self) -> list[tuple[str, str]]:
-        """Launch the hosts in pairs, again with other pairs while none works; return the pairs that failed."""
+    def _probe_pairs(self) -> list[tuple[str, str]]:
+        """Launch the hosts in pairs, in different pairs until one works. Return the pairs that failed."""
         failed: list[tuple[str, str]] = []
         for number in chosen(len(self._hosts)):
             pairs = pairs_of(self._hosts, number)
-            ended = self._ask(pairs)
-            failed += [pair for pair, worked in zip(pairs, ended, strict=True) if not worked]
+            outcomes = self._outcomes(pairs)
+            failed += [pair for pair, worked in zip(pairs, outcomes, strict=True) if not worked]
             self.good |= dict.fromkeys(
-                host for pair, worked in zip(pairs, ended, strict=True) if worked for host in pair
+                host for pair, worked in zip(pairs, outcomes, strict=True) if worked for host in pair
             )
             if self.good:
                 break
         return failed
 
-    def _settle(self, suspects: Iterable[str]) -> None:
-        """Pair each suspect with good hosts until it works with one or fails with two."""
-        open_ones = dict.fromkeys(suspects)
+    def _classify(self, suspects: Iterable[str]) -> None:
+        """Launch each suspect with good hosts until it works with one or fails with two."""
+        unclassified = dict.fromkeys(suspects)
         witnesses = list(self.good)
-        failed_with: dict[str, list[str]] = {host: [] for host in open_ones}
-        while open_ones:
-            pairs = _matched(open_ones, witnesses, failed_with)
-            for (suspect, witness), worked in zip(pairs, self._ask(pairs), strict=True):
+        failed_with: dict[str, list[str]] = {host: [] for host in unclassified}
+        while unclassified:
+            pairs = _match_with_witnesses(unclassified, witnesses, failed_with)
+            for (suspect, witness), worked in zip(pairs, self._outcomes(pairs), strict=True):
                 if worked:
                     self.good[suspect] = None
                     self.links += [(suspect, other) for other in failed_with[suspect]]
-                    del open_ones[suspect]
+                    del unclassified[suspect]
                     continue
                 failed_with[suspect].append(witness)
                 if len(failed_with[suspect]) == WITNESSES:
                     self.bad[suspect] = WITNESSES
-                    del open_ones[suspect]
+                    del unclassified[suspect]
 
-    def _links_among_good(self) -> None:
-        """The links that are bad between hosts that are good, once for each way to leave the known ones out."""
-        everyone = [host for host in self._hosts if host in self.good]
+    def _find_links_between_good_hosts(self) -> None:
+        """Find bad links between good hosts.
+
+        A known bad link is avoided by leaving out one of its ends: the search runs once without the first ends and once
+        without the second ends.
+        """
+        good_hosts = [host for host in self._hosts if host in self.good]
         for end in (0, 1):
             while True:
-                left_out = {link[end] for link in self.links}
-                rest = [host for host in everyone if host not in left_out]
-                if len(rest) < WITNESSES or self._works(rest):
+                excluded = {link[end] for link in self.links}
+                rest = [host for host in good_hosts if host not in excluded]
+                if len(rest) < WITNESSES or self._group_works(rest):
                     break
-                result = self._culprits(rest)
-                if len(result) != WITNESSES:
-                    self.together = f"{', '.join(result)} work in pairs and fail together with more"
+                group = self._failing_group(rest)
+                if len(group) != WITNESSES:
+                    self.fabric_evidence = f"{', '.join(group)} work in pairs, but fail when launched with more hosts"
                     return
-                self.links.append((result[0], result[1]))
-                self._confirm()
+                self.links.append((group[0], group[1]))
+                self._confirm_links()
 
-    def _confirm(self) -> None:
-        """Relaunch links that failed only once, because a launch may also fail by chance."""
-        again: list[tuple[str, str]] = []
+    def _confirm_links(self) -> None:
+        """Request a second launch of links that failed only once, because a launch may also fail by chance."""
+        unconfirmed: list[tuple[str, str]] = []
         for link in self.links:
-            busy = {host for pair in again for host in pair}
-            if self._failures[self._mask(link)] < WITNESSES and busy.isdisjoint(link):
-                again.append(link)
-        if again:
-            raise _NeededError(again)
+            busy = {host for pair in unconfirmed for host in pair}
+            if self._failure_counts[self._host_mask(link)] < WITNESSES and busy.isdisjoint(link):
+                unconfirmed.append(link)
+        if unconfirmed:
+            raise _MissingOutcomesError(unconfirmed)
 
-    def _culprits(self, hosts: Sequence[str]) -> list[str]:
-        """Two of them that fail together; more, and not all of those it takes, where two do not."""
-        result: list[str] = []
+    def _failing_group(self, hosts: Sequence[str]) -> list[str]:
+        """Return the two hosts that fail together. If no two do, return three that are part of a larger failing group."""
+        group: list[str] = []
         rest = list(hosts)
         for _ in range(WITNESSES):
-            number = self._shortest(rest, result)
-            result.insert(0, rest[number - 1])
-            rest = rest[: number - 1]
-        return result if not self._works(result) else [*rest[-1:], *result]
+            length = self._failing_prefix_length(rest, group)
+            group.insert(0, rest[length - 1])
+            rest = rest[: length - 1]
+        return group if not self._group_works(group) else [*rest[-1:], *group]
 
-    def _shortest(self, hosts: Sequence[str], partners: Sequence[str]) -> int:
-        """How many of the hosts from the first on it takes to fail beside those others."""
+    def _failing_prefix_length(self, hosts: Sequence[str], partners: Sequence[str]) -> int:
+        """Return the length of the shortest prefix of `hosts` that fails when launched with `partners`."""
         works, fails = max(0, 1 - len(partners)), len(hosts)
         while fails - works > 1:
             middle = (works + fails) // 2
-            if self._works([*hosts[:middle], *partners]):
+            if self._group_works([*hosts[:middle], *partners]):
                 works = middle
             else:
                 fails = middle
         return fails
 
-    def _works(self, group: Sequence[str]) -> bool:
-        return self._ask([group])[0]
+    def _group_works(self, group: Sequence[str]) -> bool:
+        return self._outcomes([group])[0]
 
-    def _ask(self, groups: Sequence[Sequence[str]]) -> list[bool]:
-        """What came, or must have come, of each group; raises _NeededError where that is not known."""
-        known = [self._known(self._mask(group)) for group in groups]
-        missing = [group for group, worked in zip(groups, known, strict=True) if worked is None]
+    def _outcomes(self, groups: Sequence[Sequence[str]]) -> list[bool]:
+        """Return whether each group works. Raise _MissingOutcomesError if an outcome can be neither read nor inferred."""
+        outcomes = [self._known_outcome(self._host_mask(group)) for group in groups]
+        missing = [group for group, worked in zip(groups, outcomes, strict=True) if worked is None]
         if missing:
-            raise _NeededError(missing)
-        return [bool(worked) for worked in known]
+            raise _MissingOutcomesError(missing)
+        return [bool(worked) for worked in outcomes]
 
-    def _known(self, mask: int) -> bool | None:
-        """As it ended; else a part of what worked works, and what holds a part that failed fails."""
-        if mask in self._ended:
-            return self._ended[mask]
-        if mask.bit_count() > WITNESSES and any(mask & failed == failed for failed in self._failed):
+    def _known_outcome(self, mask: int) -> bool | None:
+        """Return the outcome of a group, or infer it: subsets of a working group work, supersets of a failing one fail."""
+        if mask in self._worked_by_mask:
+            return self._worked_by_mask[mask]
+        if mask.bit_count() > WITNESSES and any(mask & failed == failed for failed in self._failing_masks):
             return False
-        if any(mask & worked == mask for worked in self._worked):
+        if any(mask & worked == mask for worked in self._working_masks):
             return True
         return False if mask.bit_count() == len(self._hosts) else None
 
-    def _mask(self, hosts: Iterable[str]) -> int:
+    def _host_mask(self, hosts: Iterable[str]) -> int:
+        """Return the hosts as a bit mask."""
         mask = 0
         for host in hosts:
-            mask |= 1 << self._place[host]
+            mask |= 1 << self._bit_of_host[host]
         return mask
 
-    def conclude(self) -> Conclusion:
-        """Return the suspects and good hosts so far."""
+    def conclusion(self) -> Conclusion:
+        """Return the suspects and the good hosts found so far."""
         suspects = [self._bad_host(host, witnesses) for host, witnesses in self.bad.items()]
         suspects += [self._bad_link(*link) for link in self.links]
-        if self.together:
-            suspects.append(Suspect(kind=FABRIC, where="", confidence=0.5, evidence=self.together))
+        if self.fabric_evidence:
+            suspects.append(Suspect(kind=FABRIC, where="", confidence=0.5, evidence=self.fabric_evidence))
         return Conclusion(suspects=tuple(suspects), good=tuple(self.good), launches=self._launches)
 
     def _bad_host(self, host: str, witnesses: int) -> Suspect:
@@ -237,30 +244,30 @@ class _Search:
         )
 
     def _bad_link(self, a: str, b: str) -> Suspect:
-        good = a in self.good  # then both are
-        spoke = WITNESSES if good else 0
-        accounts = (
-            " twice; each of the two works with another host"
-            if good
-            else "; either host, or what is between: two cannot tell"
+        is_confirmed = a in self.good  # then b is good too
+        failures = WITNESSES if is_confirmed else 0
+        explanation = (
+            " twice; each works with another host"
+            if is_confirmed
+            else "; the fault may be in either host or in the link between them"
         )
         return Suspect(
             kind=LINK,
             where=f"{a} - {b}",
-            confidence=rule_of_succession(spoke, spoke),
-            evidence=f"{a} and {b} fail together{accounts}",
+            confidence=rule_of_succession(failures, failures),
+            evidence=f"{a} and {b} fail together{explanation}",
             hosts=(a, b),
         )
 
 
-def _matched(
+def _match_with_witnesses(
     suspects: Iterable[str], witnesses: Sequence[str], failed_with: dict[str, list[str]]
 ) -> list[tuple[str, str]]:
-    """Pair suspects with good hosts that they have not failed with; each good host is used once."""
-    free, pairs = list(witnesses), []
+    """Pair suspects with good hosts with which they have not failed yet. Each good host is used at most once."""
+    free_witnesses, pairs = list(witnesses), []
     for suspect in suspects:
-        witness = next((host for host in free if host not in failed_with[suspect]), None)
+        witness = next((host for host in free_witnesses if host not in failed_with[suspect]), None)
         if witness is not None:
-            free.remove(witness)
+            free_witnesses.remove(witness)
             pairs.append((suspect, witness))
     return pairs

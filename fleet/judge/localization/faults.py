@@ -1,4 +1,4 @@
-"""Verdicts `gang.fault` on the part that stopped a launch of a gang, by the heartbeats or else by the probes."""
+"""Judge `gang.fault`: the part that stopped a gang launch, according to the heartbeats or else to the probes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
-from fleet.judge.localization.launches import EITHER, UNABLE, Attempt, conclusion, is_stuck
+from fleet.judge.localization.launches import EVEN_ODDS, UNABLE, Attempt, conclusion, is_stuck
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, VerdictKind
 from schemas.stages import GANG
@@ -14,67 +14,70 @@ from schemas.stages import GANG
 CRITERION = "localise"
 STAGE = GANG
 NAME = "gang.fault"
-SOURCE = "ours: who stops a launch is no host to train on (docs/localisation.md)"
+SOURCE = "ours: a host that stops a launch cannot be trained on (docs/localisation.md)"
 
 
-def last_of(launched: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:
-    """Each launch, without the probes, with the hosts whose last one it was."""
-    later: set[str] = set()
+def with_last_hosts(launched: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:
+    """Yield each launch (no probes), latest first, with the hosts for which it was the last one."""
+    hosts_of_later: set[str] = set()
     for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG]):
-        if last := frozenset(attempt.told) - later:
-            yield attempt, last
-        later |= attempt.told.keys()
+        if last_hosts := frozenset(attempt.launches) - hosts_of_later:
+            yield attempt, last_hosts
+        hosts_of_later |= attempt.launches.keys()
 
 
 def judge_faults(launched: Sequence[Attempt], views: Mapping[str, HostView]) -> Iterator[Verdict]:
-    """The verdicts on those who stopped a launch and did not work in a later one.
+    """Yield verdicts on the hosts that stopped a launch and took part in no later launch that worked.
 
     Args:
         launched: every launch and probe of one gang.
-        views: its hosts whose records are believed.
+        views: the hosts of the gang with valid records, by name.
     """
-    settled: set[str] = set()
+    decided: set[str] = set()
     for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG or attempt.unable]):
         if attempt.worked:
-            settled |= set(attempt.members)
-        result = [*_named(attempt, views, settled), *_probed(launched, attempt, views, settled)]
-        yield from result
-        settled |= {verdict.host for verdict in result}
+            decided |= set(attempt.members)
+        verdicts = [*_heartbeat_verdicts(attempt, views, decided), *_probe_verdicts(launched, attempt, views, decided)]
+        yield from verdicts
+        decided |= {verdict.host for verdict in verdicts}
 
 
-def _named(attempt: Attempt, views: Mapping[str, HostView], settled: Collection[str]) -> Iterator[Verdict]:
-    """Whom the heartbeats named; of those who did not start the stage itself is inconclusive, and says why.
+def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]) -> Iterator[Verdict]:
+    """Yield verdicts on the hosts that the heartbeats or the hosts themselves name as culprits.
 
-    That a rank has no device that works is no proof of a fault of the device: what its driver and its kernel say is.
+    Hosts that started no rank get none: the verdict on the stage gives the reason. A rank without a working device is
+    inconclusive: criteria on driver and kernel messages judge the device.
     """
-    for host, why in attempt.culprits().items():
+    for host, reason in attempt.culprits().items():
         culprit = attempt.unable.get(host) or (attempt.culprit if host not in attempt.not_started else None)
-        if culprit and host in views and host not in settled:
-            unknown = views[host].is_beyond_driver(culprit.scope) or (culprit.kind == UNABLE and views[host].renumbered)
-            scope = "host" if unknown else culprit.scope or "host"
-            yield _verdict(views[host], scope, why, fails=attempt.is_certain(host))
+        if culprit and host in views and host not in decided:
+            is_index_unreliable = views[host].is_beyond_driver(culprit.scope) or (
+                culprit.kind == UNABLE and views[host].renumbered
+            )
+            scope = "host" if is_index_unreliable else culprit.scope or "host"
+            yield _verdict(views[host], scope, reason, fails=attempt.is_certain(host))
 
 
-def _probed(
-    launched: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], settled: Collection[str]
+def _probe_verdicts(
+    launched: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]
 ) -> Iterator[Verdict]:
-    """Yield verdicts on the hosts that the probes found after a launch without a culprit.
+    """Yield verdicts on the hosts that the probes found after a launch failed without a culprit.
 
-    If two hosts fail only together, both get a verdict, although each works with the others.
+    If two hosts fail only together, both get a verdict, even if one of them worked in a later launch.
     """
     result = conclusion(launched, attempt) if is_stuck(attempt) else None
     for suspect in result.suspects if isinstance(result, Conclusion) else ():
-        between = suspect.kind == LINK and suspect.confidence > EITHER
+        is_bad_link = suspect.kind == LINK and suspect.confidence > EVEN_ODDS
         for host in suspect.hosts or attempt.members:
-            if host in views and (between or host not in settled):
+            if host in views and (is_bad_link or host not in decided):
                 scope = "host" if suspect.kind == HOST else f"gang={attempt.gang}"
-                fails = suspect.kind != FABRIC and suspect.confidence > EITHER
-                yield _verdict(views[host], scope, _told(suspect), fails=fails)
+                fails = suspect.kind != FABRIC and suspect.confidence > EVEN_ODDS
+                yield _verdict(views[host], scope, _suspect_reason(suspect), fails=fails)
 
 
-def _told(suspect: Suspect) -> str:
-    where = f"{suspect.kind} {suspect.where}".strip()
-    return f"suspect {where} (confidence {suspect.confidence:.2f}): {suspect.evidence}"
+def _suspect_reason(suspect: Suspect) -> str:
+    part = f"{suspect.kind} {suspect.where}".strip()
+    return f"suspect {part} (confidence {suspect.confidence:.2f}): {suspect.evidence}"
 
 
 def _verdict(view: HostView, scope: str, reason: str, *, fails: bool) -> Verdict:

@@ -1,8 +1,8 @@
-"""The outcome of every launch of a gang, combined from the records of all its hosts, and the hosts that caused a failure.
+"""Combine the records of a gang's hosts into the outcome of each launch, and find the hosts that caused a failure.
 
-If a launch fails, either the heartbeats name the culprit, or short launches of parts of the gang find which hosts do not work
-together (`bisection`). Both answer the same question: which hosts to exclude, so that the rest can be measured. The planner of
-the next launch (`fleet.planning.next_launch`) and the judge share the answer.
+If a launch fails, either the heartbeats identify the culprit, or probe launches of parts of the gang find the hosts that do not
+work together (`bisection`). The planner of the next launch (`fleet.planning.next_launch`) excludes these hosts so that the rest
+can be measured; the judge reports them.
 """
 
 from __future__ import annotations
@@ -22,128 +22,134 @@ from schemas.stages import GANG, PROBE
 
 FINISHED = "finished"
 UNABLE = "rank_unable"
-EITHER = 0.5
-"""Confidence of what is no better than its opposite."""
+EVEN_ODDS = 0.5
+"""Confidence at which another explanation is equally likely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One group of hosts that launched together."""
+    """One launch or probe, combined from the records of its hosts."""
 
     gang: str
     number: int
     stage: str
     members: tuple[str, ...]
-    told: Mapping[str, Launch]
-    """Host -> its own account of it; a host whose record was not fetched has none."""
-    seen: Mapping[str, tuple[Observation, ...]]
-    """Host -> what it measured then."""
-    wanted: frozenset[str]
-    """The benchmarks that all hosts do together."""
+    launches: Mapping[str, Launch]
+    """Host -> its record of the launch. Hosts without a fetched record are absent."""
+    observations: Mapping[str, tuple[Observation, ...]]
+    """Host -> its measurements during the launch."""
+    joint_benchmarks: frozenset[str]
+    """The benchmarks that need all hosts."""
 
     @property
     def finished(self) -> bool:
-        """Every host of which there is an account came to its end."""
-        return bool(self.told) and all(launch.outcome == FINISHED for launch in self.told.values())
+        """Return whether the launch finished on every host that has a record of it."""
+        return bool(self.launches) and all(launch.outcome == FINISHED for launch in self.launches.values())
 
     @property
     def complete(self) -> bool:
-        """It finished, and every host came to the end of all that they were to do together."""
-        done = [
+        """Return whether the launch finished and every host completed all joint benchmarks."""
+        completed = [
             {str(item.params.get("benchmark")) for item in self._measured(host) if item.name == DURATION.name}
-            for host in self.told
+            for host in self.launches
         ]
-        return self.finished and all(self.wanted <= names for names in done)
+        return self.finished and all(self.joint_benchmarks <= names for names in completed)
 
     @property
     def worked(self) -> bool:
-        """Whether the hosts work together: it finished and measured something; a probe measured everything."""
-        if self.stage == PROBE or not self.wanted:
+        """Return whether the hosts work together: a launch finished and measured something, a probe completed everything."""
+        if self.stage == PROBE or not self.joint_benchmarks:
             return self.complete
         return self.finished and any(
-            item.name.split(".")[0] in self.wanted for host in self.told for item in self._measured(host)
+            item.name.split(".")[0] in self.joint_benchmarks for host in self.launches for item in self._measured(host)
         )
 
     def _measured(self, host: str) -> list[Observation]:
-        return [item for item in self.seen.get(host, ()) if item.status == MEASURED]
+        return [item for item in self.observations.get(host, ()) if item.status == MEASURED]
 
     @property
     def not_started(self) -> dict[str, str]:
-        """Hosts that could start no rank, and why, by their own account."""
-        return {host: launch.reason for host, launch in self.told.items() if not launch.ranks and launch.reason}
+        """Return the hosts that recorded that they could start no rank -> the reason."""
+        return {host: launch.reason for host, launch in self.launches.items() if not launch.ranks and launch.reason}
 
     @property
     def unable(self) -> dict[str, Culprit]:
-        """Hosts with a rank that could not take part, by their own account."""
-        accounts = ((host, launch.culprit) for host, launch in self.told.items())
-        return {host: culprit for host, culprit in accounts if culprit and culprit.kind == UNABLE}
+        """Return the hosts that recorded that one of their ranks could not take part -> that rank."""
+        culprits = ((host, launch.culprit) for host, launch in self.launches.items())
+        return {host: culprit for host, culprit in culprits if culprit and culprit.kind == UNABLE}
 
     @property
     def culprit(self) -> Culprit | None:
-        """Whom the heartbeats named: as most of the hosts have it, where they do not agree."""
-        accounts = (self.told[host].culprit for host in self.members if host in self.told)
-        text = [culprit for culprit in accounts if culprit and culprit.kind != UNABLE]
-        if not text:
+        """Return the culprit according to the heartbeats. If the hosts disagree, the most frequent one counts."""
+        recorded = (self.launches[host].culprit for host in self.members if host in self.launches)
+        culprits = [culprit for culprit in recorded if culprit and culprit.kind != UNABLE]
+        if not culprits:
             return None
-        hosts = Counter(culprit.hosts for culprit in text).most_common(1)[0][0]
-        return Counter(culprit for culprit in text if culprit.hosts == hosts).most_common(1)[0][0]
+        hosts = Counter(culprit.hosts for culprit in culprits).most_common(1)[0][0]
+        return Counter(culprit for culprit in culprits if culprit.hosts == hosts).most_common(1)[0][0]
 
     def culprits(self) -> dict[str, str]:
         """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
-        own = self.not_started | {host: culprit.text for host, culprit in self.unable.items()}
+        self_reported = self.not_started | {host: culprit.text for host, culprit in self.unable.items()}
         culprit = self.culprit
         if not culprit or set(culprit.hosts) >= set(self.members):
-            return own
+            return self_reported
         # A host that started no rank makes others fail. A host that is unable exits cleanly and stops no other rank.
-        if self.not_started or (own and not culprit.kind.startswith("rank_")):
-            return own
-        return own | dict.fromkeys(culprit.hosts, culprit.text)
+        if self.not_started or (self_reported and not culprit.kind.startswith("rank_")):
+            return self_reported
+        return self_reported | dict.fromkeys(culprit.hosts, culprit.text)
 
     def is_certain(self, host: str) -> bool:
         """Return whether the fault is certainly on that host: one of its ranks ended, or it is in the minority of a split."""
         culprit = self.culprit
         if not culprit or host in self.not_started or host in self.unable:
             return False
-        if culprit.kind == "host_absent" and host not in self.told:
-            return False  # it may never have been started
+        if culprit.kind == "host_absent" and host not in self.launches:
+            return False  # the launch may never have been started there
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
     def never_started(self, present: Collection[str]) -> bool:
-        """Return whether the only cause is hosts that are present but were never started (control node cut off)."""
+        """Return whether the launch failed only because it was never started on some reachable hosts.
+
+        That happens if the control node is interrupted while it starts the launch.
+        """
         culprit = self.culprit
         if not culprit or culprit.kind != "host_absent" or self.not_started or self.unable:
             return False
-        return all(host in present and host not in self.told for host in culprit.hosts)
+        return all(host in present and host not in self.launches for host in culprit.hosts)
 
 
 def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[Attempt]:
-    """Return every launch and probe of a gang, the earliest first."""
-    accounts: dict[tuple[int, str, tuple[str, ...]], dict[str, Launch]] = defaultdict(dict)
-    observation: dict[tuple[int, str, tuple[str, ...]], dict[str, tuple[Observation, ...]]] = defaultdict(dict)
+    """Return every launch and probe of a gang, oldest first."""
+    launches: dict[tuple[int, str, tuple[str, ...]], dict[str, Launch]] = defaultdict(dict)
+    observations: dict[tuple[int, str, tuple[str, ...]], dict[str, tuple[Observation, ...]]] = defaultdict(dict)
     for host in plan.gangs()[gang]:
         for record in evidence[host].records if host in evidence else ():
             for launch in record.launches if record.gang == gang else ():
                 if launch.stage in (GANG, PROBE):
                     key = (launch.number, launch.stage, launch.members)
-                    accounts[key][host] = launch
-                    observation[key][host] = measured_by(record, launch)
-    together = frozenset(name for name in plan.stage(GANG).benchmarks if BENCHMARKS[name].needs_group)
+                    launches[key][host] = launch
+                    observations[key][host] = measured_by(record, launch)
+    joint = frozenset(name for name in plan.stage(GANG).benchmarks if BENCHMARKS[name].needs_group)
     return [
         Attempt(
             gang=gang,
             number=key[0],
             stage=key[1],
             members=key[2],
-            told=accounts[key],
-            seen=observation[key],
-            wanted=together if key[1] == GANG else frozenset({TOGETHER}),
+            launches=launches[key],
+            observations=observations[key],
+            joint_benchmarks=joint if key[1] == GANG else frozenset({TOGETHER}),
         )
-        for key in sorted(accounts, key=lambda key: key[0])
+        for key in sorted(launches, key=lambda key: key[0])
     ]
 
 
 def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
-    """What a launch of that record measured: what its record has of the stage, or what it keeps itself."""
+    """Return the measurements of one launch of a record.
+
+    The record holds those of the last launch of a stage. Earlier launches hold their own.
+    """
     last = [other for other in record.launches if other.stage == launch.stage and (other.ranks or other is launch)][-1]
     current = (
         tuple(observation for observation in record.observations if observation.stage == launch.stage)
@@ -153,19 +159,19 @@ def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
     return (*launch.observations, *current)
 
 
-def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
-    """Return the conclusion of the probes after a launch without a culprit, or the groups to probe next.
+def conclusion(launched: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
+    """Return the conclusion of the probes after a launch that failed without a culprit, or the groups to probe next.
 
-    There are none to probe if a host reports itself as unable, since no probe works with it.
+    The list is empty if a host reports that it cannot take part, because no probe works with it.
 
     Args:
-        among: every launch and probe of the gang.
+        launched: every launch and probe of the gang.
         stuck: the launch that failed.
     """
-    later = [other.number for other in among if other.stage == GANG and other.number > stuck.number]
+    later_numbers = [other.number for other in launched if other.stage == GANG and other.number > stuck.number]
     probes: dict[int, list[Outcome]] = defaultdict(list)
-    for probe in among:
-        if probe.stage == PROBE and stuck.number < probe.number < min(later, default=probe.number + 1):
+    for probe in launched:
+        if probe.stage == PROBE and stuck.number < probe.number < min(later_numbers, default=probe.number + 1):
             if probe.unable:
                 return []
             probes[probe.number].append(Outcome(hosts=probe.members, worked=probe.worked))
@@ -173,7 +179,7 @@ def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Co
 
 
 def is_stuck(attempt: Attempt) -> bool:
-    """Whether it failed without a culprit."""
+    """Return whether a launch failed without a culprit."""
     return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 
@@ -181,6 +187,6 @@ def hosts_to_exclude(result: Conclusion) -> dict[str, str]:
     """Return the hosts to exclude so that the rest works: each bad host, and the second host of each bad link."""
     hosts = {item.where: item.evidence for item in result.suspects if item.kind == HOST}
     for item in result.suspects:
-        if item.kind == LINK and item.confidence > EITHER and not hosts.keys() & set(item.hosts):
+        if item.kind == LINK and item.confidence > EVEN_ODDS and not hosts.keys() & set(item.hosts):
             hosts[item.hosts[-1]] = item.evidence
     return hosts

@@ -1,4 +1,4 @@
-"""The pairs that were measured, who is suspected for them, and the few sums that both need."""
+"""The measured pairs of hosts, the suspects found in them, and the statistics that both need."""
 
 from __future__ import annotations
 
@@ -6,87 +6,85 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 GPU, NIC, RAIL, HOST, LINK, FABRIC = "gpu", "nic", "rail", "host", "link", "fabric"
-KINDS = (GPU, NIC, RAIL, HOST, LINK, FABRIC)
 BANDWIDTH, LATENCY = "bandwidth", "latency"
 
 End = tuple[str, int]
-"""A host's end of a rail: its GPU of that number, and the NIC that this GPU uses."""
+"""One end of a pair: host and rail, that is, its GPU of that index with the NIC that this GPU uses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """What two pairs must share to be as fast as each other."""
+class PairKind:
+    """The properties that two pairs must share for their speeds to be comparable."""
 
     across: bool = False
-    """Whether their hosts are in two racks."""
+    """Whether the two hosts are in different racks."""
     gbps: float = 0.0
-    """Line rate of the slower port, by the inventory."""
+    """Line rate of the slower port according to the inventory."""
 
-    def no_slower_than(self, other: Kind) -> bool:
-        """Whether a pair of this kind is to be at least as fast as one of the other."""
+    def must_match_speed_of(self, other: PairKind) -> bool:
+        """Return whether a pair of this kind must be at least as fast as a pair of the other kind."""
         return self.across <= other.across and self.gbps >= other.gbps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """What two hosts measured between their GPUs of one number."""
+    """The measurements between the GPUs of one index on two hosts."""
 
     a: str
     b: str
     rail: int
     bandwidth: float | None = None
-    """B/s each way, both ways at once."""
+    """B/s in each direction, with both directions in use."""
     latency: float | None = None
-    """Seconds of one small exchange."""
+    """Seconds of one exchange of 8 B."""
     failed: str = ""
-    """Why the attempt to measure the pair failed. A pair that was not attempted is left out."""
-    kind: Kind = Kind()
-    """Pairs are compared with others of their kind, and where too few hosts have such with kinds that are to be no faster."""
+    """Why the measurement failed, or empty. Pairs that were not attempted are not listed."""
+    kind: PairKind = PairKind()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A part that explains what is slow or failed."""
+    """A part that explains slow or failed pairs, or failed launches."""
 
     kind: str
     """`gpu`, `nic`, `rail`, `host`, `link` or `fabric`."""
     where: str
     """`h3`, `h3 rail 2`, `rail 2`, `h3 - h4`, `h3 - h4 rail 2`; empty for the fabric."""
     confidence: float
-    """(s + 1) / (n + 2), where n independent comparisons could have spoken against it and s of them speak for it.
+    """(s + 1) / (n + 2), if s of n independent comparisons support the suspicion (rule of succession).
 
-    That is the rule of succession: 0.5 where there is nothing to compare with, so that another explanation is as good; 0.9
-    takes 8 of 8.
+    It is 0.5 if nothing can be compared, which makes another explanation equally likely. 8 of 8 comparisons give 0.9.
     """
     evidence: str
-    """A sentence: what was compared with what."""
+    """What was compared, with which result, as text."""
     hosts: tuple[str, ...] = ()
-    """Those that the part belongs to, or lies between; none for a rail or the fabric."""
+    """The host of the part, or both hosts of a link; empty for a rail or the fabric."""
     rails: tuple[int, ...] = ()
-    """Empty: all of them."""
+    """Empty: all rails."""
     quantity: str = BANDWIDTH
-    """By which it was found."""
-    found: float | None = None
-    """Median of its pairs, B/s or s; None where they failed."""
-    usual: float | None = None
-    """Median of the pairs that nothing is wrong with."""
+    """The quantity in which the part is slow."""
+    measured: float | None = None
+    """Median of the part's pairs, B/s or s; None if they failed."""
+    typical: float | None = None
+    """Median of all pairs, B/s or s."""
     limit: float | None = None
-    """Beyond this a pair counts as slow."""
+    """Value beyond which a pair is slow, B/s or s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The share of speed that may be missing before a part counts as slow, where noise alone does not explain more."""
+    """The limits beyond which a part is slow. The larger of a fixed share and a multiple of the noise applies."""
 
     bandwidth: float = 0.12
+    """Share of the bandwidth that may be missing."""
     latency: float = 0.5
-    """Of 1 / latency: 0.5 is twice the time."""
+    """Share of 1 / latency that may be missing: 0.5 is twice the latency."""
     sigmas: float = 6
-    """Of noise that a part must be out of line by: a quarter of a million pairs bring one false alarm in four thousand runs."""
+    """Standard deviations of noise. With 6, a quarter of a million pairs give one false alarm in four thousand runs."""
 
 
 def rule_of_succession(agreeing: int, compared: int) -> float:
-    """(s + 1) / (n + 2)."""
+    """Return (agreeing + 1) / (compared + 2)."""
     return (agreeing + 1) / (compared + 2)
 
 
@@ -96,10 +94,10 @@ def upper_median(values: Iterable[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
-def spread(values: Sequence[float], centre: float) -> float:
-    """Return a standard deviation from the median distance to the centre, which tolerates wrong values in up to half.
+def spread(values: Sequence[float], center: float) -> float:
+    """Return a robust standard deviation (1.4826 × median absolute deviation from `center`), 0 without values.
 
-    Of an even number of distances the lower of the two in the middle: half of the values may be out of line.
+    Of an even number of deviations the lower median counts, so that half of the values may be outliers.
     """
-    distances = sorted(abs(value - centre) for value in values)
-    return 1.4826 * distances[(len(distances) - 1) // 2] if distances else 0.0
+    deviations = sorted(abs(value - center) for value in values)
+    return 1.4826 * deviations[(len(deviations) - 1) // 2] if deviations else 0.0

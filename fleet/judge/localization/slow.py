@@ -1,8 +1,8 @@
-"""Find the slow ends, rails and links of the pair matrix, in one quantity.
+"""Find the slow ends, rails and links of the pair matrix in one quantity, bandwidth or latency.
 
 An end is a host's GPU of one index with its NIC. A pair is as fast as its slowest part. Therefore a slow end is slow with every
-partner, and a good end is fast with at least one: an end is judged by its best pair, not by its average. If a pair of two good
-ends is slow, the link is slow. All sums are of logarithms, so that a ratio is a difference.
+partner, and a good end is fast with at least one partner: an end is judged by its best pair, not by its average. If a pair of
+two good ends is slow, the link is slow. Speeds are compared as logarithms, so that a ratio is a difference.
 """
 
 from __future__ import annotations
@@ -12,161 +12,172 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleet.judge.localization.matrix import End, Kind, spread, upper_median
+from fleet.judge.localization.matrix import End, PairKind, spread, upper_median
 
-LEAST_HOSTS = 3
-"""With two hosts, neither is known to be the slow one."""
-MANY = 8
-"""With so many partners the second best counts: the best of many may be a mistake of the clock."""
-LOST = 1e-9
-"""Speed of a pair that failed, as a share of the others'."""
+MIN_HOSTS = 3
+"""With two hosts, either may be the slow one."""
+MANY_PARTNERS = 8
+"""With this many partners or more, an end is judged by its second best pair: the best may be a timing error."""
+FAILED_SHARE = 1e-9
+"""Speed of a failed pair, as a share of the typical speed. It stands in for 0, which has no logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """One pair in one quantity: `speed` is a rate, or one over a time; 0 where the pair failed."""
+    """One pair of ends in one quantity."""
 
     a: str
     b: str
     rail: int
     speed: float
-    kind: Kind = field(default_factory=Kind)
+    """Bandwidth in B/s, or 1 / latency in 1/s; 0 if the pair failed."""
+    kind: PairKind = field(default_factory=PairKind)
     failed: str = ""
+    """Reason of the failure, or empty."""
 
     def ends(self) -> tuple[End, End]:
-        """The two GPUs."""
+        """Return the two ends."""
         return (self.a, self.rail), (self.b, self.rail)
 
 
 @dataclass(kw_only=True)
-class Slow:
-    """What is slow, and by how much it would have to be otherwise."""
+class SlowParts:
+    """The slow rails, ends and links. Every share of speed is a natural logarithm."""
 
     shares: dict[int, float] = field(default_factory=dict)
-    """Place in the list of edges -> its speed as a share of what is usual for its kind, as a logarithm."""
-    of_end: dict[End, list[int]] = field(default_factory=dict)
-    """The edges at each end."""
+    """Index of an edge -> its speed as a share of the typical speed of its kind."""
+    edges_of_end: dict[End, list[int]] = field(default_factory=dict)
+    """End -> indexes of its edges."""
     rails: dict[int, float] = field(default_factory=dict)
-    """Slow rail -> share of speed that is left, as a logarithm."""
+    """Slow rail -> its share of the typical speed."""
     ends: dict[End, float] = field(default_factory=dict)
-    """Slow end -> share of speed that is left."""
-    partial: set[End] = field(default_factory=set)
-    """Those among the slow ends that are fast with some."""
+    """Slow end -> its share of the typical speed."""
+    partly_slow_ends: set[End] = field(default_factory=set)
+    """Slow ends that are fast with some partners."""
     links: list[int] = field(default_factory=list)
-    """Slow edges between two ends that are well."""
+    """Indexes of slow edges between two good ends."""
     limit: float = 0.0
-    """Share of speed that an edge may lack, as a logarithm."""
+    """An edge is slow if its share is below the typical one by more than this."""
     end_limit: float = 0.0
-    """The same of the best that an end does, which scatters less."""
+    """The same limit for the best edge of an end. Best edges scatter less."""
 
 
-def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
-    """What is slow among the pairs of three hosts or more.
+def find_slow_parts(edges: Sequence[Edge], tolerance: float, sigmas: float) -> SlowParts:
+    """Return the slow parts among the pairs of three hosts or more.
 
     Args:
         edges: every pair of every rail once.
-        tolerance: the share of speed that may be missing where noise does not explain more.
-        sigmas: standard deviations of what they scatter by that are noise.
+        tolerance: share of the speed that a part may lack; the limit is higher if the measurements are noisy.
+        sigmas: standard deviations of the measurements that count as noise.
     """
-    least = -math.log(1 - tolerance)
-    slow_parts = Slow(shares=_shares(edges), limit=least, end_limit=least)
+    min_limit = -math.log(1 - tolerance)
+    slow_parts = SlowParts(shares=_log_shares(edges), limit=min_limit, end_limit=min_limit)
     for index in slow_parts.shares:
         for end in edges[index].ends():
-            slow_parts.of_end.setdefault(end, []).append(index)
+            slow_parts.edges_of_end.setdefault(end, []).append(index)
     levels = {
-        end: _level([slow_parts.shares[index] for index in indexes]) for end, indexes in slow_parts.of_end.items()
+        end: _best_share([slow_parts.shares[index] for index in indexes])
+        for end, indexes in slow_parts.edges_of_end.items()
+        if len(indexes) > 1
     }
-    levels = {end: level for end, level in levels.items() if len(slow_parts.of_end[end]) > 1}
     if levels:
-        _judge_ends(slow_parts, levels, least, sigmas)
-    _judge_links(slow_parts, edges, least, sigmas)
+        _find_slow_ends(slow_parts, levels, min_limit, sigmas)
+    _find_slow_links(slow_parts, edges, min_limit, sigmas)
     return slow_parts
 
 
-def usual_speeds(edges: Iterable[Edge]) -> tuple[dict[Kind, float], dict[Kind, float]]:
-    """Kind -> the speed of a pair of it: the median over rails and hosts of the best that each does.
+def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[PairKind, float]]:
+    """Return two mappings of the kinds of pairs: to their typical speed, and to a minimum speed.
 
-    Not the median of all pairs: of eight hosts, three slow ones slow down most of the pairs. Second the kinds of which fewer
-    than three hosts have pairs: they have the speed of the fastest that is to be no faster as their least, if there is one.
+    The typical speed is the median, over rails and hosts, of the best speed of each host. The median of all pairs would not do:
+    three slow hosts out of eight slow down most of the pairs. It needs pairs of at least three hosts. A kind with fewer hosts
+    has a minimum speed instead: the highest typical speed of the kinds that it must be at least as fast as, if there is one.
     """
-    best: dict[Kind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    best: dict[PairKind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:
-        of_host = best[edge.kind][edge.rail]
+        best_by_host = best[edge.kind][edge.rail]
         for host in (edge.a, edge.b):
-            of_host[host] = max(of_host.get(host, 0.0), edge.speed)
-    usual = {
+            best_by_host[host] = max(best_by_host.get(host, 0.0), edge.speed)
+    typical = {
         kind: speed
         for kind, rails in best.items()
-        if len({host for of_host in rails.values() for host in of_host}) >= LEAST_HOSTS
-        and (speed := upper_median(upper_median(of_host.values()) for of_host in rails.values())) > 0
+        if len({host for best_by_host in rails.values() for host in best_by_host}) >= MIN_HOSTS
+        and (speed := upper_median(upper_median(best_by_host.values()) for best_by_host in rails.values())) > 0
     }
-    slower = {
-        kind: [usual[other] for other in usual if kind.no_slower_than(other)] for kind in best.keys() - usual.keys()
+    bounds = {
+        kind: [typical[other] for other in typical if kind.must_match_speed_of(other)]
+        for kind in best.keys() - typical.keys()
     }
-    return usual, {kind: max(speeds) for kind, speeds in slower.items() if speeds}
+    return typical, {kind: max(speeds) for kind, speeds in bounds.items() if speeds}
 
 
-def _shares(edges: Sequence[Edge]) -> dict[int, float]:
-    """Return each speed over the usual one of its kind; over a minimum it shows only that the minimum is met."""
-    usual, least = usual_speeds(edges)
-    slow_parts = {}
+def _log_shares(edges: Sequence[Edge]) -> dict[int, float]:
+    """Return the speed of each edge as a share of the typical speed of its kind.
+
+    A kind without a typical speed is compared with its minimum speed, and the share is capped at 1. An edge with neither is
+    left out.
+    """
+    typical, minimum = typical_speeds(edges)
+    shares = {}
     for index, edge in enumerate(edges):
-        if edge.kind in usual:
-            slow_parts[index] = math.log(max(edge.speed / usual[edge.kind], LOST))
-        elif edge.kind in least:
-            slow_parts[index] = math.log(min(max(edge.speed / least[edge.kind], LOST), 1.0))
-    return slow_parts
+        if edge.kind in typical:
+            shares[index] = math.log(max(edge.speed / typical[edge.kind], FAILED_SHARE))
+        elif edge.kind in minimum:
+            shares[index] = math.log(min(max(edge.speed / minimum[edge.kind], FAILED_SHARE), 1.0))
+    return shares
 
 
-def _level(shares: Sequence[float]) -> float:
-    """The best that an end does."""
-    return sorted(shares)[-2 if len(shares) >= MANY else -1]
+def _best_share(shares: Sequence[float]) -> float:
+    """Return the best share of an end, or the second best if it has many partners."""
+    return sorted(shares)[-2 if len(shares) >= MANY_PARTNERS else -1]
 
 
-def _judge_ends(slow_parts: Slow, levels: Mapping[End, float], least: float, sigmas: float) -> None:
-    of_rail: dict[int, dict[str, float]] = defaultdict(dict)
+def _find_slow_ends(slow_parts: SlowParts, levels: Mapping[End, float], min_limit: float, sigmas: float) -> None:
+    """Find the slow rails, and the ends that are slow compared with the other ends of their rail."""
+    levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
-        of_rail[rail][host] = level
-    usual = {rail: upper_median(of_host.values()) for rail, of_host in of_rail.items()}
-    centre = upper_median(usual.values())
-    limit = max(least, sigmas * spread([level - usual[rail] for (_, rail), level in levels.items()], 0.0))
+        levels_by_rail[rail][host] = level
+    rail_medians = {rail: upper_median(host_levels.values()) for rail, host_levels in levels_by_rail.items()}
+    center = upper_median(rail_medians.values())
+    deviations = [level - rail_medians[rail] for (_, rail), level in levels.items()]
+    limit = max(min_limit, sigmas * spread(deviations, 0.0))
     slow_parts.end_limit = limit
-    for rail, level in usual.items():
-        if level < centre - limit and len(of_rail[rail]) >= LEAST_HOSTS:
-            slow_parts.rails[rail] = level - centre
+    for rail, level in rail_medians.items():
+        if level < center - limit and len(levels_by_rail[rail]) >= MIN_HOSTS:
+            slow_parts.rails[rail] = level - center
     for (host, rail), level in levels.items():
-        base = centre + slow_parts.rails.get(rail, 0.0)
+        base = center + slow_parts.rails.get(rail, 0.0)
         if level < base - limit:
             slow_parts.ends[(host, rail)] = level - base
 
 
-def _judge_links(slow_parts: Slow, edges: Sequence[Edge], least: float, sigmas: float) -> None:
-    """The edges between ends that are well; where most of them meet in one end, it is that end after all."""
-    left = {
+def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
+    """Find the slow edges between good ends. If most edges of one end are slow, that end is slow instead."""
+    shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)
         for index, share in slow_parts.shares.items()
         if not any(end in slow_parts.ends for end in edges[index].ends())
     }
-    if not left:
+    if not shares:
         return
-    centre = upper_median(left.values())
-    slow_parts.limit = max(least, sigmas * spread([*left.values()], centre))
-    slow = {index for index, share in left.items() if share < centre - slow_parts.limit}
-    while slow:
-        end, indexes = _most(slow, edges)
-        touching = [index for index in slow_parts.of_end[end] if index in left]
-        if len(indexes) < LEAST_HOSTS or 2 * len(indexes) < len(touching):
+    center = upper_median(shares.values())
+    slow_parts.limit = max(min_limit, sigmas * spread([*shares.values()], center))
+    slow_edges = {index for index, share in shares.items() if share < center - slow_parts.limit}
+    while slow_edges:
+        end, indexes = _end_with_most(slow_edges, edges)
+        edges_of_end = [index for index in slow_parts.edges_of_end[end] if index in shares]
+        if len(indexes) < MIN_HOSTS or 2 * len(indexes) < len(edges_of_end):
             break
-        slow_parts.ends[end] = upper_median(left[index] for index in indexes) - centre
-        slow_parts.partial.add(end)
-        slow -= set(indexes)
-    slow_parts.links = sorted(slow)
+        slow_parts.ends[end] = upper_median(shares[index] for index in indexes) - center
+        slow_parts.partly_slow_ends.add(end)
+        slow_edges -= set(indexes)
+    slow_parts.links = sorted(slow_edges)
 
 
-def _most(slow: Iterable[int], edges: Sequence[Edge]) -> tuple[End, list[int]]:
-    """The end with most slow edges, and these."""
-    at: dict[End, list[int]] = defaultdict(list)
-    for index in slow:
+def _end_with_most(slow_edges: Iterable[int], edges: Sequence[Edge]) -> tuple[End, list[int]]:
+    """Return the end with the most slow edges, and these edges."""
+    edges_of_end: dict[End, list[int]] = defaultdict(list)
+    for index in slow_edges:
         for end in edges[index].ends():
-            at[end].append(index)
-    return max(at.items(), key=lambda item: (len(item[1]), item[0]))
+            edges_of_end[end].append(index)
+    return max(edges_of_end.items(), key=lambda item: (len(item[1]), item[0]))

@@ -1,4 +1,4 @@
-"""Slow ends, rails and links as parts that have a name, a confidence and a sentence of evidence."""
+"""Turn the slow ends, rails and links of one quantity into suspects with a name, a confidence and the evidence."""
 
 from __future__ import annotations
 
@@ -20,169 +20,184 @@ from fleet.judge.localization.matrix import (
     rule_of_succession,
     upper_median,
 )
-from fleet.judge.localization.slow import LEAST_HOSTS, LOST, Edge, Slow
+from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, SlowParts
 
-MOST_LINKS = 5
-MOST_LINKS_SHARE = 0.02
-"""More slow links than these, by number and by share of all pairs of hosts, and they are not links: it is the fabric."""
+MAX_LINKS = 5
+MAX_LINKS_SHARE = 0.02
+"""If more links are slow, by number and as a share of all pairs of hosts, the suspect is the fabric, not each link."""
 
-
-_NOTHING = math.log(LOST) / 2
-"""A share that only a pair that failed has."""
+_FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
+"""Only failed pairs have a share below this."""
 
 
 class SuspectBuilder:
-    """The slow ends, rails and links of one quantity, as parts that have a name."""
+    """Build the suspects of one quantity."""
 
-    def __init__(self, quantity: str, edges: Sequence[Edge], slow: Slow, failed_alone: Collection[End]) -> None:
-        self._quantity, self._edges, self._slow = quantity, edges, slow
+    def __init__(
+        self, quantity: str, edges: Sequence[Edge], slow_parts: SlowParts, failed_alone: Collection[End]
+    ) -> None:
+        self._quantity, self._edges, self._slow = quantity, edges, slow_parts
         self._failed_alone = failed_alone
-        self._rails_of: dict[str, set[int]] = defaultdict(set)
-        for host, rail in slow.of_end:
-            if rail not in slow.rails:
-                self._rails_of[host].add(rail)
-        self._slow_of: dict[str, set[int]] = defaultdict(set)
-        for host, rail in slow.ends:
-            self._slow_of[host].add(rail)
-        self._links = set(slow.links)
+        self._rails_of_host: dict[str, set[int]] = defaultdict(set)
+        """Host -> its rails, without the slow ones."""
+        for host, rail in slow_parts.edges_of_end:
+            if rail not in slow_parts.rails:
+                self._rails_of_host[host].add(rail)
+        self._slow_rails_of_host: dict[str, set[int]] = defaultdict(set)
+        """Host -> the rails on which its end is slow."""
+        for host, rail in slow_parts.ends:
+            self._slow_rails_of_host[host].add(rail)
+        self._slow_links = set(slow_parts.links)
 
     def suspects(self) -> Iterator[Suspect]:
-        """All of them, in no order."""
-        yield from (self._rail(rail) for rail in self._slow.rails)
-        for host, rails in self._slow_of.items():
-            every = self._rails_of[host]
-            if rails >= every or (len(every) >= LEAST_HOSTS and 2 * len(rails) > len(every)):
-                yield self._host(host, rails)
+        """Yield the suspects in no particular order."""
+        yield from (self._slow_rail(rail) for rail in self._slow.rails)
+        for host, slow_rails in self._slow_rails_of_host.items():
+            rails = self._rails_of_host[host]
+            if slow_rails >= rails or (len(rails) >= MIN_HOSTS and 2 * len(slow_rails) > len(rails)):
+                yield self._slow_host(host, slow_rails)
             else:
-                yield from (self._end(host, rail) for rail in rails)
-        yield from self._between()
+                yield from (self._slow_end(host, rail) for rail in slow_rails)
+        yield from self._slow_links_or_fabric()
 
-    def _rail(self, rail: int) -> Suspect:
-        ends = [end for end in self._slow.of_end if end[1] == rail]
+    def _slow_rail(self, rail: int) -> Suspect:
+        ends = [end for end in self._slow.edges_of_end if end[1] == rail]
         indexes = [index for index, edge in enumerate(self._edges) if edge.rail == rail and index in self._slow.shares]
         share = self._slow.rails[rail]
         level = share - self._slow.limit / 2
-        slow = sum(any(self._slow.shares[index] < level / 2 for index in self._slow.of_end[end]) for end in ends)
+        slow = sum(any(self._slow.shares[index] < level / 2 for index in self._slow.edges_of_end[end]) for end in ends)
         return self._suspect(
             RAIL,
             f"rail {rail}",
             indexes,
             rule_of_succession(slow, len(ends)),
-            f"{self._quantity} on rail {rail} is {times(self._quantity, share)} the other rails' "
+            f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} the other rails' "
             f"with {slow} of {len(ends)} hosts",
             rails=(rail,),
         )
 
-    def _host(self, host: str, rails: set[int]) -> Suspect:
-        indexes = [index for rail in rails for index in self._slow.of_end[(host, rail)]]
-        slow, compared = self._partners(host, rails)
-        share = upper_median(self._slow.ends[(host, rail)] for rail in rails)
-        every = len(self._rails_of[host] | rails)
-        if every == 1:
-            (rail,) = rails
+    def _slow_host(self, host: str, slow_rails: set[int]) -> Suspect:
+        indexes = [index for rail in slow_rails for index in self._slow.edges_of_end[(host, rail)]]
+        slow, compared = self._count_slow_partners(host, slow_rails)
+        share = upper_median(self._slow.ends[(host, rail)] for rail in slow_rails)
+        rail_count = len(self._rails_of_host[host] | slow_rails)
+        if rail_count == 1:
+            (rail,) = slow_rails
             if (host, rail) in self._failed_alone:
-                return self._end(host, rail)
-        evidence_text = (
-            f"on {len(rails)} of {every} rails" if every > 1 else "on its one rail: its GPU or NIC may be what is slow"
+                return self._slow_end(host, rail)
+        rails_text = (
+            f"on {len(slow_rails)} of {rail_count} rails"
+            if rail_count > 1
+            else "on its only rail: the cause may be its GPU or NIC"
         )
         return self._suspect(
             HOST,
             host,
             indexes,
             rule_of_succession(slow, compared),
-            f"{self._how(host, rails, slow, compared, share)} {evidence_text}",
+            f"{self._comparison(host, slow_rails, slow, compared, share)} {rails_text}",
             hosts=(host,),
         )
 
-    def _end(self, host: str, rail: int) -> Suspect:
-        slow, compared = self._partners(host, {rail})
-        alone = (host, rail) in self._failed_alone
-        well = len(self._rails_of[host] - self._slow_of[host])
-        why = "; the GPU failed by itself too" if alone else f"; {well} of its other rails are well"
+    def _slow_end(self, host: str, rail: int) -> Suspect:
+        slow, compared = self._count_slow_partners(host, {rail})
+        is_gpu = (host, rail) in self._failed_alone
+        good_rails = len(self._rails_of_host[host] - self._slow_rails_of_host[host])
+        comparison = self._comparison(host, {rail}, slow, compared, self._slow.ends[(host, rail)])
+        explanation = (
+            "the GPU also failed in tests without other hosts"
+            if is_gpu
+            else f"{good_rails} of its other rails are normal"
+        )
         return self._suspect(
-            GPU if alone else NIC,
+            GPU if is_gpu else NIC,
             f"{host} rail {rail}",
-            self._slow.of_end[(host, rail)],
+            self._slow.edges_of_end[(host, rail)],
             rule_of_succession(slow, compared),
-            f"{self._how(host, {rail}, slow, compared, self._slow.ends[(host, rail)])} on rail {rail}{why}",
+            f"{comparison} on rail {rail}; {explanation}",
             hosts=(host,),
             rails=(rail,),
         )
 
-    def _how(self, host: str, rails: set[int], slow: int, compared: int, share: float) -> str:
-        """`bandwidth of h3 with 7 of 7 hosts that are well is at most 48 % of what is usual`."""
-        if share <= _NOTHING:
-            return f"{host} could exchange nothing with {slow} of {compared} hosts that are well"
-        best = "at most" if self._quantity == BANDWIDTH else "at least"
-        most = "about" if any((host, rail) in self._slow.partial for rail in rails) else best
-        whom = f"with {slow} of {compared} hosts that are well"
-        return f"{self._quantity} of {host} {whom} is {most} {times(self._quantity, share)} what is usual"
+    def _comparison(self, host: str, rails: set[int], slow: int, compared: int, share: float) -> str:
+        """Return text such as `bandwidth of h3 with 7 of 7 healthy hosts is at most 48% of the typical value`."""
+        if share <= _FAILED_LOG_SHARE:
+            return f"{host} could not exchange data with {slow} of {compared} healthy hosts"
+        bound = "at most" if self._quantity == BANDWIDTH else "at least"
+        if any((host, rail) in self._slow.partly_slow_ends for rail in rails):
+            bound = "about"
+        ratio = ratio_text(self._quantity, share)
+        return (
+            f"{self._quantity} of {host} with {slow} of {compared} healthy hosts is {bound} {ratio} the typical value"
+        )
 
-    def _partners(self, host: str, rails: set[int]) -> tuple[int, int]:
-        """With how many hosts that are well it is slow on some of these rails, and how many of them it met."""
-        slow: dict[str, bool] = {}
+    def _count_slow_partners(self, host: str, rails: set[int]) -> tuple[int, int]:
+        """Return with how many good hosts it is slow on any of these rails, and the number of good hosts compared."""
+        is_slow_with: dict[str, bool] = {}
         for rail in rails:
             end = (host, rail)
-            limit = self._slow.limit if end in self._slow.partial else self._slow.end_limit
+            limit = self._slow.limit if end in self._slow.partly_slow_ends else self._slow.end_limit
             base = self._slow.rails.get(rail, 0.0) - limit
-            for index in self._slow.of_end[end]:
-                other = next(far for far in self._edges[index].ends() if far != end)
-                if other not in self._slow.ends:
-                    slow[other[0]] = slow.get(other[0], False) or self._slow.shares[index] < base
-        return sum(slow.values()), len(slow)
+            for index in self._slow.edges_of_end[end]:
+                partner = next(other for other in self._edges[index].ends() if other != end)
+                if partner not in self._slow.ends:
+                    name = partner[0]
+                    is_slow_with[name] = is_slow_with.get(name, False) or self._slow.shares[index] < base
+        return sum(is_slow_with.values()), len(is_slow_with)
 
-    def _between(self) -> Iterator[Suspect]:
-        """The links; or the fabric, where they are too many to be each by itself."""
-        slow: dict[tuple[str, str], list[int]] = defaultdict(list)
+    def _slow_links_or_fabric(self) -> Iterator[Suspect]:
+        """Yield the slow links, or the fabric if there are too many of them."""
+        slow_edges: dict[tuple[str, str], list[int]] = defaultdict(list)
         for index in self._slow.links:
-            slow[(self._edges[index].a, self._edges[index].b)].append(index)
-        met: dict[tuple[str, str], int] = defaultdict(int)
+            slow_edges[(self._edges[index].a, self._edges[index].b)].append(index)
+        edge_counts: dict[tuple[str, str], int] = defaultdict(int)
         for edge in self._edges:
-            met[(edge.a, edge.b)] += 1
-        if len(slow) > max(MOST_LINKS, MOST_LINKS_SHARE * len(met)):
-            indexes = [index for of_pair in slow.values() for index in of_pair]
+            edge_counts[(edge.a, edge.b)] += 1
+        if len(slow_edges) > max(MAX_LINKS, MAX_LINKS_SHARE * len(edge_counts)):
+            indexes = [index for pair_indexes in slow_edges.values() for index in pair_indexes]
             yield self._suspect(
                 FABRIC,
                 "",
                 indexes,
-                rule_of_succession(len({host for pair in slow for host in pair}), len(self._rails_of)),
-                f"{len(slow)} of {len(met)} pairs of hosts are slow, and no host, NIC or rail is common to them",
+                rule_of_succession(len({host for pair in slow_edges for host in pair}), len(self._rails_of_host)),
+                f"{len(slow_edges)} of {len(edge_counts)} pairs of hosts are slow, without a common host, NIC or rail",
             )
             return
-        for (a, b), indexes in slow.items():
-            yield self._link(a, b, indexes, met[(a, b)])
+        for (a, b), indexes in slow_edges.items():
+            yield self._slow_link(a, b, indexes, edge_counts[(a, b)])
 
-    def _link(self, a: str, b: str, indexes: Sequence[int], tried: int) -> Suspect:
+    def _slow_link(self, a: str, b: str, indexes: Sequence[int], edge_count: int) -> Suspect:
         rails = tuple(sorted(self._edges[index].rail for index in indexes))
-        well = min(self._fast_with(host, rails) for host in (a, b))
+        partners = min(self._count_fast_partners(host, rails) for host in (a, b))
         failed = next((self._edges[index].failed for index in indexes if self._edges[index].failed), "")
         share = upper_median(self._slow.shares[index] for index in indexes)
-        whole = len(indexes) == tried
-        what = "exchange" if failed else self._quantity
-        how = f"failed ({failed})" if failed else f"is {times(self._quantity, share)} what is usual"
-        rest = (
-            f"each of the two is well with {well} others or more"
-            if well
-            else "one of the two was measured with nobody else"
+        all_rails = len(indexes) == edge_count
+        subject = "exchange" if failed else self._quantity
+        finding = f"failed ({failed})" if failed else f"is {ratio_text(self._quantity, share)} the typical value"
+        on_rails = "" if all_rails else f" on {rails_name(rails)}"
+        others = (
+            f"each host reaches normal speed with at least {partners} others"
+            if partners
+            else "one of the hosts was measured with no other host"
         )
         return self._suspect(
             LINK,
-            f"{a} - {b}" if whole else f"{a} - {b} {rails_name(rails)}",
+            f"{a} - {b}" if all_rails else f"{a} - {b} {rails_name(rails)}",
             indexes,
-            rule_of_succession(well, well),
-            f"{what} between {a} and {b} {how}{'' if whole else f' on {rails_name(rails)}'}; {rest}",
+            rule_of_succession(partners, partners),
+            f"{subject} between {a} and {b} {finding}{on_rails}; {others}",
             hosts=(a, b),
-            rails=() if whole else rails,
+            rails=() if all_rails else rails,
         )
 
-    def _fast_with(self, host: str, rails: Iterable[int]) -> int:
-        """The others with which it is not slow on these rails."""
+    def _count_fast_partners(self, host: str, rails: Iterable[int]) -> int:
+        """Return the number of good hosts with which `host` is not slow on these rails."""
         return len(
             {
                 other
                 for rail in rails
-                for index in self._slow.of_end[(host, rail)]
-                if index not in self._links
+                for index in self._slow.edges_of_end[(host, rail)]
+                if index not in self._slow_links
                 for other, _ in self._edges[index].ends()
                 if other != host and (other, rail) not in self._slow.ends
             }
@@ -211,22 +226,22 @@ class SuspectBuilder:
 
 
 def _figures(quantity: str, edges: Sequence[Edge], indexes: Iterable[int], limit: float) -> dict[str, float]:
-    """Medians of these pairs and of all, and what is still well, in the quantity's own unit."""
+    """Return the median of these edges, the median of all edges and the limit, in B/s or s."""
 
-    def told(speed: float) -> float:
+    def in_unit(speed: float) -> float:
         return speed if quantity == BANDWIDTH else 1 / speed
 
-    theirs = [edges[index].speed for index in indexes if edges[index].speed > 0]
-    every = [edge.speed for edge in edges if edge.speed > 0]
-    usual = statistics.median(every)
-    slow_parts = {"usual": told(usual), "limit": told(usual * math.exp(-limit))}
-    return {**slow_parts, "found": told(statistics.median(theirs))} if theirs else slow_parts
+    speeds = [edges[index].speed for index in indexes if edges[index].speed > 0]
+    typical = statistics.median(edge.speed for edge in edges if edge.speed > 0)
+    figures = {"typical": in_unit(typical), "limit": in_unit(typical * math.exp(-limit))}
+    return {**figures, "measured": in_unit(statistics.median(speeds))} if speeds else figures
 
 
-def times(quantity: str, share: float) -> str:
-    """What is left of the speed, its logarithm given: `40% of`, or of a time `2.5 times`."""
+def ratio_text(quantity: str, share: float) -> str:
+    """Return a share of speed (given as a logarithm) as text: `40% of` for a bandwidth, `2.5 times` for a latency."""
     return f"{math.exp(share):.0%} of" if quantity == BANDWIDTH else f"{math.exp(-share):.3g} times"
 
 
 def rails_name(rails: Sequence[int]) -> str:
+    """Return `rail 1` or `rails 1, 2`."""
     return f"rail{'s' if len(rails) != 1 else ''} {', '.join(map(str, rails))}"

@@ -1,4 +1,4 @@
-"""find_suspects(pairs) -> the parts that explain what is slow, surest first. A pure function."""
+"""Find the parts that explain slow and failed pairs of hosts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fleet.judge.localization.matrix import (
     rule_of_succession,
     upper_median,
 )
-from fleet.judge.localization.slow import LEAST_HOSTS, LOST, Edge, find_slow, usual_speeds
-from fleet.judge.localization.suspect_builder import SuspectBuilder, rails_name, times
+from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, find_slow_parts, typical_speeds
+from fleet.judge.localization.suspect_builder import SuspectBuilder, rails_name, ratio_text
 
 
 def find_suspects(
@@ -30,34 +30,31 @@ def find_suspects(
     collective_slow: bool = False,
     tolerance: Tolerance | None = None,
 ) -> list[Suspect]:
-    """Return the fewest parts that explain the slow and failed pairs; empty if no pair is slow or failed.
+    """Return the fewest parts that explain the slow and failed pairs, highest confidence first; empty if all pairs are normal.
 
     Args:
-        pairs: every pair of hosts that was tried, once a rail.
-        failed_alone: GPUs (host, rail) that failed what each host measures by itself.
-        collective_slow: an operation of all hosts together was too slow; if no pair is slow, the fabric is named.
-        tolerance: how slow is slow; the default is for GPU hosts.
+        pairs: every pair of hosts that was attempted, once for each rail.
+        failed_alone: ends whose GPU failed a test that involves no other host.
+        collective_slow: whether a collective over all hosts was too slow; if no pair is slow, the suspect is the fabric.
+        tolerance: limits beyond which a part is slow; the default is for GPU hosts.
     """
     tolerance = tolerance or Tolerance()
-    if len({host for pair in pairs for host in (pair.a, pair.b)}) < LEAST_HOSTS:
-        return list(_between_two(pairs, tolerance, collective_slow))
-    result: list[Suspect] = []
+    if len({host for pair in pairs for host in (pair.a, pair.b)}) < MIN_HOSTS:
+        return list(_suspects_of_two_hosts(pairs, tolerance, collective_slow))
+    suspects: list[Suspect] = []
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
-        edges = _edges(pairs, quantity)
-        if edges:
-            result = _joined(
-                result,
-                SuspectBuilder(quantity, edges, find_slow(edges, share, tolerance.sigmas), failed_alone).suspects(),
-            )
-    if not result and collective_slow and pairs:
-        result = [_fabric(pairs)]
-    return sorted(result, key=lambda suspect: (-suspect.confidence, suspect.where))
+        if edges := _edges(pairs, quantity):
+            slow_parts = find_slow_parts(edges, share, tolerance.sigmas)
+            suspects = _merge_suspects(suspects, SuspectBuilder(quantity, edges, slow_parts, failed_alone).suspects())
+    if not suspects and collective_slow and pairs:
+        suspects = [_slow_fabric(pairs)]
+    return sorted(suspects, key=lambda suspect: (-suspect.confidence, suspect.where))
 
 
-def comparable(pairs: Sequence[Pair], quantity: str) -> list[Pair]:
-    """Return the pairs whose speed can be compared with others."""
-    usual, least = usual_speeds(_edges(pairs, quantity))
-    return [pair for pair in pairs if pair.kind in usual or pair.kind in least]
+def comparable_pairs(pairs: Sequence[Pair], quantity: str) -> list[Pair]:
+    """Return the pairs whose kind has a typical or minimum speed to compare with."""
+    typical, minimum = typical_speeds(_edges(pairs, quantity))
+    return [pair for pair in pairs if pair.kind in typical or pair.kind in minimum]
 
 
 def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
@@ -75,55 +72,56 @@ def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
     ]
 
 
-def _joined(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
-    """What two quantities say together: the same part once, and no part of a host that is suspected as a whole."""
-    result = {suspect.where: suspect for suspect in first}
+def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
+    """Return the suspects of two quantities: each part once, and no single part of a suspected host."""
+    merged = {suspect.where: suspect for suspect in first}
     for suspect in second:
-        same = result.get(suspect.where)
-        surer = same if same and same.confidence >= suspect.confidence else suspect
+        same = merged.get(suspect.where)
+        more_confident = same if same and same.confidence >= suspect.confidence else suspect
         evidence = f"{same.evidence}; {suspect.evidence}" if same else suspect.evidence
-        result[suspect.where] = replace(surer, evidence=evidence)
-    whole = {suspect.where for suspect in result.values() if suspect.kind == HOST}
-    return [item for item in result.values() if item.kind == HOST or not whole.intersection(item.hosts)]
+        merged[suspect.where] = replace(more_confident, evidence=evidence)
+    hosts = {suspect.where for suspect in merged.values() if suspect.kind == HOST}
+    return [suspect for suspect in merged.values() if suspect.kind == HOST or not hosts.intersection(suspect.hosts)]
 
 
-def _fabric(pairs: Sequence[Pair]) -> Suspect:
-    """Nothing is slow in pairs, and yet all together are."""
+def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
+    """Return the fabric as suspect: no pair is slow, but the collective over all hosts is."""
     hosts = {host for pair in pairs for host in (pair.a, pair.b)}
-    met = {(pair.a, pair.b) for pair in comparable(pairs, BANDWIDTH)}
-    share = len(met) / (len(hosts) * (len(hosts) - 1) / 2)
+    compared = {(pair.a, pair.b) for pair in comparable_pairs(pairs, BANDWIDTH)}
+    share = len(compared) / (len(hosts) * (len(hosts) - 1) / 2)
     return Suspect(
         kind=FABRIC,
         where="",
         confidence=rule_of_succession(len(hosts), len(hosts)),
-        evidence=f"all {len(hosts)} hosts are well in pairs ({len(met)} pairs compared, {share:.0%} of those there are), and "
-        "all together are slow",
+        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({len(compared)} pairs compared, {share:.0%} of all), "
+        "but the collective over all of them is slow",
     )
 
 
-def _between_two(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
-    """Return both hosts: with two, neither end nor the link can be singled out."""
+def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
+    """Yield the link between two hosts if it is slow or failed: neither the ends nor the link can be singled out."""
     if not pairs:
         return
     a, b = pairs[0].a, pairs[0].b
-    either = f"{a}, {b}, or what is between them: two hosts cannot tell"
-    slow: dict[int, str] = {pair.rail: f"failed ({pair.failed})" for pair in pairs if pair.failed}
+    slow_rails: dict[int, str] = {pair.rail: f"failed ({pair.failed})" for pair in pairs if pair.failed}
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
         speeds = {edge.rail: edge.speed for edge in _edges(pairs, quantity) if edge.speed > 0}
-        usual = upper_median(speeds.values()) if speeds else LOST
+        typical = upper_median(speeds.values()) if speeds else FAILED_SHARE
         for rail, speed in speeds.items():
-            if speed < usual * (1 - share):
-                slow.setdefault(rail, f"{quantity} is {times(quantity, math.log(speed / usual))} the other rails'")
-    if collective_slow and not slow:
-        slow = {pair.rail: "all together are slow" for pair in pairs}
-    if slow:
-        whole = len(slow) == len({pair.rail for pair in pairs})
-        rails = tuple(sorted(slow))
+            if speed < typical * (1 - share):
+                ratio = ratio_text(quantity, math.log(speed / typical))
+                slow_rails.setdefault(rail, f"{quantity} is {ratio} the other rails'")
+    if collective_slow and not slow_rails:
+        slow_rails = {pair.rail: "the collective is slow" for pair in pairs}
+    if slow_rails:
+        all_rails = len(slow_rails) == len({pair.rail for pair in pairs})
+        rails = tuple(sorted(slow_rails))
+        findings = "; ".join(dict.fromkeys(slow_rails.values()))
         yield Suspect(
             kind=LINK,
-            where=f"{a} - {b}" if whole else f"{a} - {b} {rails_name(rails)}",
+            where=f"{a} - {b}" if all_rails else f"{a} - {b} {rails_name(rails)}",
             confidence=rule_of_succession(0, 0),
-            evidence="; ".join(dict.fromkeys(slow.values())) + f": {either}",
+            evidence=f"{findings}: with two hosts, the cause may be {a}, {b} or the link between them",
             hosts=(a, b),
-            rails=() if whole else rails,
+            rails=() if all_rails else rails,
         )

@@ -1,7 +1,7 @@
-"""Judge the hosts of each gang (the hosts of one multi-node launch): slow pairs, and which host stopped a launch.
+"""Judge the hosts of each gang (the hosts of one multi-node launch): slow parts, and hosts that stopped a launch.
 
 The pair matrix gives `pairs.bandwidth` and `pairs.latency`. A part that is slow with every partner fails its host. A slow link
-between hosts is inconclusive on both ends, because two paths that a switch routes over one wire look the same.
+between hosts is inconclusive on both ends, because two paths that a switch routes over one cable look the same.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.faults import CRITERION, STAGE, judge_faults, last_of
-from fleet.judge.localization.launches import Attempt, attempts
+from fleet.judge.localization.faults import CRITERION, STAGE, judge_faults, with_last_hosts
+from fleet.judge.localization.launches import EVEN_ODDS, Attempt, attempts
 from fleet.judge.localization.matrix import (
     BANDWIDTH,
     FABRIC,
@@ -25,157 +25,177 @@ from fleet.judge.localization.matrix import (
     NIC,
     RAIL,
     End,
-    Kind,
     Pair,
+    PairKind,
     Suspect,
     Tolerance,
 )
-from fleet.judge.localization.slow import LEAST_HOSTS
-from fleet.judge.localization.suspects import comparable, find_suspects
+from fleet.judge.localization.slow import MIN_HOSTS
+from fleet.judge.localization.suspects import comparable_pairs, find_suspects
 from fleet.quantities import quantity as shown
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
-EQUAL = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
+SOURCE = "ours: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
-"""A rehearsal reports only gross faults: a quarter of the bandwidth, ten times the latency. These exceed most noise. With the six
-standard deviations of GPU hosts, five processes on a busy machine hid a host that was a hundred times too slow."""
-CERTAIN_ON_CPUS = 0.8
-"""Least confidence in a rehearsal: at least three comparisons, as one pair is slow whenever another process uses the CPU."""
+"""Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
+deviations are enough: with six, five processes on a busy machine hid a host that was a hundred times too slow."""
+REHEARSAL_MIN_CONFIDENCE = 0.8
+"""At least three comparisons: a single pair is slow whenever another process uses the CPU."""
 SLOW_RAIL = 0.75
-"""Rails may differ by design, all hosts alike: what is left of the speed must be less than this."""
+"""Share of the typical speed below which a rail is reported. Smaller differences between rails may be by design."""
 
 
 def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts on each host of each gang: which host stopped a launch, and which pairs are slow.
+    """Return the verdicts on the hosts of each gang: hosts that stopped a launch, slow parts, and passes.
 
-    A host is judged by the last launch that it took part in. Those who left before are judged by that one, and the others by
-    what they did without them.
+    Each host is judged by the last launch that it took part in. An excluded host is judged by the launch before its exclusion,
+    the other hosts by the launch without it.
 
     Args:
-        views: the hosts whose records are believed.
-        verdicts: those reached so far: which GPUs fail by themselves, and whether a gang's collectives are too slow.
+        views: the hosts with valid records.
+        verdicts: earlier verdicts. They show which GPUs failed on their own, and whether a gang's collectives are too slow.
     """
     gangs: dict[str, dict[str, HostView]] = defaultdict(dict)
     for view in views:
         if view.host.gang:
             gangs[view.host.gang][view.host.name] = view
-    result: list[Verdict] = []
+    gang_verdicts: list[Verdict] = []
     for gang, members in gangs.items():
         plan = next(iter(members.values())).plan
         launched = attempts(plan, {host: view.evidence for host, view in members.items()}, gang)
-        result += judge_faults(launched, members)
-        for attempt, last in last_of(launched):
-            slow = is_slow(attempt, last, verdicts)
-            result += [item for item in _Gang(attempt, members, verdicts, slow).verdicts() if item.host in last]
-    return result
+        gang_verdicts += judge_faults(launched, members)
+        for attempt, last_hosts in with_last_hosts(launched):
+            collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
+            pair_verdicts = _GangPairs(attempt, members, verdicts, collective_slow).verdicts()
+            gang_verdicts += [verdict for verdict in pair_verdicts if verdict.host in last_hosts]
+    return gang_verdicts
 
 
 @dataclass
-class _Told:
-    """What the two ends say of one pair on one rail."""
+class _PairReports:
+    """The measurements that the two hosts of a pair reported for one rail."""
 
     values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
     failed: str = ""
 
     def value(self, quantity: str, rehearsal: bool) -> float | None:
-        """The mean; in a rehearsal the slower end's: what the other sent may have gone into a socket's buffer alone."""
+        """Return the mean of both ends; None if the pair failed or was not measured.
+
+        In a rehearsal the slower end counts: data that the other end sent may only have reached a socket buffer.
+        """
         values = self.values[quantity]
         if not values or self.failed:
             return None
         slower = min if quantity == BANDWIDTH else max
         return slower(values) if rehearsal else statistics.fmean(values)
 
+    def add(self, quantity: str, observation: Observation) -> None:
+        """Add the measurement or the error of one end."""
+        value = observation.value
+        if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            self.values[quantity].append(float(value))
+        elif observation.status == MEASURED:
+            self.failed = self.failed or f"invalid {quantity}: {value!r:.40}"
+        elif observation.status == ERROR:
+            self.failed = self.failed or observation.reason
 
-class _Gang:
-    """One launch of a gang, its pairs and its suspects."""
+
+class _GangPairs:
+    """The pairs of one gang launch, their suspects and the verdicts."""
 
     def __init__(
-        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], slow: bool
+        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
     ) -> None:
         self._scope = f"gang={attempt.gang}"
         self._attempt = attempt
-        members = {host: views[host] for host in attempt.told}
+        members = {host: views[host] for host in attempt.launches}
         self._members = members
-        self._slow = slow
+        self._collective_slow = collective_slow
         self._rehearsal = next(iter(members.values())).plan.rehearsal
         self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
-        self._pairs = self._matrix()
-        self._compared = {quantity: comparable(self._pairs, quantity) for quantity in UNITS}
-        self._alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
+        self._pairs = self._measured_pairs()
+        self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
+        self._failed_alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
 
-    def _matrix(self) -> list[Pair]:
-        accounts: dict[tuple[str, str, int], _Told] = defaultdict(_Told)
-        blamed = self._attempt.culprits()
+    def _measured_pairs(self) -> list[Pair]:
+        reports: dict[tuple[str, str, int], _PairReports] = defaultdict(_PairReports)
+        culprits = self._attempt.culprits()
         for host, view in self._members.items():
             for quantity in UNITS:
                 latest = {
                     observation.scope: observation
-                    for observation in self._attempt.seen[host]
+                    for observation in self._attempt.observations[host]
                     if observation.name == f"pairs.{quantity}"
                 }
                 for observation in latest.values():
-                    index = self._place(view, observation)
-                    # What failed with the host that stopped the launch says nothing against the other end.
-                    if index and not (observation.status == ERROR and blamed.keys() & set(index)):
-                        _add(accounts[index], quantity, observation)
+                    key = self._pair_key(view, observation)
+                    # An error with the host that stopped the launch is no evidence against the other end.
+                    if key and not (observation.status == ERROR and culprits.keys() & set(key)):
+                        reports[key].add(quantity, observation)
         pairs = [
             Pair(
                 a=a,
                 b=b,
                 rail=rail,
-                bandwidth=both.value(BANDWIDTH, self._rehearsal),
-                latency=both.value(LATENCY, self._rehearsal),
-                failed=both.failed,
+                bandwidth=report.value(BANDWIDTH, self._rehearsal),
+                latency=report.value(LATENCY, self._rehearsal),
+                failed=report.failed,
                 kind=self._kind(a, b),
             )
-            for (a, b, rail), both in sorted(accounts.items())
-            if both.failed or any(both.values.values())
+            for (a, b, rail), report in sorted(reports.items())
+            if report.failed or any(report.values.values())
         ]
-        return _of_one_rail(pairs) if self._rehearsal else pairs
+        return _best_rails(pairs) if self._rehearsal else pairs
 
-    def _place(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
-        """The two hosts in alphabetical order and the rail; None for what the gang has not."""
+    def _pair_key(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
+        """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang."""
         labels = Scope.parse(observation.scope).labels
-        device, other = labels.get(view.host.device), labels.get("partner")
+        device, partner = labels.get(view.host.device), labels.get("partner")
         rails = [str(index) for index in view.host.devices]
-        if observation.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
+        if (
+            observation.stage != STAGE
+            or device not in rails
+            or partner not in self._members
+            or partner == view.host.name
+        ):
             return None
-        a, b = sorted((view.host.name, other))
+        a, b = sorted((view.host.name, partner))
         return a, b, rails.index(device)
 
-    def _kind(self, a: str, b: str) -> Kind:
-        """Pairs within a rack and pairs across, and those with a slower port by the inventory, are not alike."""
+    def _kind(self, a: str, b: str) -> PairKind:
         first, second = (self._members[name].host for name in (a, b))
-        return Kind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
+        return PairKind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Yield verdicts on the suspects, then passes for the other hosts."""
+        """Yield verdicts on the suspects, then passes for the other hosts if there are at least three hosts."""
         if not self._pairs:
             return
         suspects = find_suspects(
-            self._pairs, failed_alone=self._alone, collective_slow=self._slow, tolerance=self._tolerance
+            self._pairs,
+            failed_alone=self._failed_alone,
+            collective_slow=self._collective_slow,
+            tolerance=self._tolerance,
         )
         if self._rehearsal:
-            suspects = [suspect for suspect in suspects if _is_certain_on_cpus(suspect)]
-        result = [verdict for suspect in suspects for verdict in self._against(suspect)]
-        yield from result
-        named = {verdict.host for verdict in result}
+            suspects = [suspect for suspect in suspects if _is_reported_in_rehearsal(suspect)]
+        suspect_verdicts = [verdict for suspect in suspects for verdict in self._suspect_verdicts(suspect)]
+        yield from suspect_verdicts
+        suspected = {verdict.host for verdict in suspect_verdicts}
         hosts = dict.fromkeys(host for pair in self._pairs for host in (pair.a, pair.b))
-        for host in hosts if len(hosts) >= LEAST_HOSTS else ():
-            if host not in named:
-                yield from self._well(host)
+        for host in hosts if len(hosts) >= MIN_HOSTS else ():
+            if host not in suspected:
+                yield from self._passes(host)
 
-    def _against(self, suspect: Suspect) -> Iterator[Verdict]:
-        if suspect.kind == RAIL and not self._slow and not _is_gross(suspect):
+    def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
+        if suspect.kind == RAIL and not self._collective_slow and not _is_gross(suspect):
             return
-        hosts = suspect.hosts or tuple(self._members)
-        for host in hosts:
-            yield self._verdict(host, suspect)
+        for host in suspect.hosts or tuple(self._members):
+            yield self._suspect_verdict(host, suspect)
 
-    def _verdict(self, host: str, suspect: Suspect) -> Verdict:
+    def _suspect_verdict(self, host: str, suspect: Suspect) -> Verdict:
         view = self._members[host]
         scope = self._scope
         if suspect.kind == HOST:
@@ -183,12 +203,16 @@ class _Gang:
         elif len(suspect.hosts) == 1:
             scope = view.host.scopes[suspect.rails[0]]
         fails = self._fails(suspect)
-        more = "" if fails or suspect.kind != LINK else "; measure again: paths that share a wire look the same"
         part, serial = "", view.serial(scope)
-        if suspect.kind == NIC:  # the NIC is unknown, and the GPU beside it must not be returned for it
-            more = f"; it is the one that {scope}{f' (serial {serial})' if serial else ''} uses"
+        note = ""
+        if suspect.kind == LINK and not fails:
+            note = "; measure again: two paths that share a cable look the same"
+        elif (
+            suspect.kind == NIC
+        ):  # the model and serial of the NIC are unknown; the GPU must not be returned in its place
+            note = f"; it is the NIC that {scope}{f' (serial {serial})' if serial else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
-        sure = f"suspect {suspect.kind} {suspect.where}".strip()
+        title = f"suspect {suspect.kind} {suspect.where}".strip()
         quantity = suspect.quantity
         return Verdict(
             host=host,
@@ -200,35 +224,38 @@ class _Gang:
             verdict=FAIL if fails else INCONCLUSIVE,
             criterion=CRITERION,
             kind=VerdictKind.SUSPECT,
-            value=suspect.found,
+            value=suspect.measured,
             limit=suspect.limit,
-            operator=("ge" if quantity == BANDWIDTH else "le") if suspect.limit is not None else "",
+            operator=_operator(quantity) if suspect.limit is not None else "",
             unit=UNITS[quantity],
-            reason=f"{sure} (confidence {suspect.confidence:.2f}): {suspect.evidence}{more}",
-            detail=f"{sure}: {suspect.evidence}{more}",
+            reason=f"{title} (confidence {suspect.confidence:.2f}): {suspect.evidence}{note}",
+            detail=f"{title}: {suspect.evidence}{note}",
             action="inspect_hardware" if fails else "none",
-            source=EQUAL,
+            source=SOURCE,
             basis="policy",
         )
 
     def _fails(self, suspect: Suspect) -> bool:
-        """Whether a part is known to be bad, and not only something somewhere."""
+        """Return whether the suspect fails its hosts: a slow rail or fabric may be by design, a slow link a shared path."""
         if suspect.kind == LINK:
-            return suspect.found is None and suspect.confidence > 0.5  # it failed, and both ends are well with others
-        return suspect.kind not in (RAIL, FABRIC) or self._slow
+            return (
+                suspect.measured is None and suspect.confidence > EVEN_ODDS
+            )  # it failed, and both ends work with others
+        return suspect.kind not in (RAIL, FABRIC) or self._collective_slow
 
-    def _well(self, host: str) -> Iterator[Verdict]:
+    def _passes(self, host: str) -> Iterator[Verdict]:
+        """Yield a pass for each quantity that was measured on the host."""
         for quantity, unit in UNITS.items():
-            every = [
+            measured = [
                 (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None
             ]
-            own = [value for pair, value in every if host in (pair.a, pair.b)]
-            if not own:
+            host_values = [value for pair, value in measured if host in (pair.a, pair.b)]
+            if not host_values:
                 continue
-            value, usual = statistics.median(own), statistics.median(value for _, value in every)
-            limit = usual * (1 - self._tolerance.bandwidth)
+            value, typical = statistics.median(host_values), statistics.median(value for _, value in measured)
+            limit = typical * (1 - self._tolerance.bandwidth)
             if quantity == LATENCY:
-                limit = usual / (1 - self._tolerance.latency)
+                limit = typical / (1 - self._tolerance.latency)
             within = value >= limit if quantity == BANDWIDTH else value <= limit
             yield Verdict(
                 host=host,
@@ -239,75 +266,70 @@ class _Gang:
                 criterion=CRITERION,
                 value=value,
                 limit=limit if within else None,
-                operator=("ge" if quantity == BANDWIDTH else "le") if within else "",
+                operator=_operator(quantity) if within else "",
                 unit=unit,
-                reason=f"median of its {len(own)} pairs {shown(value, unit)}, of the gang's {shown(usual, unit)}: "
-                "no part of it is out of line",
-                source=EQUAL,
+                reason=f"median of its {len(host_values)} pairs {shown(value, unit)}, "
+                f"of all pairs of the gang {shown(typical, unit)}: no part of the host is slow",
+                source=SOURCE,
                 basis="policy",
             )
+
+
+def _operator(quantity: str) -> str:
+    return "ge" if quantity == BANDWIDTH else "le"
 
 
 def _value(pair: Pair, quantity: str) -> float | None:
     return pair.bandwidth if quantity == BANDWIDTH else pair.latency
 
 
-def _of_one_rail(pairs: Iterable[Pair]) -> list[Pair]:
-    """The processes of a rehearsal share one link: the best of them stands for it, as others shared a processor besides."""
-    of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return one pair for each two hosts of a rehearsal, whose processes share a link: the best one, as others share a CPU."""
+    rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        of_link[(pair.a, pair.b)].append(pair)
-    return [replace(_best(link), rail=0) for link in of_link.values()]
+        rails_of_link[(pair.a, pair.b)].append(pair)
+    return [replace(_best_rail(rails), rail=0) for rails in rails_of_link.values()]
 
 
-def _best(link: Sequence[Pair]) -> Pair:
-    """One that failed; else the best of each quantity."""
-    return next((pair for pair in link if pair.failed), None) or replace(
-        link[0],
-        bandwidth=max((pair.bandwidth for pair in link if pair.bandwidth is not None), default=None),
-        latency=min((pair.latency for pair in link if pair.latency is not None), default=None),
+def _best_rail(rails: Sequence[Pair]) -> Pair:
+    """Return a rail that failed if there is one, or else the best value of each quantity."""
+    return next((pair for pair in rails if pair.failed), None) or replace(
+        rails[0],
+        bandwidth=max((pair.bandwidth for pair in rails if pair.bandwidth is not None), default=None),
+        latency=min((pair.latency for pair in rails if pair.latency is not None), default=None),
     )
 
 
-def _add(accounts: _Told, quantity: str, observation: Observation) -> None:
-    value = observation.value
-    if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
-        accounts.values[quantity].append(float(value))
-    elif observation.status == MEASURED:
-        accounts.failed = accounts.failed or f"{quantity} is told as {value!r:.40}, which is none"
-    elif observation.status == ERROR:
-        accounts.failed = accounts.failed or observation.reason
-
-
 def _is_gross(suspect: Suspect) -> bool:
-    if suspect.found is None or suspect.usual is None:
+    """Return whether a rail failed or has less than SLOW_RAIL of the typical speed."""
+    if suspect.measured is None or suspect.typical is None:
         return True
-    left = suspect.found / suspect.usual if suspect.quantity == BANDWIDTH else suspect.usual / suspect.found
-    return left < SLOW_RAIL
+    is_rate = suspect.quantity == BANDWIDTH
+    share = suspect.measured / suspect.typical if is_rate else suspect.typical / suspect.measured
+    return share < SLOW_RAIL
 
 
-def _is_certain_on_cpus(suspect: Suspect) -> bool:
-    """Return whether a rehearsal may report it: a failure, or a host that is slow with every partner."""
-    return suspect.found is None or (suspect.kind == HOST and suspect.confidence >= CERTAIN_ON_CPUS)
+def _is_reported_in_rehearsal(suspect: Suspect) -> bool:
+    """Return whether the suspect failed, or is a host that is slow with enough partners."""
+    return suspect.measured is None or (suspect.kind == HOST and suspect.confidence >= REHEARSAL_MIN_CONFIDENCE)
 
 
-def is_slow(attempt: Attempt, last: Collection[str], verdicts: Iterable[Verdict]) -> bool:
-    """Whether what the hosts of a launch did together was too slow, by the verdicts on those whose last one it was."""
+def has_slow_collective(attempt: Attempt, last_hosts: Collection[str], verdicts: Iterable[Verdict]) -> bool:
+    """Return whether a collective of the gang was too slow, by the verdicts on the hosts whose last launch this was."""
     scope = f"gang={attempt.gang}"
-    return any(verdict.host in last and _is_slow_collective(verdict, scope) for verdict in verdicts)
+    return any(verdict.host in last_hosts and _is_slow_collective(verdict, scope) for verdict in verdicts)
 
 
 def _is_slow_collective(verdict: Verdict, scope: str) -> bool:
-    """Whether it fails the speed of what the gang did together."""
-    timed = verdict.name.endswith((".busbw", ".algbw", ".latency"))
-    return verdict.verdict == FAIL and verdict.scope == scope and verdict.name.startswith("collective.") and timed
+    is_speed = verdict.name.endswith((".busbw", ".algbw", ".latency"))
+    return verdict.verdict == FAIL and verdict.scope == scope and verdict.name.startswith("collective.") and is_speed
 
 
 def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """The GPUs that fail anything that was not measured between hosts, and for which something is to be done to them."""
+    """Yield the ends whose GPU fails a check that needs an action and was not measured between hosts."""
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.place
-        between = verdict.stage == STAGE and from_benchmark(verdict.name)
-        if view and verdict.verdict == FAIL and verdict.action != "none" and not between and scope in view.host.scopes:
+        is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
+        if view and verdict.verdict == FAIL and verdict.action != "none" and not is_joint and scope in view.host.scopes:
             yield verdict.host, view.host.scopes.index(scope)

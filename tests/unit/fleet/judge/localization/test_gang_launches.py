@@ -17,7 +17,7 @@ from fleet.judge.judge import judge
 from fleet.judge.localization import (
     Bisection,
     Conclusion,
-    Kind,
+    PairKind,
     Outcome,
     Pair,
     Suspect,
@@ -58,7 +58,7 @@ def matrix(
                 share = min((shares or {}).get(part, 1.0) for part in parts)
                 time = max((late or {}).get(part, 1.0) for part in parts)
                 why = next((failed[part] for part in parts if part in failed), "") if failed else ""
-                kind = Kind(gbps=min((gbps or {}).get(a, 400.0), (gbps or {}).get(b, 400.0)))
+                kind = PairKind(gbps=min((gbps or {}).get(a, 400.0), (gbps or {}).get(b, 400.0)))
                 result.append(
                     Pair(
                         a=a,
@@ -100,7 +100,7 @@ def summarized(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     return [
         (
             item.kind, item.where, round(item.confidence, 3), item.evidence, "".join(item.hosts), item.rails, item.quantity,
-            *(None if value is None else round(value, 3) for value in (item.found, item.usual, item.limit)),
+            *(None if value is None else round(value, 3) for value in (item.measured, item.typical, item.limit)),
         )
         for item in suspects
     ]  # fmt: skip
@@ -184,67 +184,68 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
     "a kind of two hosts": [
         (
             "link", "d - e rail 1", 0.8,
-            "bandwidth between d and e is 50% of what is usual on rail 1; each of the two is well with 3 others or more",
+            "bandwidth between d and e is 50% of the typical value on rail 1; each host reaches normal speed "
+            "with at least 3 others",
             "de", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a host is slow": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 50% of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a host is slow on its one rail": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 75.0, 66.0,
         ),
     ],
     "a GPU is bad on its one rail": [
         (
             "gpu", "b rail 0", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 0; the GPU failed "
-            "by itself too",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 0; the GPU "
+            "also failed in tests without other hosts",
             "b", (0,), "bandwidth", 50.0, 75.0, 66.0,
         ),
     ],
     "a NIC is slow": [
         (
             "nic", "b rail 1", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 1; 1 of its other "
-            "rails are well",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 1; 1 of its "
+            "other rails are normal",
             "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a GPU is bad": [
         (
             "gpu", "b rail 1", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 1; the GPU failed "
-            "by itself too",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 1; the GPU "
+            "also failed in tests without other hosts",
             "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "most rails of a host": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on 3 of 4 rails",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on 3 of 4 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "half of the rails of a host": [
         (
             "nic", "b rail 0", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 0; 2 of its other "
-            "rails are well",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 0; 2 of its "
+            "other rails are normal",
             "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "nic", "b rail 1", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 60% of what is usual on rail 1; 2 of its other "
-            "rails are well",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 60% of the typical value on rail 1; 2 of its "
+            "other rails are normal",
             "b", (1,), "bandwidth", 60.0, 100.0, 88.0,
         ),
     ],
@@ -263,219 +264,222 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
         ),
         (
             "nic", "b rail 1", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 40% of what is usual on rail 1; 2 of its other "
-            "rails are well",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 40% of the typical value on rail 1; 2 of its "
+            "other rails are normal",
             "b", (1,), "bandwidth", 20.0, 100.0, 88.0,
         ),
     ],
     "a link is slow": [
         (
             "link", "b - d", 0.8,
-            "bandwidth between b and d is 50% of what is usual; each of the two is well with 3 others or more",
+            "bandwidth between b and d is 50% of the typical value; each host reaches normal speed with at least 3 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a link is slow on one rail": [
         (
             "link", "b - d rail 1", 0.8,
-            "bandwidth between b and d is 50% of what is usual on rail 1; each of the two is well with 3 others or more",
+            "bandwidth between b and d is 50% of the typical value on rail 1; each host reaches normal speed "
+            "with at least 3 others",
             "bd", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a pair failed": [
         (
             "link", "b - d", 0.8,
-            "exchange between b and d failed (gone); each of the two is well with 3 others or more",
+            "exchange between b and d failed (gone); each host reaches normal speed with at least 3 others",
             "bd", (), "bandwidth", None, 100.0, 88.0,
         ),
     ],
     "a pair failed on one rail": [
         (
             "link", "b - d rail 0", 0.8,
-            "exchange between b and d failed (gone) on rail 0; each of the two is well with 3 others or more",
+            "exchange between b and d failed (gone) on rail 0; each host reaches normal speed with at least 3 others",
             "bd", (0,), "bandwidth", None, 100.0, 88.0,
         ),
     ],
     "a host reaches nobody": [
         (
             "host", "b", 0.8,
-            "b could exchange nothing with 3 of 3 hosts that are well on 2 of 2 rails",
+            "b could not exchange data with 3 of 3 healthy hosts on 2 of 2 rails",
             "b", (), "bandwidth", None, 100.0, 88.0,
         ),
     ],
     "a host is late": [
         (
             "host", "b", 0.833,
-            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on 2 of 2 rails",
             "b", (), "latency", 4.0, 1.0, 2.0,
         ),
     ],
     "a NIC is late": [
         (
             "nic", "b rail 0", 0.833,
-            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on rail 0; 1 of its other "
-            "rails are well",
+            "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on rail 0; 1 of its "
+            "other rails are normal",
             "b", (0,), "latency", 4.0, 1.0, 2.0,
         ),
     ],
     "a host is slow and late": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on 2 of 2 rails; latency "
-            "of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 50% of the typical value on 2 of 2 rails; "
+            "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a NIC is slow and its host late": [
         (
             "host", "b", 0.833,
-            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on 2 of 2 rails",
             "b", (), "latency", 4.0, 1.0, 2.0,
         ),
     ],
     "a NIC is slow with most": [
         (
             "host", "b", 0.625,
-            "bandwidth of b with 4 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or "
-            "NIC may be what is slow",
+            "bandwidth of b with 4 of 6 healthy hosts is about 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a NIC is slow with few": [
         (
             "link", "b - c", 0.833,
-            "bandwidth between b and c is 50% of what is usual; each of the two is well with 4 others or more",
+            "bandwidth between b and c is 50% of the typical value; each host reaches normal speed with at least 4 others",
             "bc", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - d", 0.833,
-            "bandwidth between b and d is 50% of what is usual; each of the two is well with 4 others or more",
+            "bandwidth between b and d is 50% of the typical value; each host reaches normal speed with at least 4 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "many links are slow": [
         (
             "fabric", "", 0.9,
-            "6 of 28 pairs of hosts are slow, and no host, NIC or rail is common to them",
+            "6 of 28 pairs of hosts are slow, without a common host, NIC or rail",
             "", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "links are slow": [
         (
             "link", "e - f", 0.875,
-            "bandwidth between e and f is 50% of what is usual; each of the two is well with 6 others or more",
+            "bandwidth between e and f is 50% of the typical value; each host reaches normal speed with at least 6 others",
             "ef", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "g - h", 0.875,
-            "bandwidth between g and h is 50% of what is usual; each of the two is well with 6 others or more",
+            "bandwidth between g and h is 50% of the typical value; each host reaches normal speed with at least 6 others",
             "gh", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "a - b", 0.857,
-            "bandwidth between a and b is 50% of what is usual; each of the two is well with 5 others or more",
+            "bandwidth between a and b is 50% of the typical value; each host reaches normal speed with at least 5 others",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "a - c", 0.857,
-            "bandwidth between a and c is 50% of what is usual; each of the two is well with 5 others or more",
+            "bandwidth between a and c is 50% of the typical value; each host reaches normal speed with at least 5 others",
             "ac", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "c - d", 0.857,
-            "bandwidth between c and d is 50% of what is usual; each of the two is well with 5 others or more",
+            "bandwidth between c and d is 50% of the typical value; each host reaches normal speed with at least 5 others",
             "cd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "only all together": [
         (
             "fabric", "", 0.833,
-            "all 4 hosts are well in pairs (6 pairs compared, 100% of those there are), and all together are slow",
+            "all 4 hosts reach normal speed in pairs (6 pairs compared, 100% of all), but the collective over "
+            "all of them is slow",
             "", (), "bandwidth", None, None, None,
         ),
     ],
     "only all together, of few pairs": [
         (
             "fabric", "", 0.833,
-            "all 4 hosts are well in pairs (5 pairs compared, 83% of those there are), and all together are slow",
+            "all 4 hosts reach normal speed in pairs (5 pairs compared, 83% of all), but the collective over all "
+            "of them is slow",
             "", (), "bandwidth", None, None, None,
         ),
     ],
     "slow enough": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 87% of what is usual on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 87% of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 87.0, 100.0, 88.0,
         ),
     ],
     "less may be missing": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 89% of what is usual on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 89% of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 89.0, 100.0, 90.0,
         ),
     ],
     "a host that met nobody else": [
         (
             "link", "a - b", 0.5,
-            "bandwidth between a and b is 50% of what is usual; one of the two was measured with nobody else",
+            "bandwidth between a and b is 50% of the typical value; one of the hosts was measured with no other host",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "two hosts are slow": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 50.0, 44.0,
         ),
         (
             "host", "e", 0.833,
-            "bandwidth of e with 4 of 4 hosts that are well is at most 30% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of e with 4 of 4 healthy hosts is at most 30% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "e", (), "bandwidth", 30.0, 50.0, 44.0,
         ),
     ],
     "the best of many may be a mistake": [
         (
             "host", "b", 0.818,
-            "bandwidth of b with 8 of 9 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of b with 8 of 9 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "two hosts, slow together": [
         (
             "link", "a - b", 0.5,
-            "all together are slow: a, b, or what is between them: two hosts cannot tell",
+            "the collective is slow: with two hosts, the cause may be a, b or the link between them",
             "ab", (), "bandwidth", None, None, None,
         ),
     ],
     "two hosts, a rail slow": [
         (
             "link", "a - b rail 1", 0.5,
-            "bandwidth is 50% of the other rails': a, b, or what is between them: two hosts cannot tell",
+            "bandwidth is 50% of the other rails': with two hosts, the cause may be a, b or the link between them",
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
     "two hosts, a rail late": [
         (
             "link", "a - b rail 2", 0.5,
-            "latency is 4 times the other rails': a, b, or what is between them: two hosts cannot tell",
+            "latency is 4 times the other rails': with two hosts, the cause may be a, b or the link between them",
             "ab", (2,), "bandwidth", None, None, None,
         ),
     ],
     "two hosts, a rail failed": [
         (
             "link", "a - b rail 1", 0.5,
-            "failed (gone): a, b, or what is between them: two hosts cannot tell",
+            "failed (gone): with two hosts, the cause may be a, b or the link between them",
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
     "two hosts, all failed": [
         (
             "link", "a - b", 0.5,
-            "failed (gone): a, b, or what is between them: two hosts cannot tell",
+            "failed (gone): with two hosts, the cause may be a, b or the link between them",
             "ab", (), "bandwidth", None, None, None,
         ),
     ],
@@ -496,39 +500,39 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
     "two of three rails of a host": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 3 of 3 hosts that are well is at most 60% of what is usual on 2 of 3 rails",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 60% of the typical value on 2 of 3 rails",
             "b", (), "bandwidth", 55.0, 100.0, 88.0,
         ),
     ],
     "the best of seven is believed": [
         (
             "host", "b", 0.778,
-            "bandwidth of b with 6 of 7 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
-            " NIC may be what is slow",
+            "bandwidth of b with 6 of 7 healthy hosts is about 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "the best of eight may be a mistake": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 7 of 8 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of b with 7 of 8 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "the second best of eight is believed": [
         (
             "host", "b", 0.7,
-            "bandwidth of b with 6 of 8 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
-            " NIC may be what is slow",
+            "bandwidth of b with 6 of 8 healthy hosts is about 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "rails that differ hide no slow NIC": [
         (
             "nic", "b rail 3", 0.833,
-            "bandwidth of b with 4 of 4 hosts that are well is at most 82% of what is usual on rail 3; 3 of its other"
-            " rails are well",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 82% of the typical value on rail 3; 3 of its "
+            "other rails are normal",
             "b", (3,), "bandwidth", 80.0, 95.0, 78.929,
         ),
     ],
@@ -542,57 +546,57 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
     "a NIC is slow with most, and all have a best partner": [
         (
             "host", "b", 0.556,
-            "bandwidth of b with 4 of 7 hosts that are well is about 53% of what is usual on its one rail: its GPU or"
-            " NIC may be what is slow",
+            "bandwidth of b with 4 of 7 healthy hosts is about 53% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 95.0, 83.6,
         ),
     ],
     "a NIC is slow with fewer than half": [
         (
             "link", "b - c", 0.857,
-            "bandwidth between b and c is 50% of what is usual; each of the two is well with 5 others or more",
+            "bandwidth between b and c is 50% of the typical value; each host reaches normal speed with at least 5 others",
             "bc", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - d", 0.857,
-            "bandwidth between b and d is 50% of what is usual; each of the two is well with 5 others or more",
+            "bandwidth between b and d is 50% of the typical value; each host reaches normal speed with at least 5 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - e", 0.857,
-            "bandwidth between b and e is 50% of what is usual; each of the two is well with 5 others or more",
+            "bandwidth between b and e is 50% of the typical value; each host reaches normal speed with at least 5 others",
             "be", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a NIC is slow with half, beside a slow host": [
         (
             "host", "h", 0.875,
-            "bandwidth of h with 6 of 6 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of h with 6 of 6 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "h", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "host", "b", 0.5,
-            "bandwidth of b with 3 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
-            " NIC may be what is slow",
+            "bandwidth of b with 3 of 6 healthy hosts is about 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "two NICs that share a slow link": [
         (
             "link", "b - f", 0.8,
-            "bandwidth between b and f is 50% of what is usual; each of the two is well with 3 others or more",
+            "bandwidth between b and f is 50% of the typical value; each host reaches normal speed with at least 3 others",
             "bf", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - g", 0.8,
-            "bandwidth between b and g is 50% of what is usual; each of the two is well with 3 others or more",
+            "bandwidth between b and g is 50% of the typical value; each host reaches normal speed with at least 3 others",
             "bg", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "host", "e", 0.5,
-            "bandwidth of e with 3 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
-            " NIC may be what is slow",
+            "bandwidth of e with 3 of 6 healthy hosts is about 50% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "e", (), "bandwidth", 75.0, 100.0, 88.0,
         ),
     ],
@@ -613,54 +617,54 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
     "a host is slow on one rail, and with most on another": [
         (
             "host", "b", 0.875,
-            "bandwidth of b with 6 of 6 hosts that are well is about 50% of what is usual on 2 of 2 rails",
+            "bandwidth of b with 6 of 6 healthy hosts is about 50% of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "pairs scatter, and a host is slow with all": [
         (
             "host", "h", 0.889,
-            "bandwidth of h with 7 of 7 hosts that are well is at most 80% of what is usual on its one rail: its GPU "
-            "or NIC may be what is slow",
+            "bandwidth of h with 7 of 7 healthy hosts is at most 80% of the typical value on its only rail: the "
+            "cause may be its GPU or NIC",
             "h", (), "bandwidth", 80.0, 92.5, 58.611,
         ),
     ],
     "few links of very many are slow": [
         (
             "link", "a - b", 0.96,
-            "bandwidth between a and b is 50% of what is usual; each of the two is well with 23 others or more",
+            "bandwidth between a and b is 50% of the typical value; each host reaches normal speed with at least 23 others",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "c - d", 0.96,
-            "bandwidth between c and d is 50% of what is usual; each of the two is well with 23 others or more",
+            "bandwidth between c and d is 50% of the typical value; each host reaches normal speed with at least 23 others",
             "cd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "e - f", 0.96,
-            "bandwidth between e and f is 50% of what is usual; each of the two is well with 23 others or more",
+            "bandwidth between e and f is 50% of the typical value; each host reaches normal speed with at least 23 others",
             "ef", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "g - h", 0.96,
-            "bandwidth between g and h is 50% of what is usual; each of the two is well with 23 others or more",
+            "bandwidth between g and h is 50% of the typical value; each host reaches normal speed with at least 23 others",
             "gh", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "i - j", 0.96,
-            "bandwidth between i and j is 50% of what is usual; each of the two is well with 23 others or more",
+            "bandwidth between i and j is 50% of the typical value; each host reaches normal speed with at least 23 others",
             "ij", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "k - l", 0.96,
-            "bandwidth between k and l is 50% of what is usual; each of the two is well with 23 others or more",
+            "bandwidth between k and l is 50% of the typical value; each host reaches normal speed with at least 23 others",
             "kl", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a link is slow on one rail and failed on the other": [
         (
             "link", "b - d", 0.8,
-            "exchange between b and d failed (gone); each of the two is well with 3 others or more",
+            "exchange between b and d failed (gone); each host reaches normal speed with at least 3 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
@@ -691,7 +695,7 @@ def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
     assert (turned.where, turned.rails) == (link.where, link.rails)
     assert (link.where, link.rails) == ("a - d rails 1, 2", (1, 2))
     assert link.evidence.startswith(
-        "exchange between a and d failed (gone) on rails 1, 2; each of the two is well with 3"
+        "exchange between a and d failed (gone) on rails 1, 2; each host reaches normal speed with at least 3"
     )
 
 
@@ -763,7 +767,7 @@ def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
         assert (link.kind, set(link.hosts)) == ("link", {a, b})
         assert link.where in (f"{a} - {b}", f"{b} - {a}")
         assert link.confidence == 0.75
-        assert link.evidence.endswith("fail together twice; each of the two works with another host")
+        assert link.evidence.endswith("fail together twice; each works with another host")
         assert set(result.good) == set("abcdefghijklmnop"[:size])
 
 
@@ -812,16 +816,18 @@ def test_bisection_without_a_result_says_so() -> None:
     two, launches = searched(2, links=["ab"])
     assert launches == 0
     assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
-    assert two.suspects[0].evidence == "a and b fail together; either host, or what is between: two cannot tell"
+    assert (
+        two.suspects[0].evidence == "a and b fail together; the fault may be in either host or in the link between them"
+    )
     assert searched(1)[0] == Conclusion(suspects=(), good=(), launches=0)
     no_host, _ = searched(4, bad="abcd")
     assert [(item.kind, item.evidence) for item in no_host.suspects] == [
-        ("fabric", "no two of the 4 hosts work with each other")
+        ("fabric", "no two of the 4 hosts work together")
     ]
     assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
     together, _ = searched(6, most=2)
     assert [item.kind for item in together.suspects] == ["fabric"]
-    assert together.suspects[0].evidence.endswith("work in pairs and fail together with more")
+    assert together.suspects[0].evidence.endswith("work in pairs, but fail when launched with more hosts")
     both, _ = searched(7, bad=["c"], links=["af"])
     assert {(item.kind, *sorted(item.hosts)) for item in both.suspects} == {("host", "c"), ("link", "a", "f")}
 
@@ -904,11 +910,11 @@ def test_attempt_combines_the_records_of_its_hosts() -> None:
     result = tried(
         {name: record(name, first, again, seen=speeds(name)) for name in NAMES[:3]} | {"h4": record("h4", first)}
     )
-    assert [(each.number, each.members, sorted(each.told)) for each in result] == [
+    assert [(each.number, each.members, sorted(each.launches)) for each in result] == [
         (0, NAMES, [*NAMES]), (1, NAMES[:3], [*NAMES[:3]])
     ]  # fmt: skip
-    assert {name: len(observed) for name, observed in result[1].seen.items()} == {"h1": 3, "h2": 3, "h3": 3}
-    assert all(not observed for observed in result[0].seen.values())
+    assert {name: len(observed) for name, observed in result[1].observations.items()} == {"h1": 3, "h2": 3, "h3": 3}
+    assert all(not observed for observed in result[0].observations.values())
     assert [
         each.stage for each in tried({"h1": record("h1", launch(stage="benchmark"), launch(2, stage="probe"))})
     ] == ["probe"]
@@ -1085,7 +1091,7 @@ def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
     assert said(all_verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
     first = all_verdicts[0]
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
-    assert first.reason == "median of its 3 pairs 1 GB/s, of the gang's 1 GB/s: no part of it is out of line"
+    assert first.reason == "median of its 3 pairs 1 GB/s, of all pairs of the gang 1 GB/s: no part of the host is slow"
     late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
     mine = verdicts({name: record(name, launch(), seen=late if name == "h1" else ()) for name in NAMES})[0]
     assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")
@@ -1096,7 +1102,7 @@ def test_a_host_that_is_slow_with_all_fails_and_its_others_pass() -> None:
     (bad, *others) = sorted(all_verdicts, key=lambda item: item.verdict != FAIL)
     assert said([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
     assert (bad.action, bad.value, bad.operator) == ("inspect_hardware", 5e8, "ge")
-    assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 hosts")
+    assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 healthy hosts")
     assert bad.detail == bad.reason.replace(" (confidence 0.80)", "")
     assert {item.verdict for item in others} == {PASS}
 
@@ -1309,7 +1315,10 @@ def test_each_host_in_order_passes_by_both_quantities() -> None:
     assert {(item.scope, item.verdict, item.basis, item.action) for item in all_verdicts} == {
         ("gang=r1", PASS, "policy", "none")
     }
-    assert all_verdicts[3].reason == "median of its 6 pairs 1 s, of the gang's 1.25 s: no part of it is out of line"
+    assert (
+        all_verdicts[3].reason
+        == "median of its 6 pairs 1 s, of all pairs of the gang 1.25 s: no part of the host is slow"
+    )
 
 
 def test_the_order_in_which_hosts_stand_changes_nothing() -> None:
@@ -1441,14 +1450,14 @@ def test_two_hosts_that_are_closer_than_the_others_are_to_be_no_slower() -> None
 
 
 def test_the_fastest_of_the_kinds_that_are_to_be_no_faster_is_the_least() -> None:
-    within, across = Kind(gbps=400.0), Kind(across=True, gbps=400.0)
-    assert within.no_slower_than(across)
-    assert not across.no_slower_than(within)
-    assert Kind(gbps=800.0).no_slower_than(within)
-    assert not Kind(gbps=200.0).no_slower_than(across)
+    within, across = PairKind(gbps=400.0), PairKind(across=True, gbps=400.0)
+    assert within.must_match_speed_of(across)
+    assert not across.must_match_speed_of(within)
+    assert PairKind(gbps=800.0).must_match_speed_of(within)
+    assert not PairKind(gbps=200.0).must_match_speed_of(across)
     hosts = {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 2, "g": 2}
     pairs = [
-        replace(pair, kind=Kind(across=across, gbps=800.0 if pair.a + pair.b == "ab" else 400.0), bandwidth=speed)
+        replace(pair, kind=PairKind(across=across, gbps=800.0 if pair.a + pair.b == "ab" else 400.0), bandwidth=speed)
         for pair in matrix(7, 1)
         for across in [hosts[pair.a] != hosts[pair.b]]
         for speed in [50.0 if across else 60.0 if pair.a + pair.b == "ab" else 100.0]
@@ -1462,7 +1471,7 @@ def test_pairs_that_nothing_can_be_compared_with_are_not_called_well() -> None:
     mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
     assert of_room(mixed, matrix(3, 1, {"ab": 0.3})) == []
     (fabric, *_) = of_room(mixed, matrix(3, 1), SLOW)
-    assert "(0 pairs compared, 0% of those there are)" in fabric.reason
+    assert "(0 pairs compared, 0% of all)" in fabric.reason
 
 
 def test_the_two_ends_of_a_pair_are_taken_together() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, find_suspects, judge_pairs
+from fleet.judge.localization import Bisection, Conclusion, PairKind, Outcome, Pair, Suspect, find_suspects, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
@@ -232,7 +232,7 @@ def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
     result = only(find_suspects(pairs))
     assert (result.kind, result.where, result.confidence) == ("host", "h2", pytest.approx(4 / 5))
-    assert "with 3 of 3 hosts that are well" in result.evidence
+    assert "with 3 of 3 healthy hosts" in result.evidence
 
 
 @pytest.mark.parametrize("rails", [1, 4])
@@ -257,7 +257,7 @@ def test_of_two_hosts_both_are_named_and_the_confidence_is_that_of_a_coin() -> N
     for pairs, slow in ((Fleet(2).pairs(), True), (Fleet(2, nics={("h0", 1): 0.5}).pairs(), False), (failed, False)):
         suspect = only(find_suspects(pairs, collective_slow=slow))
         assert (suspect.kind, suspect.hosts, suspect.confidence) == ("link", ("h0", "h1"), 0.5)
-        assert "two hosts cannot tell" in suspect.evidence
+        assert "with two hosts, the cause may be" in suspect.evidence
 
 
 def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
@@ -270,7 +270,7 @@ def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
 def test_pairs_that_failed_speak_like_slow_ones() -> None:
     pairs = Fleet(6, 2).pairs()
     suspect = only(find_suspects(without(pairs, lambda pair: "h2" in (pair.a, pair.b))))
-    assert (suspect.kind, suspect.where, suspect.found) == ("host", "h2", None)
+    assert (suspect.kind, suspect.where, suspect.measured) == ("host", "h2", None)
     suspect = only(find_suspects(without(pairs, lambda pair: {pair.a, pair.b} == {"h2", "h3"})))
     assert (suspect.kind, set(suspect.hosts)) == ("link", {"h2", "h3"})
     assert "timed out after 30 s" in suspect.evidence
@@ -309,7 +309,7 @@ def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
     """A second rack whose hosts are only well with each other: the way between the racks is narrow, and no host is bad."""
     far = {"h14", "h15"}
     pairs = [
-        replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind=Kind(across=True))
+        replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind=PairKind(across=True))
         if len(far & {pair.a, pair.b}) == 1
         else pair
         for pair in Fleet(16, 2).pairs()
@@ -500,7 +500,7 @@ def test_a_slow_nic_fails_for_itself_and_neither_its_gpu_nor_anybody_else() -> N
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     (verdict,) = (item for item in verdicts if item.verdict != "pass")
     assert (verdict.verdict, verdict.host, verdict.scope, verdict.place) == ("fail", "h2", "gpu=1", "nic=rail1")
-    assert (verdict.serial, "; it is the one that gpu=1 (serial h2-1) uses" in verdict.detail) == ("", True)
+    assert (verdict.serial, "; it is the NIC that gpu=1 (serial h2-1) uses" in verdict.detail) == ("", True)
     assert (verdict.name, verdict.unit, verdict.operator, verdict.action) == (
         "pairs.bandwidth",
         "B/s",
