@@ -17,9 +17,9 @@ from fleet.judge.judge import judge
 from fleet.judge.localization import (
     Bisection,
     Conclusion,
-    PairKind,
     Outcome,
     Pair,
+    PairKind,
     Suspect,
     Tolerance,
     find_suspects,

@@ -13,7 +13,7 @@ import pytest
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import Bisection, Conclusion, PairKind, Outcome, Pair, Suspect, find_suspects, judge_pairs
+from fleet.judge.localization import Bisection, Conclusion, Outcome, Pair, PairKind, Suspect, find_suspects, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
