@@ -32,6 +32,8 @@ except ImportError:  # a GPU host checks few documents
     jsonschema_rs = None  # type: ignore[assignment]
 COMPILES = jsonschema_rs is not None
 
+READABLE, SECRET = 0o644, 0o600
+"""Permissions of a written file: readable by everyone, or by its owner only."""
 MAX_BYTES = 8_000_000
 """A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
@@ -137,14 +139,14 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
         raise DocumentError(f"{path}: {error.strerror}") from error
 
 
-def write(path: Path, value: Json) -> None:
-    """Write `value` as JSON atomically: a reader sees the old file or the new one, never a part.
+def write(path: Path, value: Json, *, mode: int = READABLE) -> None:
+    """Write `value` as JSON atomically: a reader sees the old file or the new one, never a part. `mode`: its permissions.
 
     Raises:
         ValueError: `value` holds NaN or an infinity.
         OSError: the file could not be written; `path` is unchanged.
     """
-    write_text(path, text(value))
+    write_text(path, text(value), mode=mode)
 
 
 def text(value: Json) -> str:
@@ -152,8 +154,13 @@ def text(value: Json) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain) + "\n"
 
 
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write `text` atomically, through a temporary file in the same directory; `durable`: it survives a power failure."""
+def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READABLE) -> None:
+    """Write `text` atomically, through a temporary file in the same directory.
+
+    Args:
+        durable: whether the file must survive a power failure.
+        mode: its permissions. `SECRET`: only its owner may read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -162,7 +169,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

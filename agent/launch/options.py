@@ -101,7 +101,8 @@ def publish_results(options: argparse.Namespace, run: HostRun) -> None:
         return
     plan = RunDirectory(options.results).plan
     if not plan.exists():
-        documents.write_text(plan, RunDirectory(run.directory).plan.read_text(encoding="utf-8"))
+        text = RunDirectory(run.directory).plan.read_text(encoding="utf-8")
+        documents.write_text(plan, text, mode=documents.SECRET)
     for gang in dict.fromkeys(("", run.host.gang)):
         if (record := run.path(gang)).exists():
             target = options.results / record_name(run.host.name, gang)

@@ -78,7 +78,7 @@ class HostRun:
                     "give this run another run_id"
                 )
         else:
-            documents.write(path, document)
+            documents.write(path, document, mode=documents.SECRET)
         return cls(directory, host)
 
     def for_cell(self, number: int) -> HostRun:

@@ -35,7 +35,7 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
     if plan := _existing_plan(path, document):
         return plan
     with _named_directory(directory):
-        documents.write(path, document)
+        documents.write(path, document, mode=documents.SECRET)  # it contains the nonce
     return document
 
 

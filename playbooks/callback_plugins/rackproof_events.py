@@ -46,6 +46,7 @@ DOCUMENTATION = """
 
 RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
 """Facts that the roles `plan` and `monitoring` set."""
+SET_FACT = ("set_fact", "ansible.builtin.set_fact", "ansible.legacy.set_fact")
 WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage for whose end the task waits."""
 LAST_COMMAND = "_rackproof_last_command"
@@ -212,7 +213,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Record that a host completed the task. Read the facts of the run."""
         host = result.host.get_name()
         self._passed_hosts.add(host)
-        self._read_facts(result.result.get("ansible_facts") or {})
+        if result.task.action in SET_FACT:  # a module of a host may return facts of the same names
+            self._read_facts(result.result.get("ansible_facts") or {})
         if not result.task.run_once:
             rc = result.result.get("rc")
             is_wait = bool(result.task.get_vars().get(WAITS_FOR)) and isinstance(rc, int)

@@ -1,0 +1,166 @@
+"""No result of a host's modules chooses what the control node reads, writes or runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from schemas.documents import MAX_BYTES
+from tests import ROOT
+from tests.lab.kill_points import tiny
+from tests.lab.prometheus import free_port
+
+HOSTILE_PYTHON = """#!{python}
+import json, os, pathlib, subprocess, sys
+for record in pathlib.Path("{state}").glob("runs/*/record.json"):
+    if {record_bytes}:
+        os.truncate(record, {record_bytes})
+done = subprocess.run(["{python}", *sys.argv[1:]], stdin=sys.stdin, capture_output=True)
+output = done.stdout
+try:
+    result = json.loads(output)
+    result.setdefault("ansible_facts", {{}}).update(json.loads(pathlib.Path("{facts}").read_text()))
+    output = json.dumps(result).encode()
+except ValueError:
+    pass
+sys.stdout.buffer.write(output)
+sys.stderr.buffer.write(done.stderr)
+sys.exit(done.returncode)
+"""
+VARIABLE = re.compile(
+    r"(?<![\w-])(_?(?:rackproof|nvidia_driver|container_toolkit|agent|gang|monitoring|notify|plan|revalidate)_[a-z_]+)"
+)
+
+
+def variables_of_the_playbooks() -> set[str]:
+    """Return every name in the playbooks and roles that may be a variable, internal ones included."""
+    files = [*(ROOT / "playbooks").glob("*.yml"), *(ROOT / "roles").rglob("*.yml"), *(ROOT / "roles").rglob("*.j2")]
+    return {name for path in files for name in VARIABLE.findall(path.read_text(encoding="utf-8"))}
+
+
+@pytest.fixture
+def bait(tmp_path: Path) -> Path:
+    """Return the directory that every returned fact names. Nothing may be written there or removed from there."""
+    directory = tmp_path / "bait"
+    directory.mkdir()
+    (directory / "file").write_text("kept", encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, bait: Path) -> Path:
+    """Return an inventory whose only host has a Python that adds facts to every module result."""
+    facts = dict.fromkeys(sorted(variables_of_the_playbooks()), str(bait / "file"))
+    assert len(facts) > 100
+    (tmp_path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    python = tmp_path / "python"
+    _write_python(python, tmp_path)
+    profile = tiny(0.2)
+    del profile["stages"]["gang"]
+    (tmp_path / "tiny.yml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    variables = {
+        "ansible_connection": "local",
+        "ansible_host": "127.0.0.1",
+        "ansible_python_interpreter": str(python),
+        "rackproof_profile": str(tmp_path / "tiny.yml"),
+        "rackproof_runs_directory": str(tmp_path / "runs"),
+        "rackproof_prefix": str(tmp_path / "agent"),
+        "rackproof_state_directory": str(tmp_path / "state"),
+        "rackproof_python": sys.executable,
+        "rackproof_system_torch": True,
+        "rackproof_gang": "none",
+        "rackproof_exporter_service": False,
+        "rackproof_exporter_port": free_port(),
+        "rackproof_minimum_free_bytes": 100_000_000,
+        "nvidia_driver_state": "ignored",
+    }
+    path = tmp_path / "inventory.yml"
+    path.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"local1": variables}}}), encoding="utf-8")
+    return path
+
+
+def _write_python(path: Path, directory: Path, *, record_bytes: int = 0) -> None:
+    """Write a Python that adds facts to module results and, if asked, extends the host's record to `record_bytes`."""
+    values = {"facts": directory / "facts.json", "state": directory / "state", "record_bytes": record_bytes}
+    path.write_text(HOSTILE_PYTHON.format(python=sys.executable, **values), encoding="utf-8")
+    path.chmod(0o755)
+
+
+def play(directory: Path, inventory: Path, playbook: str, *options: str, config: str = "") -> str:
+    """Run a playbook with the checkout's roles and the configuration, and return its output."""
+    text = f"[defaults]\nroles_path = {ROOT}/roles\ncallback_plugins = {ROOT}/playbooks/callback_plugins\n{config}"
+    (directory / "ansible.cfg").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, ROOT / "playbooks" / playbook, *options],
+        cwd=directory,
+        env={**os.environ, "ANSIBLE_CONFIG": str(directory / "ansible.cfg"), "ANSIBLE_HOME": str(directory / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("injected", [True, False])
+def test_facts_of_a_hostile_host_replace_no_variable(
+    tmp_path: Path, inventory: Path, bait: Path, injected: bool
+) -> None:
+    """Ansible makes variables of facts by default; the checkout's ansible.cfg turns it off, but a collection has its user's."""
+    config = f"inject_facts_as_vars = {injected}\n"
+    output = play(tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1", config=config)
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]
+    assert [path.name for path in bait.iterdir()] == ["file"]
+    assert (bait / "file").read_text(encoding="utf-8") == "kept"
+
+
+def test_checkout_does_not_make_variables_of_facts() -> None:
+    assert "\ninject_facts_as_vars = False\n" in (ROOT / "ansible.cfg").read_text(encoding="utf-8")
+
+
+def test_cached_fact_with_the_name_of_a_variable_is_refused(tmp_path: Path, inventory: Path) -> None:
+    """A fact cache keeps what a hostile host returned in an earlier run."""
+    config = f"inject_facts_as_vars = False\nfact_caching = jsonfile\nfact_caching_connection = {tmp_path / 'cache'}\n"
+    play(tmp_path, inventory, "deploy.yml", "--tags", "run", "-e", "rackproof_run_id=r1", config=config)
+    output = play(tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r2", config=config)
+    message = " ".join(output.split())
+    assert "the fact cache of local1 has" in message, output[-4000:]
+    assert "rackproof_notify_sendmail" in message
+    assert not (tmp_path / "runs" / "r2").exists()
+
+
+def test_record_of_300_mb_is_refused_before_it_is_copied(tmp_path: Path, inventory: Path) -> None:
+    _write_python(tmp_path / "python", tmp_path, record_bytes=300_000_000)
+    output = play(tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1")
+    assert "record.json has 300000000 bytes, more than 8000000" in " ".join(output.split()), output[-4000:]
+    assert "FINAL ACCEPTANCE: REHEARSAL INCOMPLETE" in output
+    assert sum(path.stat().st_size for path in (tmp_path / "runs").rglob("*")) < 20_000_000
+
+
+def test_limit_of_a_fetched_record_is_that_of_the_reader() -> None:
+    action = (ROOT / "playbooks" / "action_plugins" / "fetch_record.py").read_text(encoding="utf-8")
+    assert f"\nMAX_BYTES = {MAX_BYTES:_}\n" in action
+
+
+ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_text(encoding="utf-8"))[0]["loop"]
+
+
+def test_every_role_with_defaults_is_bound() -> None:
+    """The role `schedule` connects to no host."""
+    roles = {path.parts[-3] for path in (ROOT / "roles").glob("*/defaults/main.yml")}
+    assert roles - set(ROLES) == {"schedule"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_default_is_bound(role: str) -> None:
+    defaults = yaml.safe_load((ROOT / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8"))
+    (task,) = yaml.safe_load((ROOT / "roles" / role / "tasks" / "bind.yml").read_text(encoding="utf-8"))
+    bound = task["ansible.builtin.set_fact"]
+    assert [name for name in defaults if bound.get(name) != f"{{{{ {name} }}}}"] == []
