@@ -21,10 +21,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import cast
 
 import bcrypt
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from agent.exporter.web_config import WebConfig
 
@@ -36,6 +38,12 @@ CPU time per GPU (measured, H200): with eight GPUs and one reading a second, 8 %
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
+OPENMETRICS, TEXT = openmetrics.CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4
+ENCODERS: Mapping[str, Callable[[CollectorRegistry], bytes]] = {
+    OPENMETRICS: openmetrics.generate_latest,
+    TEXT: generate_latest,
+}
+"""Content type -> encoder. There are two, whatever versions clients ask for, so that the cache of pages has a fixed size."""
 INDEX = b"<!doctype html><html><head><title>Rackproof exporter</title></head><body><a href=/metrics>Metrics</a></body></html>"
 
 
@@ -50,19 +58,19 @@ class Page:
         self.last_request = time.monotonic()
 
     async def get(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        """Return content type and body, as Prometheus negotiates them."""
-        encoder, kind = choose_encoder(accept)
+        """Return content type and body for the client's Accept header."""
+        kind = OPENMETRICS if "application/openmetrics-text" in accept.lower() else TEXT
         self.last_request = time.monotonic()
         async with self._lock:
             began, body = self._cache.get((kind, zipped), (0.0, b""))
             if not body or time.monotonic() - began > self._fresh_s:
                 began = time.monotonic()
-                body = await asyncio.to_thread(self._render, encoder, zipped)
+                body = await asyncio.to_thread(self._render, kind, zipped)
                 self._cache[(kind, zipped)] = (began, body)
         return kind, body
 
-    def _render(self, encoder: Callable[[CollectorRegistry], bytes], zipped: bool) -> bytes:
-        text = encoder(self._registry)
+    def _render(self, kind: str, zipped: bool) -> bytes:
+        text = ENCODERS[kind](self._registry)
         return gzip.compress(text, 1) if zipped else text
 
 
@@ -73,7 +81,7 @@ class Users:
         self._hashes = {name: text.encode() for name, text in hashes.items()}
         self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
         self._salt = secrets.token_bytes(16)
-        self._verified: set[bytes] = set()
+        self._verified: dict[str, bytes] = {}  # user -> fingerprint of the correct header: one a user, so of fixed size
         self._executor = ThreadPoolExecutor(1, "bcrypt")  # guessing passwords uses one core at most
 
     async def admits(self, header: str) -> bool:
@@ -89,13 +97,16 @@ class Users:
             return False
         known = self._hashes.get(name)
         fingerprint = hmac.digest(self._salt, encoded.encode(), hashlib.sha256)
-        if known and fingerprint in self._verified:
+        if known and hmac.compare_digest(fingerprint, self._verified.get(name, b"")):
             return True
         # bcrypt uses 72 bytes at most, and its newer versions reject more.
         loop, secret = asyncio.get_running_loop(), password.encode()[:72]
-        correct = await loop.run_in_executor(self._executor, bcrypt.checkpw, secret, known or self._dummy_hash)
+        try:
+            correct = await loop.run_in_executor(self._executor, bcrypt.checkpw, secret, known or self._dummy_hash)
+        except ValueError:  # the password contains a zero byte
+            return False
         if known and correct:
-            self._verified.add(fingerprint)
+            self._verified[name] = fingerprint
         return bool(known) and correct
 
 
@@ -143,9 +154,8 @@ class Server:
             address,
             port,
             limit=HEAD_BYTES,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=HEAD_S if self._tls else None,
+            # asyncio accepts up to so many connections at a time, before any of them is counted.
+            backlog=min(BACKLOG, self._max_connections // 2),
         )
 
     @property
@@ -180,9 +190,16 @@ class Server:
             writer.transport.abort()
             return
         self._connections += 1
+        connection = writer.transport
         try:
+            if self._tls:  # here, so that a connection is counted before its handshake
+                reader, writer = await _start_tls(connection, self._tls)
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
-            answer = await self._answer(_parsed(head))
+            try:
+                answer = await self._answer(_parsed(head))
+            except Exception:
+                log.exception("a request cannot be answered")
+                answer = _response(500, b"the request cannot be answered: see the log of the exporter\n")
             writer.write(answer)
             await asyncio.wait_for(writer.drain(), WRITE_S)
             writer.close()
@@ -193,7 +210,7 @@ class Server:
         except (OSError, EOFError, asyncio.TimeoutError, ssl.SSLError):
             pass  # the client disconnected, or did not complete its request
         finally:
-            writer.transport.abort()
+            connection.abort()
             self._connections -= 1
 
     async def _answer(self, request: Request | None) -> bytes:
@@ -207,15 +224,31 @@ class Server:
         if request.path == "/":
             kind, body = "text/html; charset=utf-8", INDEX
         elif request.path == "/metrics":
-            try:
-                kind, body = await self._page.get(request.headers.get("accept", ""), zipped)
-            except Exception:
-                log.exception("/metrics cannot be rendered")
-                return _response(500, b"the metrics cannot be rendered: see the log of the exporter\n")
+            kind, body = await self._page.get(request.headers.get("accept", ""), zipped)
             headers |= {"Content-Encoding": "gzip"} if zipped else {}
         else:
             return _response(404, b"not found: see /metrics\n")
         return _response(200, body, {"Content-Type": kind, **headers}, silent=request.method == "HEAD")
+
+
+async def _start_tls(
+    transport: asyncio.WriteTransport, context: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Make the handshake on a new connection, and return its streams. Raises OSError if the client does not complete it.
+
+    No coroutine may run before this: the transport must not have read the client's first bytes. (StreamWriter.start_tls does
+    the same, from Python 3.11 on.)
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(HEAD_BYTES, loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    secure = await loop.start_tls(
+        cast(asyncio.Transport, transport), protocol, context, server_side=True, ssl_handshake_timeout=HEAD_S
+    )
+    if secure is None:
+        raise ConnectionAbortedError("the client disconnected during the handshake")
+    protocol.connection_made(secure)
+    return reader, asyncio.StreamWriter(secure, protocol, reader, loop)
 
 
 def _parsed(head: bytes) -> Request | None:

@@ -1,6 +1,6 @@
 """The action `fetch_record`: `ansible.builtin.fetch` of one record, refused before it is copied if it is too large.
 
-`fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (MAX_BYTES of `schemas/documents.py`).
+`fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`).
 A faulty or hostile host may have a file of any size in its place.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import re
@@ -112,10 +113,37 @@ def test_page_that_cannot_be_rendered_is_a_server_error_with_a_log_line(caplog: 
     with Server(broken, "127.0.0.1", 0) as server:
         status, body = curl(f"http://127.0.0.1:{server.port}/metrics")
         assert (status, curl(f"http://127.0.0.1:{server.port}/")[0]) == (500, 200)
-    assert "cannot be rendered" in body
+    assert "cannot be answered" in body
     assert "a family without a name" not in body
-    assert "/metrics cannot be rendered" in caplog.text
+    assert "a request cannot be answered" in caplog.text
     assert "a family without a name" in caplog.text
+
+
+ACCEPTS = (
+    *(
+        "",
+        "*/*",
+        "text/plain",
+        "text/plain; version=x",
+        "text/plain; version=1.0.0",
+        "application/openmetrics-text; version=x",
+    ),
+    *(f"application/openmetrics-text; version=1.{number}.0; escaping=allow-utf-8" for number in range(50)),
+    *(
+        "application/openmetrics-text; version=",
+        "application/json",
+        ";;,,==",
+        "application/openmetrics-text; version=9" * 50,
+    ),
+)
+
+
+def test_pages_are_cached_in_two_formats_whatever_clients_accept(caplog: pytest.LogCaptureFixture) -> None:
+    with Server(registry(), "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        assert {curl("-H", f"Accept: {accept}", url)[0] for accept in ACCEPTS} == {200}
+        assert len(server._page._cache) == 2
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -148,7 +176,8 @@ def test_basic_auth_requires_the_password(tmp_path: Path, hashed: str) -> None:
         assert curl("-u", "prometheus:wrong", page)[0] == 401
         assert curl("-u", f"stranger:{PASSWORD}", page)[0] == 401
         assert curl("-u", "prometheus:" + "x" * 100, page)[0] == 401
-        for header in ("Basic !!!", "Basic", "Bearer abc", "Basic /w=="):
+        zero = base64.b64encode(b"prometheus:a\0b").decode()
+        for header in ("Basic !!!", "Basic", "Bearer abc", "Basic /w==", f"Basic {zero}"):
             assert curl("-H", f"Authorization: {header}", page)[0] == 401
 
 
@@ -223,6 +252,26 @@ def test_half_open_clients_are_closed_and_others_served_meanwhile(monkeypatch: p
         for client in idle:
             client.settimeout(5)
             assert client.recv(1) == b""
+
+
+def test_half_open_tls_connections_are_limited_before_the_handshake(
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web, "HEAD_S", 1.0)
+    monkeypatch.setattr(web, "MAX_CONNECTIONS", 100)
+    text = f"tls_server_config:\n  cert_file: {pki}/server.crt\n  key_file: {pki}/server.key\n"
+    with serving(config(tmp_path, text)) as url, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
+        time.sleep(0.3)
+        assert len(list(Path("/proc/self/fd").iterdir())) - before - len(clients) <= 101
+        for client in clients:
+            client.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert curl("--cacert", f"{pki}/ca.crt", f"{url}/metrics")[0] == 200
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
