@@ -131,3 +131,56 @@ def test_new_verb_is_in_the_command(checkout: Path) -> None:
     add_entry(checkout / "rackproof/main.py", line)
     assert json.loads(run(checkout, "rackproof", "uptime", "--json"))["uptime_s"] > 0
     assert "uptime" in run(checkout, "rackproof", "--help")
+
+
+def test_new_criterion_finds_its_fault(checkout: Path) -> None:
+    """The guides of a criterion and of a fault belong together: each is checked by the other."""
+    for name in ("tests", "docs"):
+        shutil.copytree(
+            ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "images", "measurements")
+        )
+    pack = checkout / "fleet/judge/packs/gpu-health.yml"
+    pack.write_text(pack.read_text(encoding="utf-8") + code_blocks("A criterion")[0], encoding="utf-8")
+    run(checkout, "rackproof", "criteria", "lint", str(pack))
+    options = ("-q", "-n", "0", "-c", os.devnull, "--rootdir", ".")
+    test = ("-m", "pytest", *options, "tests/unit/collectors/test_faults.py", "-k")
+    assert "persistence-mode" in run(checkout, *test, "every_criterion", exit_code=1)
+    faults = checkout / "tests/unit/collectors/test_faults.py"
+    line = code_blocks("A fault")[0]
+    faults.write_text(
+        faults.read_text(encoding="utf-8").replace("FAULTS = [\n", f"FAULTS = [\n{line}", 1), encoding="utf-8"
+    )
+    assert "2 passed" in run(checkout, *test, "every_criterion or persistence-mode-off")
+
+
+def test_new_role_is_played(checkout: Path) -> None:
+    for name in ("roles", "playbooks", "inventory"):
+        shutil.copytree(ROOT / name, checkout / name)
+    shutil.copy(ROOT / "ansible.cfg", checkout)
+    role = checkout / "roles/banner"
+    for directory in ("meta", "tasks"):
+        (role / directory).mkdir(parents=True)
+    files = (role / "meta/main.yml", role / "tasks/main.yml", checkout / "playbooks/banner.yml")
+    for path, block in zip(files, code_blocks("A role"), strict=True):
+        path.write_text(block, encoding="utf-8")
+    state = checkout / "state"
+    variables = {"rackproof_state_directory": str(state), "rackproof_run_id": "r1", "nvidia_driver_state": "ignored"}
+    state.mkdir()
+    program = Path(sys.executable).parent / "ansible-playbook"
+    options = ("--limit", "local1", "-e", json.dumps(variables))
+    play = subprocess.run(
+        [program, "-i", "inventory/local/rehearsal.yml", "playbooks/banner.yml", *options],
+        cwd=checkout,
+        env={
+            **os.environ,
+            "PWD": str(checkout),
+            "ANSIBLE_HOME": str(checkout / "home"),
+            "ANSIBLE_CONFIG": str(checkout / "ansible.cfg"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert play.returncode == 0, play.stdout + play.stderr
+    assert (state / "banner").read_text(encoding="utf-8") == "Rackproof measures this host in run r1.\n"
