@@ -55,7 +55,7 @@ Only the module of the requested verb is imported: each side has dependencies of
 """
 PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TextIO
 
 from fleet.watch.lines import HeartbeatLines, changes
-from fleet.watch.screen import render
-from fleet.watch.terminal import Screen, has_colour, is_screen
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
 from schemas.errors import INTERRUPTED, UsageError
 
-BEAT_S = 30.0
+HEARTBEAT_S = 30.0
 PLAIN_COLUMNS = 160
+"""Width of the output if it is not a terminal."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,13 +26,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     watch = verbs.add_parser(
         "watch",
         help="show a run in progress: hosts, stages, progress and findings so far",
-        description="Shows a run in progress to every user who can read its directory: on a terminal as a screen that is "
-        "redrawn until the run has a report, elsewhere as a line per change. Times are UTC.",
+        description="Show a run in progress. Any user who can read its directory may do so. A terminal shows a screen that is "
+        "updated until the run has a report; other outputs get one line per change. Times are UTC.",
         epilog="example: rackproof watch runs/20261121T040000Z; for a program: rackproof watch runs/rack12 --once --json",
     )
     watch.add_argument("run_dir", type=Path, help="directory of the run")
     watch.add_argument("--once", action="store_true", help="print the current state and exit")
-    watch.add_argument("--json", action="store_true", help="print JSON: one document per line, at each change")
+    watch.add_argument("--json", action="store_true", help="print JSON: one document per line for each change")
     watch.add_argument("--lines", action="store_true", help="print lines even on a terminal")
     watch.add_argument("--every", type=float, default=2.0, help="seconds between updates (default: %(default)g)")
     watch.add_argument(
@@ -56,10 +55,10 @@ def call(options: argparse.Namespace) -> int:
         reconfigure(errors="replace")
     try:
         if options.beats:
-            _beat(watcher, options.beats)
+            _print_heartbeats(watcher, options.beats)
         elif options.once:
             _once(watcher, options.json)
-        elif not options.json and not options.lines and is_screen(sys.stdout):
+        elif not options.json and not options.lines and _has_screen(sys.stdout):
             _screen(watcher, options.every)
         else:
             _follow(watcher, options.every, options.json)
@@ -69,60 +68,74 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _once(watcher: Watcher, as_json: bool) -> None:
-    view = watcher.look(background=False)
-    columns = Screen(sys.stdout).size[0] if sys.stdout.isatty() else PLAIN_COLUMNS
-    _say(sys.stdout, json.dumps(view.json()) if as_json else "\n".join(render(view, columns)))
+    view = watcher.read_view(background=False)
+    if as_json:
+        _print_line(sys.stdout, json.dumps(view.json()))
+    else:
+        _print_view(view)
+
+
+def _print_view(view: View) -> None:
+    from fleet.watch.screen import plain_text  # needs rich, which lines and JSON do without
+
+    _print_line(sys.stdout, plain_text(view, None if sys.stdout.isatty() else PLAIN_COLUMNS))
+
+
+def _has_screen(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that can show a full screen."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 
 def _screen(watcher: Watcher, every_s: float) -> None:
     """Redraw the screen until the run has a report, then leave the result on the terminal."""
-    with Screen(sys.stdout).shown() as screen:
+    from fleet.watch.screen import RunScreen, full_screen
+
+    with full_screen() as live:
         while True:
-            view = watcher.look()
-            columns, rows = screen.size
-            screen.draw(render(view, columns, rows, colour=has_colour()))
+            view = watcher.read_view()
+            live.update(RunScreen(view, fit_height=True))
             if view.decision:
                 break
-            screen.wait(every_s)
-    _say(sys.stdout, "\n".join(render(watcher.look(background=False), screen.size[0])))
+            time.sleep(every_s)
+    _print_view(watcher.read_view(background=False))
 
 
 def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
-    """Print a line per change until no playbook runs the run."""
-    old: View | None = None
-    heartbeats = HeartbeatLines(BEAT_S)
+    """Print one line for each change, until no playbook runs the run."""
+    previous: View | None = None
+    heartbeats = HeartbeatLines(HEARTBEAT_S)
     while True:
-        view = watcher.look()
-        if view.over:  # judge and scrape once more for the last line
-            view = watcher.look(background=False)
+        view = watcher.read_view()
+        if view.is_over:  # the background may not have read the last records
+            view = watcher.read_view(background=False)
         if as_json:
-            if old is None or _shown(view) != _shown(old):
-                _say(sys.stdout, json.dumps(view.json()))
+            if previous is None or _stable_fields(view) != _stable_fields(previous):
+                _print_line(sys.stdout, json.dumps(view.json()))
         else:
-            for line in [*changes(old, view), *heartbeats.hear(view)]:
-                _say(sys.stdout, line)
-        old = view
-        if view.over:
+            for line in [*changes(previous, view), *heartbeats.due(view)]:
+                _print_line(sys.stdout, line)
+        previous = view
+        if view.is_over:
             return
         time.sleep(every_s)
 
 
-def _shown(view: View) -> dict[str, object]:
-    """Return the view without fields that change with time alone."""
+def _stable_fields(view: View) -> dict[str, object]:
+    """Return the view without the fields that change although nothing happens."""
     document = {key: value for key, value in view.json().items() if key not in ("at", "judged")}
     return {**document, "hosts": [{**host, "last_seen": None, "remaining_s": None} for host in document["hosts"]]}
 
 
-def _beat(watcher: Watcher, every_s: float) -> None:
-    """Print heartbeat lines for the callback plugin, as long as the playbook runs."""
+def _print_heartbeats(watcher: Watcher, every_s: float) -> None:
+    """Print heartbeat lines for the callback plugin until the playbook, the parent process, exits."""
     parent, heartbeats = os.getppid(), HeartbeatLines(every_s)
     while os.getppid() == parent:
-        for line in heartbeats.hear(watcher.look()):
-            _say(sys.stdout, line)
+        for line in heartbeats.due(watcher.read_view()):
+            _print_line(sys.stdout, line)
         time.sleep(min(1.0, every_s / 2))
 
 
-def _say(stream: TextIO, text: str) -> None:
+def _print_line(stream: TextIO, text: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         stream.write(f"{text}\n")
         stream.flush()

@@ -1,4 +1,4 @@
-"""Judge the records fetched so far; an unchanged record is read once."""
+"""Judge the records fetched so far. A record is read again only if its file has changed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from schemas.reports import FAIL, Verdict
 from schemas.run_directory import RunDirectory, record_names
 from schemas.stages import SOAK
 
-EVERY_S = 3.0
-REST = 9
-"""Pause after judging, as a multiple of its duration: a large fleet takes long, and the control node has other work."""
-REPORT_BYTES = 64_000_000
-"""Larger reports, of hundreds of hosts, are not read: the journal has their decision."""
+INTERVAL_S = 3.0
+PAUSE_FACTOR = 9
+"""Pause after judging, as a multiple of its duration: judging a large fleet must leave the control node free for other work."""
+MAX_REPORT_BYTES = 64_000_000
+"""Larger reports, of hundreds of hosts, are not read: the decision comes from the journal."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """The verdicts on the records so far."""
+class LiveFindings:
+    """The findings in the records fetched so far."""
 
     at: float = 0.0
     """When they were judged; 0: not yet."""
@@ -40,61 +40,64 @@ class Judged:
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Host -> failed criteria, one line each."""
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Host -> stage -> how its last launch ended."""
+    """Host -> stage -> outcome of its last launch."""
     problems: tuple[str, ...] = ()
-    """Records that could not be read or judged, and why."""
+    """Why records could not be read or judged, one line each."""
 
 
-class Judge:
-    """Reads and judges records, in the background after `start`."""
+class LiveJudge:
+    """The findings so far, updated in the background after `start`."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
+        """Judge nothing until `start` or `update` is called."""
         self._run_dir, self._plan = run_dir, plan
-        self._read: dict[str, tuple[object, Record | str]] = {}
-        self._begun = False
-        self._one_at_a_time = threading.Lock()
-        self.now = Judged(expected=len(self._paths()))
+        self._records: dict[str, tuple[object, Record | str]] = {}
+        """Path -> identity of the file as it was read, and the record or why it is rejected."""
+        self._started = False
+        self._update_lock = threading.Lock()
+        self.findings = LiveFindings(expected=len(self._paths()))
 
     def start(self) -> None:
         """Start judging in the background."""
-        if not self._begun:
-            self._begun = True
-            threading.Thread(target=self._go_on, name="judge", daemon=True).start()
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._update_forever, name="judge", daemon=True).start()
 
-    def _go_on(self) -> None:
+    def _update_forever(self) -> None:
         while True:
             began = time.monotonic()
             self.update()
-            time.sleep(max(EVERY_S, REST * (time.monotonic() - began)))
+            time.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
-    def update(self) -> Judged:
+    def update(self) -> LiveFindings:
         """Judge again if a record is new or changed."""
-        with self._one_at_a_time:
+        with self._update_lock:
             self._update()
-        return self.now
+        return self.findings
 
     def _update(self) -> None:
-        if self._reread() or not self.now.at:
+        if self._read_changed() or not self.findings.at:
             try:
-                self.now = self._judged()
-            except Exception as error:  # noqa: BLE001 - the report will fail with its exit code; watching continues
-                why = f"the records cannot be judged: {type(error).__name__}: {error}"
-                self.now = Judged(expected=len(self._paths()), problems=(why,))
+                self.findings = self._judge_all()
+            except Exception as error:  # noqa: BLE001 - `rackproof report` exits with the error; watching continues
+                problem = f"the records cannot be judged: {type(error).__name__}: {error}"
+                self.findings = LiveFindings(expected=len(self._paths()), problems=(problem,))
 
     def _paths(self) -> dict[str, tuple[str, str]]:
         """Return path -> host and gang of each expected record."""
         return record_names(self._plan)
 
-    def _reread(self) -> bool:
+    def _read_changed(self) -> bool:
+        """Read records that are new or changed; return whether there were any."""
         changed = False
         for path, (host, gang) in self._paths().items():
             try:
                 status = (self._run_dir / path).lstat()
             except OSError:
                 continue
-            mark = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if self._read.get(path, (None,))[0] != mark:
-                self._read[path] = (mark, self._record(path, host, gang))
+            identity = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if self._records.get(path, (None,))[0] != identity:
+                self._records[path] = (identity, self._record(path, host, gang))
                 changed = True
         return changed
 
@@ -104,45 +107,46 @@ class Judge:
             record = record_from_json(documents.read(self._run_dir / path, "record"), source=path)
         except documents.DocumentError as error:
             return str(error).replace(f"{self._run_dir}/", "")
-        mine = (self._plan.run_id, self._plan.nonce, host, gang)
-        same = (record.run_id, record.nonce, record.host, record.gang) == mine
-        return record if same else f"{path}: not of this host and run"
+        expected = (self._plan.run_id, self._plan.nonce, host, gang)
+        is_expected = (record.run_id, record.nonce, record.host, record.gang) == expected
+        return record if is_expected else f"{path}: not of this host and run"
 
-    def _judged(self) -> Judged:
+    def _judge_all(self) -> LiveFindings:
         records: dict[str, list[Record]] = defaultdict(list)
-        for _, record in self._read.values():
+        for _, record in self._records.values():
             if isinstance(record, Record):
                 records[record.host].append(record)
-        evidence = {host: Evidence(records=tuple(parsed)) for host, parsed in records.items()}
+        evidence = {host: Evidence(records=tuple(of_host)) for host, of_host in records.items()}
         failed: dict[str, list[Verdict]] = defaultdict(list)
         for verdict in judge(self._plan, evidence, read_packs(self._plan.criteria)) if evidence else ():
             if verdict.verdict == FAIL:
                 failed[verdict.host].append(verdict)
         slots_by_part = pci_slots(
-            (host, gpu) for host, parsed in records.items() for record in parsed for gpu in record.gpus
+            (host, gpu) for host, of_host in records.items() for record in of_host for gpu in record.gpus
         )
-        return Judged(
+        return LiveFindings(
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
             failed={host: tuple(map(str, reason_lines(verdicts, slots_by_part))) for host, verdicts in failed.items()},
-            outcomes={host: _outcomes(parsed) for host, parsed in records.items()},
-            problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
+            outcomes={host: _stage_outcomes(of_host) for host, of_host in records.items()},
+            problems=tuple(record for _, record in self._records.values() if isinstance(record, str)),
         )
 
 
-def _outcomes(records: list[Record]) -> dict[str, str]:
-    parsed = {launch.stage: launch.outcome for record in records for launch in record.launches}
+def _stage_outcomes(records: list[Record]) -> dict[str, str]:
+    """Return the outcome of the last launch of each stage."""
+    outcomes = {launch.stage: launch.outcome for record in records for launch in record.launches}
     for soak in (record.soak for record in records if record.soak):
-        parsed.pop(SOAK, None)  # a round that finished is no soak that did
+        outcomes.pop(SOAK, None)  # a finished round does not mean that the soak has finished
         if soak.ended:
-            parsed[SOAK] = "failed" if soak.reason else "finished"
-    return parsed
+            outcomes[SOAK] = "failed" if soak.reason else "finished"
+    return outcomes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reported:
-    """The parts of report.json that are shown."""
+class ReportSummary:
+    """The fields of report.json that are shown."""
 
     decision: str
     status: str
@@ -150,23 +154,23 @@ class Reported:
     hosts: Mapping[str, str]
     """Host -> its decision."""
     outcomes: Mapping[str, Mapping[str, str]]
-    """As of `Judged`."""
+    """Host -> stage -> outcome of its last launch."""
 
 
-def read_report(run_dir: Path) -> Reported | None:
-    """Return the report, if there is one that is small enough to read."""
+def read_report(run_dir: Path) -> ReportSummary | None:
+    """Return the summary of report.json; None if there is no valid report, or it exceeds MAX_REPORT_BYTES."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = documents.read_bytes(RunDirectory(run_dir).report, max_bytes=REPORT_BYTES)
-        if len(text) <= REPORT_BYTES:
-            parsed = json.loads(text)
-            return Reported(
-                decision=str(parsed["decision"]),
-                status=str(parsed["acceptance"]["status"]),
-                summary=tuple(map(str, parsed["acceptance"]["summary"])),
-                hosts={str(host["name"]): str(host["decision"]) for host in parsed["hosts"]},
+        text = documents.read_bytes(RunDirectory(run_dir).report, max_bytes=MAX_REPORT_BYTES)
+        if len(text) <= MAX_REPORT_BYTES:
+            report = json.loads(text)
+            return ReportSummary(
+                decision=str(report["decision"]),
+                status=str(report["acceptance"]["status"]),
+                summary=tuple(map(str, report["acceptance"]["summary"])),
+                hosts={str(host["name"]): str(host["decision"]) for host in report["hosts"]},
                 outcomes={
                     str(host["name"]): {str(each["stage"]): str(each["outcome"]) for each in host.get("launches", ())}
-                    for host in parsed["hosts"]
+                    for host in report["hosts"]
                 },
             )
     return None

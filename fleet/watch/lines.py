@@ -1,4 +1,4 @@
-"""Render a run as log lines: changes from one view to the next, and heartbeat lines while a stage runs."""
+"""Render a run as log lines: the changes since the previous view, and heartbeat lines while a stage runs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fleet.watch.progress import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.screen import state_of
-from fleet.watch.text import clock, duration, fit, names, percent
-from fleet.watch.view import HostView, View
+from fleet.watch.text import clock, cut, duration, names, percent
+from fleet.watch.view import HostView, View, state_text
 
-LONGEST = 600
-NAMED = 8
-SETTLE_S = 2.0
+LINE_LIMIT = 600
+"""Maximum number of characters of a line."""
+NAMED_HOSTS = 8
+"""Maximum number of hosts that a line names."""
+TASK_START_S = 2.0
 """Time within which all hosts have started a task."""
 SILENT_S = 300.0
 """Interval of heartbeat lines without progress: some CI systems stop jobs that print nothing."""
 
 
 def changes(old: View | None, new: View) -> list[str]:
-    """Return a line per failed host, per group of hosts with the same change, per finding, and for the decision."""
-    lines = [*_begun(old, new), *_moves(old, new), *_findings(old, new), *_ends(old, new)]
-    return [fit(f"{clock(new.at)} {line}", LONGEST) for line in lines]
+    """Return one line for each failed host, each group of hosts with the same change, each finding and the decision."""
+    lines = [*_run_changes(old, new), *_state_changes(old, new), *_new_findings(old, new), *_end(old, new)]
+    return [cut(f"{clock(new.at)} {line}", LINE_LIMIT) for line in lines]
 
 
-def _begun(old: View | None, new: View) -> Iterator[str]:
+def _run_changes(old: View | None, new: View) -> Iterator[str]:
     if old is None:
         mark = f", {new.mark}" if new.mark else ""
         yield f"run {new.run_id}: {len(new.hosts)} hosts of {names(new.racks)}, profile {new.profile}{mark}"
@@ -34,111 +35,110 @@ def _begun(old: View | None, new: View) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _moves(old: View | None, new: View) -> Iterator[str]:
-    """Yield state changes, grouped, since hundreds of hosts change at the same time."""
+def _state_changes(old: View | None, new: View) -> Iterator[str]:
+    """Yield state changes, one line for all hosts with the same change: hundreds of hosts can change at once."""
     before = {host.name: host for host in old.hosts} if old else {}
-    same: dict[tuple[str, str], list[str]] = defaultdict(list)
+    hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)
     for host in new.hosts:
         for stage, cell in host.cells.items():
-            was = before[host.name].cells[stage].state if host.name in before else WAITING
-            if cell.state == was or cell.state in (WAITING, LEFT, NONE):
+            old_state = before[host.name].cells[stage].state if host.name in before else WAITING
+            if cell.state == old_state or cell.state in (WAITING, LEFT, NONE):
                 continue
             if cell.state in (FAILED, UNREACHABLE) and host.trouble:
                 yield f"{host.name} {stage}: {cell.state}: {host.trouble}"
             else:
-                same[stage, cell.state].append(host.name)
-        if host.trouble and host.name in before and not before[host.name].trouble and not _moved(before, host):
+                hosts_by_change[stage, cell.state].append(host.name)
+        if host.trouble and host.name in before and not before[host.name].trouble and not _has_failed(before, host):
             yield f"{host.name}: {host.trouble}"
-    for (stage, state), hosts in same.items():
-        yield f"{names(hosts, NAMED)} {stage}: {state}"
+    for (stage, state), hosts in hosts_by_change.items():
+        yield f"{names(hosts, NAMED_HOSTS)} {stage}: {state}"
 
 
-def _moved(before: dict[str, HostView], host: HostView) -> bool:
-    old = before[host.name].cells
+def _has_failed(before: dict[str, HostView], host: HostView) -> bool:
+    old_cells = before[host.name].cells
     return any(
-        cell.state in (FAILED, UNREACHABLE) and cell.state != old[stage].state for stage, cell in host.cells.items()
+        cell.state in (FAILED, UNREACHABLE) and cell.state != old_cells[stage].state
+        for stage, cell in host.cells.items()
     )
 
 
-def _findings(old: View | None, new: View) -> Iterator[str]:
+def _new_findings(old: View | None, new: View) -> Iterator[str]:
     known = {line for host in old.hosts for line in host.failed} if old else set()
     yield from (line for host in new.hosts for line in host.failed if line not in known)
 
 
-def _ends(old: View | None, new: View) -> Iterator[str]:
+def _end(old: View | None, new: View) -> Iterator[str]:
     if new.decision and (old is None or old.decision != new.decision):
         yield f"decision: {new.decision}"
         yield from new.summary
-    elif new.over and not new.decision and (old is None or not old.over):
+    elif new.is_over and not new.decision and (old is None or not old.is_over):
         yield "the run is not running"
 
 
-def begins(view: View) -> str:
-    """Return the hosts being measured and how long it may take; empty if no stage is running."""
+def _stage_start(view: View) -> str:
+    """Return which hosts are measured and how long that may take; empty if no stage is running."""
     stage = view.waiting_for
     if not stage or not view.pending:
         return ""
-    most = f", for at most {duration(view.deadlines[stage])} each" if stage in view.deadlines else ""
-    return f"{stage}: {names(view.pending, NAMED)} are measuring{most}"
+    limit = f", for at most {duration(view.deadlines[stage])} each" if stage in view.deadlines else ""
+    return f"{stage}: {names(view.pending, NAMED_HOSTS)} are measuring{limit}"
 
 
-def beat(view: View) -> tuple[str, str]:
-    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, at most 2 min 10 s left`; two empty texts if no host is
-    waited for.
+def _heartbeat(view: View) -> tuple[str, str]:
+    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, at most 2 min 10 s left`.
+
+    Both are empty if no host is pending.
     """
     if not view.pending:
         return "", ""
-    through = f"{view.answered} of {view.answered + len(view.pending)} hosts done"
+    done = f"{view.answered} of {view.answered + len(view.pending)} hosts done"
     hosts = {host.name: host for host in view.hosts}
     pending = [hosts[name] for name in view.pending if name in hosts]
     if not view.waiting_for:
         since = f" for {duration(view.at - view.task_since)}" if view.task_since else ""
-        return f"{view.task}: {through}, {names(view.pending)} still running", since
-    left = [host.remaining_s for host in pending if host.remaining_s is not None]
-    until = f", at most {duration(max(left))} left" if left else ""
-    return f"{view.waiting_for}: {through}, {_progress(pending, view.waiting_for)}", until
+        return f"{view.task}: {done}, {names(view.pending)} still running", since
+    remaining_s = [host.remaining_s for host in pending if host.remaining_s is not None]
+    time_left = f", at most {duration(max(remaining_s))} left" if remaining_s else ""
+    return f"{view.waiting_for}: {done}, {_progress(pending, view.waiting_for)}", time_left
 
 
 def _progress(pending: list[HostView], stage: str) -> str:
-    """Return the progress of each host, or the range from slowest to fastest for many hosts."""
-    if len(pending) <= NAMED // 2:
-        return ", ".join(f"{host.name} {_far(host, stage)}" for host in pending)
-    known = [(cell.progress, host) for host in pending if (cell := host.cells[stage]).progress is not None]
-    if not known:
+    """Return the progress of each host, or for many hosts that of the slowest and of the fastest."""
+    if len(pending) <= NAMED_HOSTS // 2:
+        return ", ".join(f"{host.name} {_host_progress(host, stage)}" for host in pending)
+    shares = {host.name: share for host in pending if (share := host.cells[stage].progress) is not None}
+    if not shares:
         return f"{len(pending)} hosts, progress unknown"
-    low, high = (
-        min(share for share, _ in known if share is not None),
-        max(share for share, _ in known if share is not None),
-    )
-    slowest = next(host.name for share, host in known if share == low)
-    unknown = f", {len(pending) - len(known)} unknown" if len(known) < len(pending) else ""
-    return f"{len(known)} hosts at {percent(low)} ({slowest}) to {percent(high)}{unknown}"
+    slowest = min(shares, key=lambda name: shares[name])
+    unknown = f", {len(pending) - len(shares)} unknown" if len(shares) < len(pending) else ""
+    return f"{len(shares)} hosts at {percent(shares[slowest])} ({slowest}) to {percent(max(shares.values()))}{unknown}"
 
 
-def _far(host: HostView, stage: str) -> str:
+def _host_progress(host: HostView, stage: str) -> str:
     cell = host.cells[stage]
     if cell.state == RUNNING and cell.progress is None:
         return UNKNOWN
-    return state_of(cell)
+    return state_text(cell)
 
 
 class HeartbeatLines:
-    """Heartbeat lines for the playbook's terminal: few, and none twice."""
+    """Select the heartbeat lines to print: at most one per interval, and a repeated line only every `SILENT_S`."""
 
     def __init__(self, every_s: float) -> None:
+        """Set the interval in seconds."""
         self._every_s = every_s
         self._task: tuple[str, float | None] = ("", None)
-        self._said, self._said_at = "", 0.0
+        self._last_line, self._last_line_at = "", 0.0
 
-    def hear(self, view: View) -> list[str]:
+    def due(self, view: View) -> list[str]:
         """Return the lines that are due."""
         task = (view.waiting_for, view.task_since)
-        begun = view.at - (view.task_since or view.at)
-        if task != self._task and (line := begins(view)) and begun >= min(SETTLE_S, self._every_s):
-            self._task, self._said, self._said_at = task, "", view.at
-            return [fit(f"{clock(view.at)} {line}", LONGEST)]
-        (line, remaining), since = beat(view), view.at - max(self._said_at, view.task_since or 0.0)
-        if not line or since < (SILENT_S if line == self._said else self._every_s):
+        task_age = view.at - (view.task_since or view.at)
+        if task != self._task and (line := _stage_start(view)) and task_age >= min(TASK_START_S, self._every_s):
+            self._task, self._last_line, self._last_line_at = task, "", view.at
+            return [cut(f"{clock(view.at)} {line}", LINE_LIMIT)]
+        (line, time_left), silent_s = _heartbeat(view), view.at - max(self._last_line_at, view.task_since or 0.0)
+        if not line or silent_s < (SILENT_S if line == self._last_line else self._every_s):
             return []
-        self._said, self._said_at = line, view.at
-        return [fit(f"{clock(view.at)} {line}{remaining}", LONGEST)]
+        self._last_line, self._last_line_at = line, view.at
+        return [cut(f"{clock(view.at)} {line}{time_left}", LINE_LIMIT)]

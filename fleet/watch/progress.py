@@ -11,7 +11,7 @@ from fleet.watch.tail import moment
 PREPARE, INSPECT = "prepare", "inspect"
 WAITING, RUNNING, DONE, FAILED, UNREACHABLE = "waiting", "running", "done", "failed", "unreachable"
 LEFT, UNKNOWN, NONE = "left", "unknown", "none"
-"""LEFT: the host left the run before this stage. NONE: not planned for this host."""
+"""`LEFT`: the host left the run before this stage. `NONE`: the stage is not planned for this host."""
 _JUDGING = ("report.yml", "teardown.yml")
 _PREPARING = frozenset({"preflight", "plan", "nvidia_driver", "container_toolkit", "agent", "monitoring"})
 
@@ -21,22 +21,22 @@ class HostProgress:
     """The progress of one host, as the playbook reports it."""
 
     states: dict[str, str] = field(default_factory=dict)
-    """Stage -> state, of the stages it reached."""
+    """Stage -> state, for the stages that the host has reached."""
     since: dict[str, float] = field(default_factory=dict)
-    """Stage -> when it entered that state."""
+    """Stage -> when the host entered that state, in seconds since 1970."""
     last_seen: float = 0.0
     """When the host last answered; 0: never."""
-    left: str = ""
-    """The task at which it left the run."""
-    left_in: str = ""
-    """The stage in which it left the run."""
-    waits: float = 0.0
-    """Since when its running stage is waited for; 0: none is."""
-    before: tuple[str, float] | None = None
-    """The previous state and its start, restored if the wait skips the host."""
+    left_task: str = ""
+    """The task at which the host left the run; empty: it has not."""
+    left_stage: str = ""
+    """The stage in which the host left the run."""
+    waiting_since: float = 0.0
+    """When the playbook began to wait for its running stage; 0: it does not wait."""
+    state_before: tuple[str, float] | None = None
+    """The previous state and its start, restored if the host is skipped."""
 
-    def turn(self, stage: str, state: str, at: float) -> None:
-        """Enter a state in a stage."""
+    def set_state(self, stage: str, state: str, at: float) -> None:
+        """Set the state of a stage, and when the host entered it."""
         if stage and self.states.get(stage) != state:
             self.states[stage], self.since[stage] = state, at
 
@@ -48,48 +48,48 @@ class RunProgress:
         """Start with the stages of the plan, in order, and its hosts."""
         self.stages = (PREPARE, INSPECT, *stages)
         self.hosts = {name: HostProgress() for name in hosts}
-        self.known = False
-        """Whether there was an event."""
+        self.has_events = False
+        """Whether any event has been applied."""
         self.attempts = 0
         self.playbook = self.play = self.task = self.stage = self.targets = ""
         self.task_since = 0.0
         self.waiting_for = ""
         """The stage that the current task waits for, if any."""
         self.pending: dict[str, float] = {}
-        """Host -> since when the task runs on it."""
+        """Host -> when the task began on it."""
         self.answered: set[str] = set()
         """Hosts that finished the task."""
         self.ended = False
         self.stopped = ""
         """The task on the control node that failed."""
         self._started_hosts: set[str] = set()
-        self._measured = False
+        self._has_measured = False
 
-    def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Apply events; invalid ones are ignored."""
+    def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Apply events in order. Unknown events and invalid fields are ignored."""
         for event in events:
             at, what = moment(event.get("at")), event["what"]
-            if what in _OF_HOST:
-                self._of_host(what, event, at)
-            elif what in _OF_RUN:
-                self.known = True
-                _OF_RUN[what](self, event, at)
+            if what in _HOST_EVENTS:
+                self._apply_host_event(what, event, at)
+            elif what in _RUN_EVENTS:
+                self.has_events = True
+                _RUN_EVENTS[what](self, event, at)
 
     def _start(self, event: Mapping[str, Any], at: float) -> None:
-        self._pause(at)
+        self._interrupt(at)
         self.attempts += 1
-        self.playbook, self.ended, self.stopped = _text(event, "playbook"), False, ""
-        self._measured = False
+        self.playbook, self.ended, self.stopped = _string(event, "playbook"), False, ""
+        self._has_measured = False
         for host in self.hosts.values():
-            host.left = host.left_in = ""
+            host.left_task = host.left_stage = ""
 
-    def _pause(self, at: float) -> None:
+    def _interrupt(self, at: float) -> None:
         """Mark running stages as unknown, since the playbook was interrupted."""
         for host in self.hosts.values():
-            host.waits = 0.0
+            host.waiting_since = 0.0
             for stage, state in list(host.states.items()):
                 if state == RUNNING:
-                    host.turn(stage, UNKNOWN, at)
+                    host.set_state(stage, UNKNOWN, at)
         self.play = self.task = self.stage = self.waiting_for = ""
         self.pending, self.answered = {}, set()
 
@@ -97,41 +97,43 @@ class RunProgress:
         roles = event.get("roles")
         if not isinstance(event.get("play"), str):
             return
-        stage = self._stage_of(_text(event, "play"), roles if isinstance(roles, list) else [])
-        self._measured = self._measured or stage not in ("", PREPARE)
+        stage = self._stage_of(_string(event, "play"), roles if isinstance(roles, list) else [])
+        self._has_measured = self._has_measured or stage not in ("", PREPARE)
         if stage != self.stage:
-            self._finish(at)
-        self.play, self.stage, self.task, self.waiting_for = _text(event, "play"), stage, "", ""
+            self._complete_stage(at)
+        self.play, self.stage, self.task, self.waiting_for = _string(event, "play"), stage, "", ""
         self.pending, self.answered, self._started_hosts = {}, set(), set()
 
     def _stage_of(self, play: str, roles: Sequence[object]) -> str:
-        names = [role for role in roles if isinstance(role, str)]
-        for name in (*names, play.lower()):
+        """Return the stage that a play runs; empty if none."""
+        role_names = [role for role in roles if isinstance(role, str)]
+        for name in (*role_names, play.lower()):
             if name in self.stages[1:]:
                 return name
-        early = self.playbook not in _JUDGING and not self._measured  # the exporter is stopped again at the end
-        return PREPARE if early and _PREPARING & set(names) else ""
+        # The `monitoring` role runs again at the end, to stop the exporters.
+        is_early = self.playbook not in _JUDGING and not self._has_measured
+        return PREPARE if is_early and _PREPARING & set(role_names) else ""
 
-    def _finish(self, at: float) -> None:
-        """Mark the stage as done on hosts that are still in it."""
+    def _complete_stage(self, at: float) -> None:
+        """Mark the current stage as done on the hosts that are still running it."""
         for host in self.hosts.values():
             if host.states.get(self.stage) == RUNNING:
-                host.turn(self.stage, DONE, at)
+                host.set_state(self.stage, DONE, at)
 
     def _task(self, event: Mapping[str, Any], at: float) -> None:
-        self.task, self.task_since, self.waiting_for = _text(event, "task"), at, _text(event, "stage")
+        self.task, self.task_since, self.waiting_for = _string(event, "task"), at, _string(event, "stage")
         self.pending, self.answered = {}, set()
 
     def _end(self, event: Mapping[str, Any], at: float) -> None:
-        self._finish(at)
-        self._pause(at)
+        self._complete_stage(at)
+        self._interrupt(at)
         self.ended = True
 
     def _targets(self, event: Mapping[str, Any], at: float) -> None:
-        self.targets = _text(event, "path")
+        self.targets = _string(event, "path")
 
-    def _of_host(self, what: str, event: Mapping[str, Any], at: float) -> None:
-        self.known = True
+    def _apply_host_event(self, what: str, event: Mapping[str, Any], at: float) -> None:
+        self.has_events = True
         name = event.get("host", "")
         if name == "" and what == FAILED:
             self.stopped = self.task
@@ -139,43 +141,42 @@ class RunProgress:
         if host is None:
             return
         if what == "began":
-            self._began(host, name, at)
+            self._apply_began(host, name, at)
             return
         self.pending.pop(name, None)
-        waited, host.waits = host.waits, 0.0
+        waited_since, host.waiting_since = host.waiting_since, 0.0
         if what == "skipped":
-            if waited and host.before:
-                host.states[self.stage], host.since[self.stage] = host.before
+            if waited_since and host.state_before:
+                host.states[self.stage], host.since[self.stage] = host.state_before
             return
         self.answered.add(name)
         if what in (FAILED, UNREACHABLE):
-            host.turn(self.stage, what, at)
-            host.left, host.left_in = self.task or self.play, self.stage
+            host.set_state(self.stage, what, at)
+            host.left_task, host.left_stage = self.task or self.play, self.stage
         if what != UNREACHABLE:
             host.last_seen = at
-        if waited and self.waiting_for and isinstance(event.get("rc"), int):
-            host.turn(self.waiting_for, DONE if event["rc"] == 0 else FAILED, at)
+        if waited_since and self.waiting_for and isinstance(event.get("rc"), int):
+            host.set_state(self.waiting_for, DONE if event["rc"] == 0 else FAILED, at)
 
-    def _began(self, host: HostProgress, name: str, at: float) -> None:
+    def _apply_began(self, host: HostProgress, name: str, at: float) -> None:
         self.pending[name] = at
         if self.waiting_for:
-            host.waits = at
-            host.before = (host.states[self.stage], host.since[self.stage]) if self.stage in host.states else None
-        if (
-            name not in self._started_hosts or self.waiting_for or host.left
-        ):  # a host that left and continues was rescued
-            host.turn(self.stage, RUNNING, at)
-            host.left = host.left_in = ""
+            host.waiting_since = at
+            host.state_before = (host.states[self.stage], host.since[self.stage]) if self.stage in host.states else None
+        was_rescued = bool(host.left_task)
+        if name not in self._started_hosts or self.waiting_for or was_rescued:
+            host.set_state(self.stage, RUNNING, at)
+            host.left_task = host.left_stage = ""
         self._started_hosts.add(name)
 
 
-def _text(event: Mapping[str, Any], key: str) -> str:
-    parsed = event.get(key, "")
-    return parsed if isinstance(parsed, str) else ""
+def _string(event: Mapping[str, Any], key: str) -> str:
+    value = event.get(key, "")
+    return value if isinstance(value, str) else ""
 
 
-_OF_HOST = ("began", "ok", "skipped", FAILED, UNREACHABLE)
-_OF_RUN = {
+_HOST_EVENTS = ("began", "ok", "skipped", FAILED, UNREACHABLE)
+_RUN_EVENTS = {
     "start": RunProgress._start,
     "play": RunProgress._play,
     "task": RunProgress._task,

@@ -1,189 +1,231 @@
-"""Render a view of a run as a screen of lines."""
+"""Render a view of a run for a terminal with rich.
+
+Text from hosts is sanitized and passed as `Text`, so it contains neither control characters nor markup.
+"""
 
 from __future__ import annotations
 
-import textwrap
+import contextlib
+import os
+import signal
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from fleet.watch.progress import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.text import clean, clock, duration, fit, names, pad, percent, width
-from fleet.watch.view import Cell, HostView, View, attention
+from fleet.watch.text import clean, clock, duration, names
+from fleet.watch.view import HostView, View, attention, state_text
 
-ORDER = (FAILED, UNREACHABLE, UNKNOWN, RUNNING, WAITING, DONE, LEFT)
-COLOURS = {
-    FAILED: "31;1",
-    UNREACHABLE: "31;1",
-    UNKNOWN: "33",
-    RUNNING: "36",
-    DONE: "32",
-    WAITING: "2",
-    LEFT: "2",
-    NONE: "2",
-    "rejected": "31;1",
-    "incomplete": "33;1",
-    "accepted": "32;1",
-    "head": "1",
+STATE_ORDER = (FAILED, UNREACHABLE, UNKNOWN, RUNNING, WAITING, DONE, LEFT)
+STYLES = {
+    FAILED: "bold red",
+    UNREACHABLE: "bold red",
+    UNKNOWN: "yellow",
+    RUNNING: "cyan",
+    DONE: "green",
+    WAITING: "dim",
+    LEFT: "dim",
+    NONE: "dim",
+    "rejected": "bold red",
+    "incomplete": "bold yellow",
+    "accepted": "bold green",
 }
-LEAST_TEXT, LONGEST = 14, 1000
-NO_END = 1_000_000
+COLUMN_GAP = 2
+MIN_HOST_COLUMNS, MAX_STATE_COLUMNS, MIN_NOTE_COLUMNS = 12, 14, 14
+FINDING_LIMIT = 1000
+"""Maximum number of characters of a finding."""
 FINDINGS_SHARE = 3
-"""Share of the lines below the head that findings may take, unless the hosts need fewer."""
+"""Findings may take one line in this many below the head, or more if the hosts leave room."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A piece of a line, and its colour."""
+@contextlib.contextmanager
+def full_screen() -> Iterator[Live]:
+    """Use the alternate screen. Restore the terminal on any exit: Ctrl-C, SIGTERM, a lost connection, Ctrl-Z.
 
-    text: str
-    style: str = ""
+    Only the refresh thread of `Live` draws: the signal handlers interrupt the main thread, and must not interrupt a draw.
+    """
+    console = Console(file=sys.stdout, force_terminal=True)
+    live = Live(console=console, screen=True, redirect_stdout=False, redirect_stderr=False)
+
+    def exit_on_signal(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    def suspend(number: int, frame: FrameType | None) -> None:
+        live.stop()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        live.start()
+
+    handlers = {signal.SIGTERM: exit_on_signal, signal.SIGHUP: exit_on_signal, signal.SIGTSTP: suspend}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        live.start()
+        yield live
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            live.stop()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-Line = list[Part]
+def plain_text(view: View, columns: int | None) -> str:
+    """Return the whole view as text without colours, `columns` wide (None: as wide as the terminal)."""
+    console = Console(file=sys.stdout, width=columns, color_system=None)
+    with console.capture() as capture:
+        console.print(RunScreen(view, fit_height=False))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def render(view: View, columns: int, rows: int = NO_END, *, colour: bool = False) -> list[str]:
-    """Return at most `rows` lines of at most `columns` columns. If not all hosts fit, those that need attention come first."""
-    head = _head(view)
-    rest = max(0, rows - len(head))
-    tail = _findings(view, columns)
-    table = _table(view, columns, max(rest - max(len(tail) and 2, min(len(tail), rest // FINDINGS_SHARE)), 2))
-    lines = [*head, *table, *tail]
-    if len(lines) > rows:
-        lines = [*lines[: rows - 1], [Part(f"… {len(lines) - rows + 1} more lines", "head")]]
-    return [_drawn(line, columns, colour) for line in lines[:rows]]
+class RunScreen:
+    """A rich renderable of a view.
+
+    With `fit_height` it is at most as high as the window. If not all hosts fit, those that need attention come first.
+    """
+
+    def __init__(self, view: View, *, fit_height: bool) -> None:
+        self._view, self._fit_height = view, fit_height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the head, the hosts and the findings."""
+        head, findings = Group(*_head(self._view)), list(_findings(self._view))
+        hosts, columns, height = self._view.hosts, options.max_width, options.max_height
+        if not self._fit_height:
+            yield from (head, _host_table(self._view, hosts, columns), *findings)
+            return
+        options = options.update(height=None)
+        findings = findings[:height]  # each takes a line or more; wrapping thousands would be slow
+        below_head = max(0, height - len(console.render_lines(head, options)))
+        finding_lines = len(console.render_lines(Group(*findings), options)) if findings else 0
+        reserved = max(min(finding_lines, 2), min(finding_lines, below_head // FINDINGS_SHARE))
+        table = _host_table(self._view, hosts, columns, max(below_head - reserved, 2))
+        lines = console.render_lines(Group(head, table, *findings), options, pad=False)
+        if len(lines) > height:
+            more = _one_line(f"… {len(lines) - height + 1} more lines", "bold")
+            lines = [*lines[: height - 1], *console.render_lines(more, options, pad=False)]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
 
-def _drawn(line: Line, columns: int, colour: bool) -> str:
-    parsed, room = "", columns
-    for part in line:
-        core = part.text.rstrip(" ")  # text from hosts is sanitized here; padding is kept
-        text = fit(core, room)
-        text += " " * min(len(part.text) - len(core), room - width(text))
-        room -= width(text)
-        style = COLOURS.get(part.style, "") if colour else ""
-        parsed += f"\x1b[{style}m{text}\x1b[0m" if style and text else text
-    return parsed if colour else parsed.rstrip()
+def _one_line(text: str, style: str = "") -> Text:
+    """Return sanitized text that is cut, not wrapped, if it is too wide."""
+    return Text(clean(text), style, no_wrap=True, overflow="ellipsis")
 
 
 # --- head
 
 
-def _head(view: View) -> list[Line]:
-    what = [view.run_id, names(view.racks, 3), view.profile, *([view.mark] if view.mark else [])]
-    lines = [[Part(" · ".join(what), "head"), Part(f"   {clock(view.at)} UTC")], [Part(_who(view))]]
+def _head(view: View) -> Iterator[RenderableType]:
+    title = [view.run_id, names(view.racks, 3), view.profile, *([view.mark] if view.mark else [])]
+    yield _one_line(" · ".join(title), "bold").append(f"   {clock(view.at)} UTC", "not bold")
+    yield _one_line(_run_state(view))
     if view.decision:
-        said = f" ({clean(view.status)})" if view.status else ""
-        lines.append([Part("decision: "), Part(view.decision, view.decision), Part(said)])
+        status = f" ({clean(view.status)})" if view.status else ""
+        yield _one_line("decision:").append(f" {clean(view.decision)}", STYLES.get(view.decision)).append(status)
     elif view.task:
         since = f", for {duration(view.at - view.task_since)}" if view.task_since else ""
-        lines.append([Part(f"now: {view.task}{since}{_still(view)}")])
-    lines += [_counts(view, stage) for stage in view.stages]
-    return [*lines, []]
+        pending = f", waiting for: {names(view.pending)}" if view.pending else ""
+        yield _one_line(f"now: {view.task}{since}{pending}")
+    counts = Table.grid(padding=(0, COLUMN_GAP, 0, 0))
+    for stage in view.stages:
+        counts.add_row(_one_line(stage, "bold"), _state_counts(view, stage))
+    yield counts
+    yield Text()
 
 
-def _who(view: View) -> str:
-    so_far = duration((view.ended or view.at) - view.began)
-    again = f", attempt {view.attempts}" if view.attempts > 1 else ""
+def _run_state(view: View) -> str:
+    """Return who runs it since when, or why it is not running."""
+    age = duration((view.ended or view.at) - view.began)
+    attempt = f", attempt {view.attempts}" if view.attempts > 1 else ""
     if view.is_running is False:
-        if view.decision and not view.ended:
-            return f"reported; begun {so_far} ago{again}"
         if view.ended:
-            return f"reported at {clock(view.ended)}, {so_far} after its start{again}"
-        gone = f": {view.by} held the lock and has exited" if view.by else ""
-        return f"not running{gone}; begun {so_far} ago{again}"
-    unsure = " (its state is unknown from here)" if view.is_running is None else ""
+            return f"reported at {clock(view.ended)}, {age} after its start{attempt}"
+        if view.decision:
+            return f"reported; started {age} ago{attempt}"
+        exited = f": {view.by} held the lock and has exited" if view.by else ""
+        return f"not running{exited}; started {age} ago{attempt}"
+    unknown = " (its state is unknown from here)" if view.is_running is None else ""
     since = f" since {clock(view.since)}" if view.since else ""
-    return f"running: {view.by}{since}{unsure}, begun {so_far} ago{again}"
+    return f"running: {view.by}{since}{unknown}, started {age} ago{attempt}"
 
 
-def _still(view: View) -> str:
-    return f", waiting for: {names(view.pending)}" if view.pending else ""
-
-
-def _counts(view: View, stage: str) -> Line:
+def _state_counts(view: View, stage: str) -> Text:
     counts = Counter(host.cells[stage].state for host in view.hosts)
-    line = [Part(pad(stage, max(map(width, view.stages)) + 2), "head")]
-    for state in ORDER:
-        if counts[state]:
-            line += [Part(f"{counts[state]} {state}", state), Part("  ")]
-    return line
+    parts = [Text(f"{counts[state]} {state}", STYLES[state]) for state in STATE_ORDER if counts[state]]
+    text = Text("  ").join(parts)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 # --- hosts
 
 
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    width: int
-    need: int
-    """Columns with the highest number are dropped first if not all fit."""
+def _host_table(view: View, hosts: Sequence[HostView], columns: int, rows: int | None = None) -> RenderableType:
+    """Return the table of hosts. If it exceeds `rows`, its last row counts the hosts that are not shown."""
+    hidden: Sequence[HostView] = ()
+    if rows is not None and len(hosts) > rows - 1:
+        by_attention = sorted(hosts, key=attention)  # stable: ties keep the order of the inventory
+        hosts, hidden = by_attention[: max(rows - 2, 0)], by_attention[max(rows - 2, 0) :]
+    titles = _fitting_titles(view, hosts, columns)
+    table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(Text(title), no_wrap=True, overflow="ellipsis", max_width=_max_width(title, columns))
+    for host in hosts:
+        table.add_row(*(_one_line(*_cell_text(view, host, title)) for title in titles))
+    if not hidden:
+        return table
+    return Group(table, _one_line(f"… and {len(hidden)} more hosts: {_count_by_stage(hidden)}", "bold"))
 
 
-def _table(view: View, columns: int, rows: int) -> list[Line]:
-    """Return title, hosts, and a count of the hosts that are not shown, in at most `rows` rows."""
-    hosts, hidden = list(view.hosts), []
-    if len(hosts) > rows - 1:
-        ordered = sorted(hosts, key=attention)  # stable: ties keep the inventory's order
-        hosts, hidden = ordered[: max(rows - 2, 0)], ordered[max(rows - 2, 0) :]
-    layout = _layout(view, hosts, columns)
-    title = [Part(pad(column.title, column.width) + "  ", "head") for column in layout]
-    lines = [title, *(_row(view, host, layout) for host in hosts)]
-    if hidden:
-        lines.append([Part(f"… and {len(hidden)} more hosts: {_summary(hidden)}", "head")])
-    return lines
+def _fitting_titles(view: View, hosts: Iterable[HostView], columns: int) -> list[str]:
+    """Return the titles that fit: a narrow window has no `what`, then no `last seen`, `time left` and first stages."""
+    titles = ["host", *view.stages, "last seen", "time left"]
+    widths = {title: cell_len(title) for title in titles}
+    for host in hosts:
+        for title in titles:
+            widths[title] = max(widths[title], cell_len(clean(_cell_text(view, host, title)[0])))
+    used = {title: min(width, _max_width(title, columns) or width) + COLUMN_GAP for title, width in widths.items()}
+    for title in ("last seen", "time left", *view.stages):
+        if sum(used.values()) <= columns:
+            break
+        del used[title]
+    return [*used, *(["what"] if sum(used.values()) + MIN_NOTE_COLUMNS <= columns else [])]
 
 
-def _layout(view: View, hosts: Sequence[HostView], columns: int) -> list[_Column]:
-    """Return columns as wide as their content. If not all fit, the least needed are dropped, then the first stages."""
-    most = {"host": max(12, columns // 4), "what": columns}
-    need = {"host": 0, **dict.fromkeys(view.stages, 1), "time left": 2, "last seen": 3}
-    wanted = []
-    for title in ("host", *view.stages, "last seen", "time left"):
-        widest = max([width(_text(view, host, title)[0]) for host in hosts] + [width(title)])
-        wanted.append(_Column(title, min(widest, most.get(title, 14)), need[title]))
-    while len(wanted) > 1 and sum(column.width + 2 for column in wanted) > columns:
-        wanted.remove(max(wanted, key=lambda column: column.need))
-    room = columns - sum(column.width + 2 for column in wanted)
-    return [*wanted, _Column("what", room, 4)] if room >= LEAST_TEXT else wanted
+def _max_width(title: str, columns: int) -> int | None:
+    if title == "what":
+        return None
+    return max(MIN_HOST_COLUMNS, columns // 4) if title == "host" else MAX_STATE_COLUMNS
 
 
-def _text(view: View, host: HostView, title: str) -> tuple[str, str]:
-    """Return the text of a column, and its colour."""
+def _cell_text(view: View, host: HostView, title: str) -> tuple[str, str]:
+    """Return the text of a host in a column, and its style."""
     if title in host.cells:
-        return state_of(host.cells[title]), host.cells[title].state
+        cell = host.cells[title]
+        return state_text(cell), STYLES.get(cell.state, "")
     if title == "host":
-        return host.name, host.decision
+        return host.name, STYLES.get(host.decision, "")
     if title == "last seen":
         return duration(view.at - host.last_seen) if host.last_seen else "-", ""
-    return time_left(host) if title == "time left" else _what(host), ""
+    return _time_left(host) if title == "time left" else _note(host), ""
 
 
-def _row(view: View, host: HostView, layout: Sequence[_Column]) -> Line:
-    line: Line = []
-    for column in layout:
-        text, style = _text(view, host, column.title)
-        line += [Part(pad(text, column.width), style), Part("  ")]
-    return line[:-1]
-
-
-def state_of(cell: Cell) -> str:
-    """Return the progress of a running stage as `43 %`, else the state."""
-    if cell.state == NONE:
-        return "-"
-    return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
-
-
-def time_left(host: HostView) -> str:
-    """Return the time until the deadline."""
+def _time_left(host: HostView) -> str:
+    """Return the time until the deadline of the running stage."""
     if host.remaining_s is None:
         return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.benchmark else ""
     return duration(host.remaining_s) if host.remaining_s > 0 else "over"
 
 
-def _what(host: HostView) -> str:
+def _note(host: HostView) -> str:
+    """Return why a host needs attention, else its benchmark."""
     if host.trouble:
         return host.trouble
     if host.failed:
@@ -191,33 +233,33 @@ def _what(host: HostView) -> str:
     return host.decision if host.decision not in ("", "accepted") else host.benchmark
 
 
-def _summary(hosts: Sequence[HostView]) -> str:
-    """Count hosts by their current or last stage."""
+def _count_by_stage(hosts: Iterable[HostView]) -> str:
+    """Count hosts by their current or last stage: `9 benchmark running, 390 benchmark done`."""
     counts: Counter[str] = Counter()
     for host in hosts:
         started = [(stage, cell.state) for stage, cell in host.cells.items() if cell.state not in (WAITING, LEFT, NONE)]
         counts[" ".join(started[-1]) if started else WAITING] += 1
-    return ", ".join(f"{count} {what}" for what, count in counts.most_common(4))
+    return ", ".join(f"{count} {state}" for state, count in counts.most_common(4))
 
 
 # --- findings
 
 
-def _findings(view: View, columns: int) -> list[Line]:
-    lines = [line for note in view.notes for line in _wrapped(f"note: {note}", UNKNOWN, columns)]
-    for host in view.hosts:
-        lines += _wrapped(f"{host.name}: {host.trouble}", FAILED, columns) if host.trouble else []
+def _findings(view: View) -> Iterator[Text]:
+    """Yield an empty line, then the findings in full, since the operator must act on them."""
+    findings = [_finding(f"note: {note}", STYLES[UNKNOWN]) for note in view.notes]
+    findings += [_finding(f"{host.name}: {host.trouble}", STYLES[FAILED]) for host in view.hosts if host.trouble]
     if view.summary:
-        lines += [line for said in view.summary for line in _wrapped(f"- {said}", "", columns)]
+        findings += [_finding(f"- {line}") for line in view.summary]
     elif view.judged is not None:
         failed = [line for host in view.hosts for line in host.failed]
         records = f"{view.records} of {view.records_expected} records, judged {duration(view.at - view.judged)} ago"
-        lines.append([Part(f"failed so far: {len(failed) or 'nothing'} ({records})", "head")])
-        lines += [line for said in failed for line in _wrapped(said, FAILED, columns)]
-    return [[], *lines] if lines else []
+        findings.append(_one_line(f"failed so far: {len(failed) or 'nothing'} ({records})", "bold"))
+        findings += [_finding(line, STYLES[FAILED]) for line in failed]
+    if findings:
+        yield Text()
+        yield from findings
 
 
-def _wrapped(text: str, style: str, columns: int) -> list[Line]:
-    """Wrap a finding over as many lines as needed, since the operator must act on it."""
-    rows = textwrap.wrap(clean(text, LONGEST), max(columns, 4), subsequent_indent="  ", break_on_hyphens=False)
-    return [[Part(row, style)] for row in rows]
+def _finding(text: str, style: str = "") -> Text:
+    return Text(clean(text, FINDING_LIMIT), style, overflow="fold")

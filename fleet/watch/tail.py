@@ -1,4 +1,4 @@
-"""Follow growing files of JSON lines in the run directory, and return each complete line once."""
+"""Follow files of JSON lines in the run directory while they grow. Each complete line is returned once."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-MOST_AT_ONCE = 64_000_000
-LONGEST_LINE = 64_000
+MAX_READ_BYTES = 64_000_000
+MAX_LINE_BYTES = 64_000
 
 
 class Tail:
-    """Return the lines that were added to a file since the last read. Lines that are not events are skipped."""
+    """Read the events that were added to a file since the last read. Lines that are not events are skipped."""
 
     def __init__(self, path: Path) -> None:
+        """Start at the beginning of the file, which need not exist yet."""
         self._path = path
-        self._offset, self._rest = 0, b""
+        self._offset, self._incomplete_line = 0, b""
         self._file: tuple[int, int] | None = None
         self.problem = ""
-        """Why an existing file cannot be read."""
+        """Why an existing file cannot be read; empty if it can."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new events."""
-        parsed = []
-        while text := self._more():
-            *lines, self._rest = (self._rest + text).split(b"\n")
-            parsed += [event for line in lines if (event := _event(line)) is not None]
-            self._rest = self._rest[: LONGEST_LINE + 1]
-        return parsed
+        """Return the new events, each with `what` and a valid `at`."""
+        events = []
+        while text := self._read_new():
+            *lines, self._incomplete_line = (self._incomplete_line + text).split(b"\n")
+            events += [event for line in lines if (event := _event(line)) is not None]
+            self._incomplete_line = self._incomplete_line[: MAX_LINE_BYTES + 1]
+        return events
 
-    def _more(self) -> bytes:
+    def _read_new(self) -> bytes:
+        """Return the next bytes of the file; none if there are no new ones."""
         self.problem = ""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,8 +49,8 @@ class Tail:
                 self.problem = f"{self._path.name}: not a regular file"
                 return b""
             if self._file != (status.st_dev, status.st_ino) or status.st_size < self._offset:  # replaced or truncated
-                self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
-            text = os.pread(descriptor, MOST_AT_ONCE, self._offset)
+                self._file, self._offset, self._incomplete_line = (status.st_dev, status.st_ino), 0, b""
+            text = os.pread(descriptor, MAX_READ_BYTES, self._offset)
         finally:
             os.close(descriptor)
         self._offset += len(text)
@@ -56,24 +58,22 @@ class Tail:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    if len(line) > LONGEST_LINE:
+    """Return the event; None if the line is not an event."""
+    if len(line) > MAX_LINE_BYTES:
         return None
     try:
-        parsed = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return (
-        parsed
-        if isinstance(parsed, dict) and isinstance(parsed.get("what"), str) and moment(parsed.get("at"))
-        else None
-    )
+    is_event = isinstance(event, dict) and isinstance(event.get("what"), str) and moment(event.get("at"))
+    return event if is_event else None
 
 
 def moment(at: object) -> float:
-    """Return a timestamp of the files as seconds since 1970; 0 if it is invalid."""
+    """Return an ISO timestamp as seconds since 1970; 0 if it is invalid."""
     try:
-        parsed = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
-        datetime.fromtimestamp(parsed, UTC)  # reject what cannot be formatted again
-        return parsed
+        seconds = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
+        datetime.fromtimestamp(seconds, UTC)  # rejects years that cannot be formatted
+        return seconds
     except (ValueError, OverflowError, OSError):
         return 0.0

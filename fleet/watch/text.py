@@ -1,53 +1,19 @@
-"""Format text for terminals: without control sequences, and cut to the available width."""
+"""Format times, shares and names for a terminal."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from fleet.report.formatting import clean
 
-__all__ = ["clean", "clock", "duration", "fit", "names", "pad", "percent", "width"]
+__all__ = ["clean", "clock", "cut", "duration", "names", "percent"]
 
 
-def width(text: str) -> int:
-    """Return the width of the text in columns."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
-
-
-def fit(text: str, columns: int) -> str:
-    """Return the text on one line of at most `columns` columns, sanitized; a cut text ends in `…`."""
-    text = _single(clean(text, 4000))
-    if width(text) <= columns:
-        return text
-    taken, room = "", columns - 1
-    for character in text:
-        room -= _columns(character)
-        if room < 0:
-            break
-        taken += character
-    return f"{taken}…" if columns > 0 else ""
-
-
-def _single(text: str) -> str:
-    """Remove combining marks."""
-    if text.isascii():
-        return text
-    composed = unicodedata.normalize("NFC", text)
-    return "".join(character for character in composed if unicodedata.category(character) not in ("Mn", "Me"))
-
-
-def pad(text: str, columns: int) -> str:
-    """Return the text padded or cut to exactly `columns` columns."""
-    parsed = fit(text, columns)
-    return parsed + " " * (columns - width(parsed))
+def cut(text: str, characters: int) -> str:
+    """Return the text sanitized, on one line of at most `characters`; a cut text ends in `…`."""
+    line = clean(text, 4000)
+    return line if len(line) <= characters else f"{line[: characters - 1]}…"
 
 
 def clock(at: float) -> str:
@@ -56,21 +22,21 @@ def clock(at: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `2 min 10 s`, `3 h 5 min`, `2 d 4 h`."""
+    """Return `45 s`, `2 min 10 s`, `3 h 5 min` or `2 d 4 h`."""
     whole = max(0, round(seconds))
-    for above, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= above:
-            rest = whole % above // below
-            return f"{whole // above} {unit} {rest} {small}" if rest else f"{whole // above} {unit}"
+    for unit_s, unit, subunit_s, subunit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit_s:
+            rest = whole % unit_s // subunit_s
+            return f"{whole // unit_s} {unit} {rest} {subunit}" if rest else f"{whole // unit_s} {unit}"
     return f"{whole} s"
 
 
 def percent(share: float) -> str:
-    """`43 %`; 100 % only for all of it."""
+    """Return `43 %`, rounded down: 100 % means all."""
     return f"{int(share * 100)} %"
 
 
-def names(hosts: Sequence[str], most: int = 4) -> str:
+def names(hosts: Sequence[str], limit: int = 4) -> str:
     """Return the first few names, and the count of the others."""
-    few = ", ".join(hosts[:most])
-    return f"{few} and {len(hosts) - most} more" if len(hosts) > most else few
+    first = ", ".join(hosts[:limit])
+    return f"{first} and {len(hosts) - limit} more" if len(hosts) > limit else first

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet.watch.progress import FAILED, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from fleet.watch.progress import FAILED, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from fleet.watch.text import percent
 from schemas.reports import mark
 
 SCHEMA = "rackproof.watch/2"
@@ -20,6 +21,7 @@ class Cell:
     progress: float | None = None
     """Share of the expected observations; None: unknown."""
     since: float | None = None
+    """When it entered that state, in seconds since 1970; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +54,27 @@ class View:
     rehearsal: bool
     racks: tuple[str, ...]
     began: float
-    """When the plan was made."""
+    """When the plan was made, in seconds since 1970, like each moment here."""
     is_running: bool | None
-    """Whether a playbook is running the run; None: unknown from here."""
+    """Whether a playbook runs it; None: cannot be determined on this machine."""
     by: str
-    """The operator who runs it, or ran it when it was interrupted."""
+    """User, host and process that run it, or ran it when it was interrupted."""
     since: float | None
+    """When they started."""
     attempts: int
     playbook: str
     play: str
     task: str
     task_since: float | None
     waiting_for: str
+    """The stage that the task waits for; empty: none."""
     pending: tuple[str, ...]
     """Hosts on which the task is still running."""
     answered: int
+    """Number of hosts on which the task has finished."""
     stages: tuple[str, ...]
     deadlines: Mapping[str, float]
+    """Stage -> its deadline in seconds after its start."""
     hosts: tuple[HostView, ...]
     decision: str
     status: str
@@ -89,13 +95,20 @@ class View:
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
 
     @property
-    def over(self) -> bool:
-        """Return whether no playbook runs it."""
+    def is_over(self) -> bool:
+        """Return whether it is known that no playbook runs it."""
         return self.is_running is False
 
     def json(self) -> dict[str, Any]:
         """Return the JSON document."""
         return asdict(self)
+
+
+def state_text(cell: Cell) -> str:
+    """Return the progress of a running stage as `43 %`, else the state."""
+    if cell.state == NONE:
+        return "-"
+    return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
 
 
 def attention(host: HostView) -> int:

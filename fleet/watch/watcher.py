@@ -1,4 +1,4 @@
-"""Read a run directory and build the view of the run."""
+"""Read a run directory, and build the view of the run from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fleet.records import run_lock
 from fleet.records.load import PLAN_BYTES, without_plan
 from fleet.watch.exporters import Exporters, StageReport
-from fleet.watch.findings import Judge, Judged, Reported, read_report
+from fleet.watch.findings import LiveFindings, LiveJudge, ReportSummary, read_report
 from fleet.watch.progress import (
     DONE,
     FAILED,
@@ -34,12 +34,12 @@ from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.run_directory import PROGRESS, RunDirectory
 from schemas.stages import GANG
 
-STALE_S = 60.0
-"""Age at which a report of an exporter is no longer shown."""
+MAX_REPORT_AGE_S = 60.0
+"""Older reports of an exporter are not shown."""
 
 
 class Watcher:
-    """Reads a run directory repeatedly, at low cost whatever its size."""
+    """The state of a run, read repeatedly: only what has changed is read again."""
 
     def __init__(self, run_dir: Path, *, judging: bool = True, asking: bool = True) -> None:
         """Read the plan.
@@ -47,41 +47,42 @@ class Watcher:
         Args:
             run_dir: run directory on the control node.
             judging: read and judge records.
-            asking: scrape exporters for progress.
+            asking: scrape the exporters for progress.
 
         Raises:
-            RunError: there is no plan.
+            RunError: the directory has no valid plan.
         """
         try:
             self._plan: Plan = plan_from_json(documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES))
         except documents.DocumentError as error:
             raise RunError(f"{error}: {without_plan(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
-        self._progress_of_run = RunProgress(
+        self._run_progress = RunProgress(
             [stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts)
         )
         self._progress, self._events = Tail(RunDirectory(run_dir).progress), Tail(RunDirectory(run_dir).events)
         self._journal = Tail(RunDirectory(run_dir).journal)
         self._events_by_host: dict[str, str] = {}
-        self._last: dict[str, Any] = {}
-        self._judge = Judge(self._run_dir, self._plan) if judging and not self._plan.study else None
+        self._last_journal_entry: dict[str, Any] = {}
+        self._judge = LiveJudge(self._run_dir, self._plan) if judging and not self._plan.study else None
         self._exporters = Exporters(self._run_dir, self._plan.run_id) if asking else None
-        self._reported: tuple[object, Reported | None] = (None, None)
+        self._summary_read: tuple[object, ReportSummary | None] = (None, None)
 
-    def look(self, *, background: bool = True) -> View:
-        """Return the current view; without `background`, judge and scrape first, which may take a while."""
-        self._progress_of_run.feed(self._progress.read())
-        self._hear()
-        is_running, by, since = self._holder()
+    def read_view(self, *, background: bool = True) -> View:
+        """Return the current view. Without `background`, judge and scrape first, which may take minutes."""
+        self._run_progress.apply(self._progress.read())
+        self._read_events()
+        is_running, by, since = self._lock_state()
         report = self._report() if is_running is False else None
-        ended = moment(self._last.get("at")) if self._last.get("what") == "reported" else 0.0
-        decision = (
-            report.decision if report else str(self._last.get("note", "")) if ended and is_running is False else ""
-        )
+        is_reported = self._last_journal_entry.get("what") == "reported"
+        ended = moment(self._last_journal_entry.get("at")) if is_reported else 0.0
+        decision = report.decision if report else ""
+        if not report and ended and is_running is False:
+            decision = str(self._last_journal_entry.get("note", ""))
         if not decision:
-            self._judge_and_ask(background)
+            self._judge_and_scrape(background)
         now = time.time()
-        judged = self._judge.now if self._judge else Judged()
+        findings = self._judge.findings if self._judge else LiveFindings()
         return View(
             at=now,
             run_id=self._plan.run_id,
@@ -93,141 +94,145 @@ class Watcher:
             is_running=is_running,
             by=by,
             since=since,
-            attempts=self._progress_of_run.attempts,
-            **self._playing(is_running),
-            stages=self._progress_of_run.stages,
+            attempts=self._run_progress.attempts,
+            **self._current_task(is_running),
+            stages=self._run_progress.stages,
             deadlines={stage.name: stage.deadline_s for stage in self._plan.stages},
-            hosts=tuple(self._host(host, is_running, judged, report, now) for host in self._plan.hosts),
+            hosts=tuple(self._host(host, is_running, findings, report, now) for host in self._plan.hosts),
             decision=decision,
             status=report.status if report else "",
             ended=ended or None,
             summary=report.summary if report else (),
-            records=judged.records,
-            records_expected=judged.expected,
-            judged=judged.at or None,
-            notes=self._notes(judged, decision if not report else ""),
+            records=findings.records,
+            records_expected=findings.expected,
+            judged=findings.at or None,
+            notes=self._notes(findings, without_report=bool(decision) and not report),
         )
 
-    def _playing(self, is_running: bool | None) -> dict[str, Any]:
-        """Return the current play and task; empty if no playbook runs."""
-        story, here = self._progress_of_run, is_running is not False
+    def _current_task(self, is_running: bool | None) -> dict[str, Any]:
+        """Return the fields of the current play and task, empty if no playbook runs."""
+        progress, may_run = self._run_progress, is_running is not False
         return {
-            "playbook": story.playbook,
-            "play": story.play if here else "",
-            "task": story.task if here else "",
-            "task_since": story.task_since or None if here else None,
-            "waiting_for": story.waiting_for if here else "",
-            "pending": tuple(story.pending) if here else (),
-            "answered": len(story.answered),
+            "playbook": progress.playbook,
+            "play": progress.play if may_run else "",
+            "task": progress.task if may_run else "",
+            "task_since": progress.task_since or None if may_run else None,
+            "waiting_for": progress.waiting_for if may_run else "",
+            "pending": tuple(progress.pending) if may_run else (),
+            "answered": len(progress.answered),
         }
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         for event in self._events.read():
             host = event.get("host")
             if isinstance(host, str) and event["what"] in (FAILED, UNREACHABLE):
                 self._events_by_host[host] = f"{event.get('message', '')} (at {event.get('task', '')})"
         for event in self._journal.read():
-            self._last = event
+            self._last_journal_entry = event
 
-    def _holder(self) -> tuple[bool | None, str, float | None]:
-        """Return whether a playbook runs the run, who started it, and since when."""
+    def _lock_state(self) -> tuple[bool | None, str, float | None]:
+        """Return whether a playbook runs it (None: unknown), who started the playbook, and when."""
         try:
             lock = run_lock.holder(self._run_dir)
         except OSError:
             lock = None
         if lock is None:
             return False, "", None
-        lives = lock.lives()
-        # If processes of other users are hidden, one that is not visible may still run.
-        hidden = lives is False and lock.since and not _readable("/proc/1/stat")
-        return (None if hidden else lives), lock.who(), moment(lock.since) or None
+        is_alive = lock.lives()
+        # With hidepid, a process of another user may run although it is not visible.
+        may_be_hidden = is_alive is False and lock.since and not _is_readable("/proc/1/stat")
+        return (None if may_be_hidden else is_alive), lock.who(), moment(lock.since) or None
 
-    def _report(self) -> Reported | None:
+    def _report(self) -> ReportSummary | None:
         with contextlib.suppress(OSError):
             status = RunDirectory(self._run_dir).report.stat()
-            mark = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if self._reported[0] != mark:
-                self._reported = (mark, read_report(self._run_dir))
-            return self._reported[1]
+            identity = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if self._summary_read[0] != identity:
+                self._summary_read = (identity, read_report(self._run_dir))
+            return self._summary_read[1]
         return None
 
-    def _judge_and_ask(self, background: bool) -> None:
+    def _judge_and_scrape(self, background: bool) -> None:
         if self._judge and background:
             self._judge.start()
         elif self._judge:
             self._judge.update()
         if self._exporters:
-            hosts = self._progress_of_run.hosts.items()
-            asked = [name for name, host in hosts if host.waits or UNKNOWN in host.states.values()]
-            self._exporters.want(asked, self._progress_of_run.targets, background=background)
+            hosts = self._run_progress.hosts.items()
+            running = [name for name, host in hosts if host.waiting_since or UNKNOWN in host.states.values()]
+            self._exporters.set_hosts(running, self._run_progress.targets, background=background)
 
-    def _notes(self, judged: Judged, decided: str) -> tuple[str, ...]:
+    def _notes(self, findings: LiveFindings, *, without_report: bool) -> tuple[str, ...]:
         page = "scaling.html" if self._plan.study else "report.html"
-        parsed = [f"the report is not shown here: see {self._run_dir}/{page}"] if decided else []
-        parsed += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
-        if not self._progress_of_run.known and not self._progress.problem:
-            parsed.append(f"there is no {PROGRESS}: the progress of hosts is known only from their records")
-        if self._progress_of_run.stopped:
-            parsed.append(f"the playbook failed at {self._progress_of_run.stopped}")
-        silent = self._exporters.problems() if self._exporters else {}
-        if silent:
-            host, why = next(iter(silent.items()))
-            more = f" (and {len(silent) - 1} more hosts)" if len(silent) > 1 else ""
-            parsed.append(f"progress unknown: {host}: {why}{more}")
-        return (*parsed, *judged.problems)
+        notes = [f"the report is not shown here: see {self._run_dir}/{page}"] if without_report else []
+        notes += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
+        if not self._run_progress.has_events and not self._progress.problem:
+            notes.append(f"there is no {PROGRESS}: the progress of hosts is known only from their records")
+        if self._run_progress.stopped:
+            notes.append(f"the playbook failed at {self._run_progress.stopped}")
+        scrape_problems = self._exporters.problems() if self._exporters else {}
+        if scrape_problems:
+            host, problem = next(iter(scrape_problems.items()))
+            more = f" (and {len(scrape_problems) - 1} more hosts)" if len(scrape_problems) > 1 else ""
+            notes.append(f"progress unknown: {host}: {problem}{more}")
+        return (*notes, *findings.problems)
 
     # --- one host
 
     def _host(
-        self, host: PlannedHost, is_running: bool | None, judged: Judged, report: Reported | None, now: float
+        self,
+        host: PlannedHost,
+        is_running: bool | None,
+        findings: LiveFindings,
+        report: ReportSummary | None,
+        now: float,
     ) -> HostView:
-        story = self._progress_of_run.hosts[host.name]
-        stage_report = self._exporters.told(host.name) if self._exporters else {}
-        fresh = {stage: item for stage, item in stage_report.items() if now - item.at <= STALE_S}
-        outcomes = (report or judged).outcomes.get(host.name, {})
+        progress = self._run_progress.hosts[host.name]
+        all_reports = self._exporters.stage_reports(host.name) if self._exporters else {}
+        reports = {stage: item for stage, item in all_reports.items() if now - item.at <= MAX_REPORT_AGE_S}
+        outcomes = (report or findings).outcomes.get(host.name, {})
         cells = {
-            stage: self._cell(host, story, stage, fresh.get(stage), outcomes) for stage in self._progress_of_run.stages
+            stage: self._cell(host, progress, stage, reports.get(stage), outcomes)
+            for stage in self._run_progress.stages
         }
-        if is_running is False:  # only an exporter still reports its progress
+        if is_running is False:  # the stages that the playbook started are known only from the exporter
             for stage, cell in cells.items():
-                if cell.state == RUNNING and stage not in fresh:
+                if cell.state == RUNNING and stage not in reports:
                     cells[stage] = Cell(state=UNKNOWN, since=cell.since)
         running = next((stage for stage, cell in cells.items() if cell.state == RUNNING), "")
-        current_report = fresh.get(running)
-        last_seen = max(story.last_seen, current_report.at if current_report else 0.0)
+        running_report = reports.get(running)
+        last_seen = max(progress.last_seen, running_report.at if running_report else 0.0)
         return HostView(
             name=host.name,
             rack=host.rack,
             cells=cells,
             last_seen=last_seen or None,
-            remaining_s=self._time_left(story, running, current_report, now),
-            benchmark=current_report.benchmark if current_report else "",
-            trouble=self._trouble(host.name, story, current_report),
-            failed=judged.failed.get(host.name, ()),
+            remaining_s=self._remaining_s(progress, running, running_report, now),
+            benchmark=running_report.benchmark if running_report else "",
+            trouble=self._trouble(host.name, progress, running_report),
+            failed=findings.failed.get(host.name, ()),
             decision=report.hosts.get(host.name, "") if report else "",
         )
 
     def _cell(
         self,
         host: PlannedHost,
-        story: HostProgress,
+        progress: HostProgress,
         stage: str,
         stage_report: StageReport | None,
         outcomes: Mapping[str, str],
     ) -> Cell:
         if stage == GANG and not host.gang:
             return Cell(state=NONE)
-        state, since = story.states.get(stage, WAITING), story.since.get(stage)
-        if story.left and state == WAITING and self._after(stage, story.left_in):
+        state, since = progress.states.get(stage, WAITING), progress.since.get(stage)
+        if progress.left_task and state == WAITING and self._is_later_stage(stage, progress.left_stage):
             return Cell(state=LEFT)
         if state in (WAITING, UNKNOWN):
-            state = self._otherwise(host, stage, state, stage_report, outcomes)
-        progress = (
-            stage_report.progress if stage_report and state == RUNNING and stage_report.state == "running" else None
-        )
-        return Cell(state=state, progress=progress, since=since)
+            state = self._state_without_event(host, stage, state, stage_report, outcomes)
+        has_progress = stage_report and state == RUNNING and stage_report.state == "running"
+        return Cell(state=state, progress=stage_report.progress if stage_report and has_progress else None, since=since)
 
-    def _otherwise(
+    def _state_without_event(
         self, host: PlannedHost, stage: str, state: str, stage_report: StageReport | None, outcomes: Mapping[str, str]
     ) -> str:
         """Return the state if the playbook reports none: from the host's exporter, else from its record."""
@@ -237,29 +242,34 @@ class Watcher:
             return DONE if outcomes[stage] == "finished" else FAILED
         if stage in (PREPARE, INSPECT) and RunDirectory(self._run_dir).record(host.name).exists():
             return DONE
-        return state if self._progress_of_run.known else UNKNOWN
+        return state if self._run_progress.has_events else UNKNOWN
 
-    def _after(self, stage: str, left_in: str) -> bool:
-        order = self._progress_of_run.stages
-        return left_in not in order or order.index(stage) > order.index(left_in)
+    def _is_later_stage(self, stage: str, left_stage: str) -> bool:
+        stages = self._run_progress.stages
+        return left_stage not in stages or stages.index(stage) > stages.index(left_stage)
 
-    def _time_left(self, story: HostProgress, stage: str, stage_report: StageReport | None, now: float) -> float | None:
+    def _remaining_s(
+        self, progress: HostProgress, stage: str, stage_report: StageReport | None, now: float
+    ) -> float | None:
+        """Return the seconds until the deadline of the running stage; None: no stage runs, or unknown."""
         if stage_report and stage_report.remaining_s is not None:
             return stage_report.remaining_s - (now - stage_report.at)
         deadlines = {item.name: item.deadline_s for item in self._plan.stages}
-        return story.waits + deadlines[stage] - now if story.waits and stage in deadlines else None
+        if not progress.waiting_since or stage not in deadlines:
+            return None
+        return progress.waiting_since + deadlines[stage] - now
 
-    def _trouble(self, name: str, story: HostProgress, stage_report: StageReport | None) -> str:
-        if story.left:
-            return self._events_by_host.get(name) or f"left at {story.left}"
-        if FAILED in story.states.values() or UNREACHABLE in story.states.values():
-            return self._events_by_host.get(name, "")
-        if not self._progress_of_run.known:
-            return self._events_by_host.get(name, "")
+    def _trouble(self, name: str, progress: HostProgress, stage_report: StageReport | None) -> str:
+        event = self._events_by_host.get(name, "")
+        if progress.left_task:
+            return event or f"left at {progress.left_task}"
+        has_failed = FAILED in progress.states.values() or UNREACHABLE in progress.states.values()
+        if has_failed or not self._run_progress.has_events:
+            return event
         return "its supervisor is silent" if stage_report and stage_report.state == "silent" else ""
 
 
-def _readable(path: str) -> bool:
+def _is_readable(path: str) -> bool:
     try:
         return bool(Path(path).read_bytes())
     except OSError:

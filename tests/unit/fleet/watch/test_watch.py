@@ -1,4 +1,4 @@
-"""`rackproof watch`: a run directory, its events and what exporters answer -> a screen, lines, JSON."""
+"""Test `rackproof watch`: the view of a run from its directory and the exporters, and its screen, lines and JSON."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
 from fleet.watch import exporters, findings
 from fleet.watch.lines import HeartbeatLines, changes
 from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.screen import render
+from fleet.watch.screen import RunScreen
 from fleet.watch.tail import Tail
-from fleet.watch.text import duration, width
+from fleet.watch.text import duration
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
 from rackproof import main as rackproof
@@ -50,7 +52,7 @@ def planned(hosts: tuple[str, ...]) -> Plan:
 
 
 class Run:
-    """A run directory, to which things happen."""
+    """A run directory to which tests add events, records and a lock."""
 
     def __init__(self, directory: Path, *hosts: str) -> None:
         self.directory = directory / "runs" / "r1"
@@ -59,7 +61,7 @@ class Run:
         self.at = time.time() - 300
         documents.write(self.directory / "plan.json", json.loads(json.dumps(to_json(self.plan))))
 
-    def tell(self, what: str, at: float | None = None, **more: Any) -> Run:
+    def add_event(self, what: str, at: float | None = None, **more: Any) -> Run:
         self.at = at if at is not None else self.at + 0.01
         event = {"at": stamp(self.at), "what": what, **more}
         documents.validate(event, "progress", source="progress.jsonl")
@@ -68,26 +70,26 @@ class Run:
         return self
 
     def play(self, name: str, *roles: str) -> Run:
-        return self.tell("play", play=name, roles=list(roles))
+        return self.add_event("play", play=name, roles=list(roles))
 
     def task(self, name: str, *, hosts: list[str] | None = None, stage: str = "", ok: bool = True) -> Run:
-        """A task that hosts begin with and, with `ok`, come through."""
-        self.tell("task", task=name, **({"stage": stage} if stage else {}))
+        """Add a task that the hosts begin and, with `ok`, finish."""
+        self.add_event("task", task=name, **({"stage": stage} if stage else {}))
         for host in self.names if hosts is None else hosts:
-            self.tell("began", host=host)
+            self.add_event("began", host=host)
         for host in (self.names if hosts is None else hosts) if ok else ():
-            self.tell("ok", host=host, **({"rc": 0} if stage else {}))
+            self.add_event("ok", host=host, **({"rc": 0} if stage else {}))
         return self
 
-    def prepared(self) -> Run:
-        """Up to the moment when the benchmarks are waited for on every host."""
-        self.tell("start", playbook="acceptance.yml", pid=1)
+    def start_benchmarks(self) -> Run:
+        """Add the events up to the task that waits for the benchmarks on every host."""
+        self.add_event("start", playbook="acceptance.yml", pid=1)
         self.play("Preflight", "preflight").task("preflight : Check that the host can be measured")
         self.play("Inspect", "inspect").task("inspect : Fetch the record")
         self.play("Benchmark", "benchmark").task("benchmark : Run the benchmarks")
         return self.task(WAIT, stage="benchmark", ok=False)
 
-    def befell(self, host: str, what: str, message: str) -> None:
+    def add_failure(self, host: str, what: str, message: str) -> None:
         event = {
             "at": stamp(self.at),
             "play": "Benchmark",
@@ -100,7 +102,7 @@ class Run:
         with (self.directory / "events.jsonl").open("a") as file:
             file.write(json.dumps(event) + "\n")
 
-    def hold(self, pid: int | None = None) -> Run:
+    def lock(self, pid: int | None = None) -> Run:
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
@@ -111,8 +113,8 @@ class Run:
         record: Record = change(builders.records(self.plan, host)[0])
         documents.write(self.directory / "hosts" / f"{host}.json", json.loads(json.dumps(to_json(record))))
 
-    def look(self, **options: Any) -> View:
-        return Watcher(self.directory, **{"judging": False, "asking": False, **options}).look(background=False)
+    def view(self, **options: Any) -> View:
+        return Watcher(self.directory, **{"judging": False, "asking": False, **options}).read_view(background=False)
 
 
 def stamp(at: float) -> str:
@@ -125,16 +127,16 @@ def states(view: View, stage: str) -> dict[str, str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run(tmp_path).hold()
+    return Run(tmp_path).lock()
 
 
-# --- where the hosts are
+# --- states of the hosts
 
 
-def test_hosts_go_from_stage_to_stage(run: Run) -> None:
-    run.prepared()
-    run.tell("ok", host="h1", rc=0)
-    view = run.look()
+def test_states_follow_the_events(run: Run) -> None:
+    run.start_benchmarks()
+    run.add_event("ok", host="h1", rc=0)
+    view = run.view()
     assert states(view, "prepare") == states(view, "inspect") == dict.fromkeys(run.names, DONE)
     assert states(view, "benchmark") == {"h1": DONE, "h2": RUNNING, "h3": RUNNING}
     assert states(view, "gang") == dict.fromkeys(run.names, WAITING)
@@ -145,75 +147,75 @@ def test_hosts_go_from_stage_to_stage(run: Run) -> None:
     assert left["h2"] == pytest.approx(waits, abs=5)
 
 
-def test_stage_that_did_not_finish_failed_before_its_host_leaves(run: Run) -> None:
-    run.prepared().tell("ok", host="h2", rc=3)
-    run.tell("ok", host="h1", rc=0).tell("ok", host="h3", rc=0)
+def test_nonzero_exit_code_fails_the_stage_before_the_host_leaves(run: Run) -> None:
+    run.start_benchmarks().add_event("ok", host="h2", rc=3)
+    run.add_event("ok", host="h1", rc=0).add_event("ok", host="h3", rc=0)
     run.task("benchmark : Fetch the record")
-    assert states(run.look(), "benchmark") == {"h1": DONE, "h2": FAILED, "h3": DONE}
+    assert states(run.view(), "benchmark") == {"h1": DONE, "h2": FAILED, "h3": DONE}
 
 
 @pytest.mark.parametrize("what", [FAILED, UNREACHABLE])
-def test_host_that_leaves_comes_to_no_further_stage(what: str, run: Run) -> None:
-    run.prepared().tell(what, host="h2")
-    run.befell("h2", what, "Connection timed out")
+def test_failed_host_has_left_before_later_stages(what: str, run: Run) -> None:
+    run.start_benchmarks().add_event(what, host="h2")
+    run.add_failure("h2", what, "Connection timed out")
     run.play("Gang", "gang").task("gang : Decide", hosts=["h1", "h3"])
-    view = run.look()
+    view = run.view()
     assert states(view, "benchmark") == {"h1": DONE, "h2": what, "h3": DONE}
     assert states(view, "gang") == {"h1": RUNNING, "h2": LEFT, "h3": RUNNING}
     trouble = {host.name: host.trouble for host in view.hosts}
     assert trouble == {"h1": "", "h2": f"Connection timed out (at {WAIT})", "h3": ""}
 
 
-def test_host_that_is_rescued_goes_on(run: Run) -> None:
-    run.prepared().tell(FAILED, host="h2").task("monitoring : Ask the service why", hosts=["h2"])
-    view = run.look()
+def test_rescued_host_continues_its_stage(run: Run) -> None:
+    run.start_benchmarks().add_event(FAILED, host="h2").task("monitoring : Ask the service why", hosts=["h2"])
+    view = run.view()
     assert states(view, "benchmark")["h2"] == RUNNING
     assert view.hosts[1].trouble == ""
 
 
-def test_host_passed_over_by_a_second_launch_keeps_what_the_first_came_to(run: Run) -> None:
-    run.prepared()
+def test_host_skipped_by_the_second_launch_keeps_the_state_of_the_first(run: Run) -> None:
+    run.start_benchmarks()
     run.play("Gang", "gang").task("gang : Run the launch", stage="gang", ok=False)
-    run.tell("ok", host="h1", rc=3).tell("ok", host="h2", rc=0).tell("ok", host="h3", rc=0)
-    run.task("gang : Run the launch", stage="gang", ok=False).tell("skipped", host="h1")
-    assert states(run.look(), "gang") == {"h1": FAILED, "h2": RUNNING, "h3": RUNNING}
+    run.add_event("ok", host="h1", rc=3).add_event("ok", host="h2", rc=0).add_event("ok", host="h3", rc=0)
+    run.task("gang : Run the launch", stage="gang", ok=False).add_event("skipped", host="h1")
+    assert states(run.view(), "gang") == {"h1": FAILED, "h2": RUNNING, "h3": RUNNING}
 
 
-def test_stopping_the_exporters_at_the_end_is_no_new_preparation(run: Run) -> None:
-    run.prepared().play("Stop what was started for the run", "monitoring").task("monitoring : End the exporter")
-    assert states(run.look(), "prepare") == dict.fromkeys(run.names, DONE)
+def test_stopping_the_exporters_does_not_restart_prepare(run: Run) -> None:
+    run.start_benchmarks().play("Stop what was started for the run", "monitoring").task("monitoring : End the exporter")
+    assert states(run.view(), "prepare") == dict.fromkeys(run.names, DONE)
 
 
-def test_what_ran_when_the_playbook_was_killed_is_unknown_until_it_is_resumed(run: Run) -> None:
-    with subprocess.Popen(["sleep", "60"]) as gone:
-        run.hold(gone.pid)
-        gone.kill()
-    run.prepared()
-    view = run.look()
-    assert (view.is_running, view.over, view.task) == (False, True, "")
+def test_running_stages_are_unknown_after_a_kill_until_the_run_is_resumed(run: Run) -> None:
+    with subprocess.Popen(["sleep", "60"]) as killed:
+        run.lock(killed.pid)
+        killed.kill()
+    run.start_benchmarks()
+    view = run.view()
+    assert (view.is_running, view.is_over, view.task) == (False, True, "")
     assert states(view, "benchmark") == dict.fromkeys(run.names, UNKNOWN)
     assert states(view, "inspect") == dict.fromkeys(run.names, DONE)
-    run.hold().prepared()
-    assert states(run.look(), "benchmark") == dict.fromkeys(run.names, RUNNING)
-    assert run.look().attempts == 2
+    run.lock().start_benchmarks()
+    assert states(run.view(), "benchmark") == dict.fromkeys(run.names, RUNNING)
+    assert run.view().attempts == 2
 
 
-def test_without_events_only_what_records_say_is_known(run: Run) -> None:
+def test_states_come_from_records_if_there_are_no_events(run: Run) -> None:
     run.record("h1")
-    view = run.look(judging=True)
+    view = run.view(judging=True)
     assert [cell.state for cell in view.hosts[0].cells.values()] == [DONE, DONE, DONE, UNKNOWN]
     assert {cell.state for cell in view.hosts[1].cells.values()} == {UNKNOWN}
     assert any("no progress.jsonl" in note for note in view.notes)
 
 
-def test_host_of_no_gang_has_no_such_stage(tmp_path: Path) -> None:
+def test_host_outside_gangs_has_no_gang_stage(tmp_path: Path) -> None:
     hosts = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=2)
     hosts["h3"]["rackproof_gang"] = "none"
     run = Run(tmp_path)
     profile = builders.read_profile("standard")
     plan = builders.make_plan(profile, hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
     documents.write(run.directory / "plan.json", json.loads(json.dumps(to_json(plan))))
-    assert states(run.look(), "gang") == {"h1": UNKNOWN, "h2": UNKNOWN, "h3": "none"}
+    assert states(run.view(), "gang") == {"h1": UNKNOWN, "h2": UNKNOWN, "h3": "none"}
 
 
 @pytest.mark.parametrize(
@@ -228,22 +230,22 @@ def test_host_of_no_gang_has_no_such_stage(tmp_path: Path) -> None:
         '{"at": "2026-11-21T04:00:00Z", "what": ["ok"], "host": "h2"}',
         '{"at": "2026-11-21T04:00:00Z", "what": "ok", "host": {"a": 1}}',
         '{"at": "2026-11-21T04:00:00Z", "what": "play", "play": 3, "roles": [[]]}',
-        '{"at": "2026-11-21T04:00:00Z", "what": "ok", "host": "nobody"}',
+        '{"at": "2026-11-21T04:00:00Z", "what": "ok", "host": "unknown-host"}',
         '{"at": "2026-11-21T04:00:00Z", "what": "' + "x" * 100_000 + '"}',
         "[" * 100_000,
         "\0\xff",
     ],
 )
-def test_line_that_makes_no_sense_is_passed_over(line: str, run: Run) -> None:
-    run.prepared()
-    before = run.look()
+def test_invalid_event_lines_are_ignored(line: str, run: Run) -> None:
+    run.start_benchmarks()
+    before = run.view()
     with (run.directory / "progress.jsonl").open("a") as file:
         file.write(line + "\n")
-    after = run.look()
+    after = run.view()
     assert [host.cells for host in after.hosts] == [host.cells for host in before.hosts]
 
 
-def test_events_are_read_once_and_a_line_that_grows_when_it_is_whole(tmp_path: Path) -> None:
+def test_each_event_is_returned_once_when_its_line_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     tail = Tail(path)
     assert tail.read() == []
@@ -259,15 +261,15 @@ def test_events_are_read_once_and_a_line_that_grows_when_it_is_whole(tmp_path: P
     assert tail.problem
 
 
-# --- what is found, and decided
+# --- findings and the decision
 
 
 def test_failed_criteria_are_shown_once_the_record_arrives(run: Run) -> None:
-    run.prepared()
+    run.start_benchmarks()
     broken = builders.snapshot(range(2), gpu__pcie__width={"gpu=0": 8, "gpu=1": 16})
     run.record("h1")
     run.record("h2", lambda record: replace(record, snapshots=(broken, *record.snapshots)))
-    view = run.look(judging=True)
+    view = run.view(judging=True)
     assert (view.records, view.records_expected) == (2, 6)
     assert {host.name: len(host.failed) for host in view.hosts} == {"h1": 0, "h2": 1, "h3": 0}
     assert "gpu.pcie.width" in view.hosts[1].failed[0]
@@ -276,57 +278,57 @@ def test_failed_criteria_are_shown_once_the_record_arrives(run: Run) -> None:
     assert shown.endswith(view.hosts[1].failed[0])
 
 
-def test_record_is_read_again_only_when_it_has_changed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.prepared().record("h1")
+def test_record_is_read_again_only_after_a_change(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.start_benchmarks().record("h1")
     watcher = Watcher(run.directory, asking=False)
-    assert watcher.look(background=False).records == 1
+    assert watcher.read_view(background=False).records == 1
     read: list[Path] = []
     real = documents.read
     monkeypatch.setattr(documents, "read", lambda path, *a, **k: (read.append(path), real(path, *a, **k))[1])
-    watcher.look(background=False)
+    watcher.read_view(background=False)
     assert read == []
     run.record("h2")
-    watcher.look(background=False)
+    watcher.read_view(background=False)
     assert [path.name for path in read] == ["h2.json"]
 
 
-def test_record_of_another_run_is_reported_and_not_judged(run: Run) -> None:
-    run.prepared().record("h1", lambda record: replace(record, nonce="f" * 32))
-    view = run.look(judging=True)
+def test_record_of_another_run_is_noted_and_not_judged(run: Run) -> None:
+    run.start_benchmarks().record("h1", lambda record: replace(record, nonce="f" * 32))
+    view = run.view(judging=True)
     assert view.records == 0
     assert "hosts/h1.json: not of this host and run" in view.notes
 
 
-def test_decision_is_shown_when_the_run_is_given_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.prepared()
+def test_decision_is_shown_once_the_run_is_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.start_benchmarks()
     for host in run.names:
-        run.tell("ok", host=host, rc=0)
-    run.tell("end")
+        run.add_event("ok", host=host, rc=0)
+    run.add_event("end")
     for host in run.names[:2]:
         run.record(host)
-    assert run.look().decision == ""
+    assert run.view().decision == ""
     assert rackproof.main(["report", str(run.directory)]) == 2
-    assert run.look().decision == "incomplete"
+    assert run.view().decision == "incomplete"
     capsys.readouterr()
     assert rackproof.main(["watch", str(run.directory), "--once"]) == 0
-    said = capsys.readouterr().out
-    assert "decision: incomplete (INCOMPLETE)" in said
-    assert "no record: hosts/h3.json is missing" in said
-    run.hold()  # it is resumed: the decision is not of this attempt
-    assert run.look().decision == ""
+    output = capsys.readouterr().out
+    assert "decision: incomplete (INCOMPLETE)" in output
+    assert "no record: hosts/h3.json is missing" in output
+    run.lock()  # resumed: the decision belongs to the previous attempt
+    assert run.view().decision == ""
 
 
 def test_decision_of_an_oversized_report_comes_from_the_journal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.prepared().record("h1")
+    run.start_benchmarks().record("h1")
     assert rackproof.main(["report", str(run.directory)]) == 2
-    monkeypatch.setattr(findings, "REPORT_BYTES", 1000)
-    view = run.look(judging=True)
+    monkeypatch.setattr(findings, "MAX_REPORT_BYTES", 1000)
+    view = run.view(judging=True)
     assert view.decision == "incomplete"
-    assert view.records == 0  # what was judged is not judged again
+    assert view.records == 0  # a decided run is not judged again
     assert any(f"see {run.directory}/report.html" in note for note in view.notes)
 
 
-# --- what the exporters tell
+# --- reports of the exporters
 
 
 def page(run_id: str = "r1", updated: float = 1000.0, **more: str) -> str:
@@ -346,7 +348,7 @@ def page(run_id: str = "r1", updated: float = 1000.0, **more: str) -> str:
 
 @contextlib.contextmanager
 def exporter(answer: bytes, pause_s: float = 0.0) -> Iterator[str]:
-    """Something that listens, and answers whoever comes with this, a piece at a time."""
+    """Serve this answer to every client on a local port; with `pause_s`, one byte at a time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         piece = 1 if pause_s else max(1, len(answer))
@@ -380,14 +382,14 @@ def targets(run: Run, *addresses: str) -> None:
     documents.write(run.directory.parent / "prometheus" / "r1.json", groups)
 
 
-def test_progress_and_time_left_come_from_the_host(run: Run) -> None:
-    run.prepared()
-    with exporter(http(page())) as one, exporter(http(page(run_id="other"))) as other:
-        targets(run, one, other)
-        view = run.look(asking=True)
+def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
+    run.start_benchmarks()
+    with exporter(http(page())) as address, exporter(http(page(run_id="other"))) as address_of_other_run:
+        targets(run, address, address_of_other_run)
+        view = run.view(asking=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
-    assert first.remaining_s == pytest.approx(130, abs=3)  # by its own clock, which need not be ours
+    assert first.remaining_s == pytest.approx(130, abs=3)  # by the clock of the host, which may differ
     assert (first.benchmark, second.benchmark) == ("stress", "")
     assert second.cells["benchmark"].progress is None
     assert third.cells["benchmark"].progress is None
@@ -403,21 +405,21 @@ def test_progress_and_time_left_come_from_the_host(run: Run) -> None:
         (b"\x15\x03\x01\x00\x02\x02\x46", "does not speak plain HTTP"),
         (http("", "401 Unauthorized"), "asks for a password"),
         (http("", "302 Found\r\nLocation: http://127.0.0.1:1/"), "answers with an error"),
-        (http("x" * (exporters.MOST_BYTES + 1)), "too large"),
+        (http("x" * (exporters.MAX_PAGE_BYTES + 1)), "too large"),
     ],
 )
-def test_exporter_that_answers_something_else_leaves_the_progress_unknown(answer: bytes, why: str, run: Run) -> None:
-    run.prepared()
+def test_progress_is_unknown_if_the_answer_is_not_a_metrics_page(answer: bytes, why: str, run: Run) -> None:
+    run.start_benchmarks()
     with exporter(answer) as address:
         targets(run, address)
-        view = run.look(asking=True)
+        view = run.view(asking=True)
     assert view.hosts[0].cells["benchmark"] == replace(view.hosts[0].cells["benchmark"], state=RUNNING, progress=None)
     assert any(why in note or "1 more" in note or "2 more" in note for note in view.notes)
     with exporter(answer) as address, pytest.raises(ValueError, match=why):
         exporters.fetch(address)
 
 
-def test_exporter_that_never_comes_to_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_exporter_is_abandoned_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporters, "DEADLINE_S", 0.3)
     began = time.monotonic()
     with exporter(http(page()), pause_s=0.05) as address, pytest.raises(OSError, match="timed out"):
@@ -426,36 +428,43 @@ def test_exporter_that_never_comes_to_an_end_is_not_waited_for(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999", "-1e999", "0x1", ""])
-def test_figure_that_is_none_is_left_out(value: str) -> None:
+def test_invalid_progress_is_ignored(value: str) -> None:
     name = 'rackproof_stage_progress_ratio{stage="benchmark"}'
-    assert exporters.stages(page(**{name: value}), "r1", 0.0)["benchmark"].progress is None
+    assert exporters.parse_page(page(**{name: value}), "r1", 0.0)["benchmark"].progress is None
 
 
-def test_progress_is_a_share_whatever_the_host_says() -> None:
+def test_progress_above_one_is_clamped() -> None:
     name = 'rackproof_stage_progress_ratio{stage="benchmark"}'
-    assert exporters.stages(page(**{name: "7e9"}), "r1", 0.0)["benchmark"].progress == 1.0
+    assert exporters.parse_page(page(**{name: "7e9"}), "r1", 0.0)["benchmark"].progress == 1.0
 
 
 # --- the screen
 
 
+def render(view: View, columns: int, rows: int | None = None, *, colour: bool = False) -> list[str]:
+    console = Console(width=columns, height=rows, force_terminal=colour, color_system="standard" if colour else None)
+    with console.capture() as capture:
+        console.print(RunScreen(view, fit_height=rows is not None))
+    return [line.rstrip() for line in capture.get().split("\n")[:-1]]
+
+
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 132, 200, 400])
 def test_screen_fits_the_window(columns: int, run: Run) -> None:
-    run.prepared().tell(FAILED, host="h2")
-    run.befell("h2", FAILED, "no route to host " * 20)
-    view = run.look()
+    run.start_benchmarks().add_event(FAILED, host="h2")
+    run.add_failure("h2", FAILED, "no route to host " * 20)
+    view = run.view()
     for rows in (1, 2, 5, 12, 24, 60):
         lines = render(view, columns, rows)
         assert 0 < len(lines) <= rows
-        assert max(map(width, lines)) <= columns
+        assert max(map(cell_len, lines)) <= columns
         coloured = render(view, columns, rows, colour=True)
-        assert max(width(ESCAPE.sub("", line)) for line in coloured) <= columns
+        assert max(cell_len(ESCAPE.sub("", line)) for line in coloured) <= columns
 
 
-def test_wide_screen_shows_everything(run: Run) -> None:
-    run.prepared().tell("ok", host="h1", rc=0).tell(FAILED, host="h2")
-    run.befell("h2", FAILED, "deadline of 600 s")
-    text = [re.sub(r"  +", "  ", line) for line in render(run.look(), 200)]
+def test_wide_screen_shows_all_columns(run: Run) -> None:
+    run.start_benchmarks().add_event("ok", host="h1", rc=0).add_event(FAILED, host="h2")
+    run.add_failure("h2", FAILED, "deadline of 600 s")
+    text = [re.sub(r"  +", "  ", line) for line in render(run.view(), 200)]
     assert text[0].startswith("r1 · r1 · standard")
     assert text[1].startswith("running: alice on control1")
     assert re.fullmatch(r"now: benchmark : Run the benchmarks, for 5 min( \d+ s)?, waiting for: h3", text[2])
@@ -477,11 +486,11 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_nothing_that_a_host_says_steers_the_terminal(text: str, run: Run) -> None:
-    old = run.prepared().look()
-    run.tell(FAILED, host="h2")
-    run.befell("h2", FAILED, text)
-    view = run.look()
+def test_text_from_hosts_cannot_control_the_terminal(text: str, run: Run) -> None:
+    old = run.start_benchmarks().view()
+    run.add_event(FAILED, host="h2")
+    run.add_failure("h2", FAILED, text)
+    view = run.view()
     view = replace(
         view, hosts=tuple(replace(host, failed=(text,), benchmark=text) for host in view.hosts), notes=(text,)
     )
@@ -489,9 +498,16 @@ def test_nothing_that_a_host_says_steers_the_terminal(text: str, run: Run) -> No
     for columns in (40, 200):
         coloured = render(view, columns, 40, colour=True)
         harmless([ESCAPE.sub("", line) for line in coloured])
-        assert max(width(ESCAPE.sub("", line)) for line in coloured) <= columns
+        assert max(cell_len(ESCAPE.sub("", line)) for line in coloured) <= columns
         assert len(coloured) <= 40
-    harmless([*changes(old, view), *HeartbeatLines(1).hear(replace(view, pending=("h1",)))])
+    harmless([*changes(old, view), *HeartbeatLines(1).due(replace(view, pending=("h1",)))])
+
+
+def test_markup_from_hosts_is_printed_as_text(run: Run) -> None:
+    markup = "[bold red]no route[/] :warning: [link=http://x]y[/link]"
+    run.start_benchmarks().add_event(FAILED, host="h2")
+    run.add_failure("h2", FAILED, markup)
+    assert f"h2: {markup} (at {WAIT})" in render(run.view(), 200)
 
 
 def harmless(lines: list[str]) -> None:
@@ -499,19 +515,19 @@ def harmless(lines: list[str]) -> None:
         assert line.isprintable(), repr(line)
 
 
-def test_hundreds_of_hosts_are_counted_and_those_in_trouble_shown_first(tmp_path: Path) -> None:
-    run = Run(tmp_path, *(f"r{number:03}" for number in range(400))).hold().prepared()
+def test_hosts_that_need_attention_come_first_and_hidden_hosts_are_counted(tmp_path: Path) -> None:
+    run = Run(tmp_path, *(f"r{number:03}" for number in range(400))).lock().start_benchmarks()
     for name in run.names[:390]:
-        run.tell("ok", host=name, rc=0)
-    run.tell(UNREACHABLE, host="r395")
-    run.befell("r395", UNREACHABLE, "no route")
+        run.add_event("ok", host=name, rc=0)
+    run.add_event(UNREACHABLE, host="r395")
+    run.add_failure("r395", UNREACHABLE, "no route")
     began = time.process_time()
-    view = run.look()
+    view = run.view()
     lines = render(view, 132, 30)
     spent = time.process_time() - began
     assert len(lines) <= 30
     shown = [line.split()[0] for line in lines if re.match(r"r\d\d\d ", line)]
-    assert shown[:3] == ["r395", "r390", "r391"]  # then what still runs, in the inventory's order
+    assert shown[:3] == ["r395", "r390", "r391"]  # then running hosts, in the order of the inventory
     assert any("9 running" in line and "390 done" in line and "1 unreachable" in line for line in lines)
     hidden = next(line for line in lines if "more hosts" in line)
     assert f"and {400 - len(shown)} more hosts" in hidden
@@ -522,38 +538,38 @@ def test_hundreds_of_hosts_are_counted_and_those_in_trouble_shown_first(tmp_path
     ("seconds", "text"),
     [(-5, "0 s"), (45, "45 s"), (60, "1 min"), (130, "2 min 10 s"), (11100, "3 h 5 min"), (187200, "2 d 4 h")],
 )
-def test_durations_read_well(seconds: float, text: str) -> None:
+def test_duration_text(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-# --- lines for logs, and for the playbook's own terminal
+# --- lines for logs and for the terminal of the playbook
 
 
 def test_log_prints_each_change_once(run: Run) -> None:
     watcher = Watcher(run.directory, judging=False, asking=False)
-    run.prepared()
-    first = watcher.look()
-    said = [line[9:] for line in changes(None, first)]
-    assert said[0] == "run r1: 3 hosts of r1, profile standard"
-    assert "h1, h2, h3 benchmark: running" in said
-    assert changes(first, watcher.look()) == []
-    run.tell("ok", host="h1", rc=0).tell(FAILED, host="h2")
-    run.befell("h2", FAILED, "no space left")
-    second = watcher.look()
+    run.start_benchmarks()
+    first = watcher.read_view()
+    lines = [line[9:] for line in changes(None, first)]
+    assert lines[0] == "run r1: 3 hosts of r1, profile standard"
+    assert "h1, h2, h3 benchmark: running" in lines
+    assert changes(first, watcher.read_view()) == []
+    run.add_event("ok", host="h1", rc=0).add_event(FAILED, host="h2")
+    run.add_failure("h2", FAILED, "no space left")
+    second = watcher.read_view()
     assert [line[9:] for line in changes(first, second)] == [
         f"h2 benchmark: failed: no space left (at {WAIT})",
         "h1 benchmark: done",
     ]
-    result = (replace(second.hosts[0], failed=("FAIL: h1 gpu=0: x",)), *second.hosts[1:])
-    third = replace(second, hosts=result, decision="rejected", summary=("Hosts: 0",))
+    hosts = (replace(second.hosts[0], failed=("FAIL: h1 gpu=0: x",)), *second.hosts[1:])
+    third = replace(second, hosts=hosts, decision="rejected", summary=("Hosts: 0",))
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
-def test_waiting_is_logged_at_start_on_progress_and_rarely_after(run: Run) -> None:
-    view = run.prepared().look()
+def test_heartbeat_lines_come_at_start_on_progress_and_rarely_without(run: Run) -> None:
+    view = run.start_benchmarks().view()
     begun, beats = view.task_since or 0.0, HeartbeatLines(30)
 
-    def hear(after: float, share: float | None, pending: tuple[str, ...] = ("h1", "h2", "h3")) -> list[str]:
+    def lines_after(after: float, share: float | None, pending: tuple[str, ...] = ("h1", "h2", "h3")) -> list[str]:
         hosts = tuple(
             replace(
                 host,
@@ -563,26 +579,26 @@ def test_waiting_is_logged_at_start_on_progress_and_rarely_after(run: Run) -> No
             for host in view.hosts
         )
         moment = replace(view, at=begun + after, hosts=hosts, pending=pending, answered=3 - len(pending))
-        return [line[9:] for line in beats.hear(moment)]
+        return [line[9:] for line in beats.due(moment)]
 
     minutes = duration(run.plan.stage("benchmark").deadline_s)
-    assert hear(1, 0.0) == []
-    assert hear(3, 0.0) == [f"benchmark: h1, h2, h3 are measuring, for at most {minutes} each"]
-    assert hear(20, 0.1) == []
-    assert hear(40, 0.2) == ["benchmark: 0 of 3 hosts done, h1 20 %, h2 20 %, h3 20 %, at most 9 min 20 s left"]
-    assert hear(60, 0.3) == []
-    assert hear(71, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 8 min 49 s left"]
-    assert hear(200, 0.3, ("h2",)) == []  # nothing moved
-    assert hear(372, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 3 min 48 s left"]
-    assert hear(410, None, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 unknown, at most 3 min 10 s left"]
-    assert hear(420, None, ()) == []
+    assert lines_after(1, 0.0) == []
+    assert lines_after(3, 0.0) == [f"benchmark: h1, h2, h3 are measuring, for at most {minutes} each"]
+    assert lines_after(20, 0.1) == []
+    assert lines_after(40, 0.2) == ["benchmark: 0 of 3 hosts done, h1 20 %, h2 20 %, h3 20 %, at most 9 min 20 s left"]
+    assert lines_after(60, 0.3) == []
+    assert lines_after(71, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 8 min 49 s left"]
+    assert lines_after(200, 0.3, ("h2",)) == []  # no progress
+    assert lines_after(372, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 3 min 48 s left"]
+    assert lines_after(410, None, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 unknown, at most 3 min 10 s left"]
+    assert lines_after(420, None, ()) == []
 
 
-def test_long_task_is_logged_with_its_remaining_hosts(run: Run) -> None:
-    run.prepared().task("agent : Install what the agent needs", ok=False).tell("ok", host="h1")
-    view = run.look()
+def test_long_task_is_logged_with_its_pending_hosts(run: Run) -> None:
+    run.start_benchmarks().task("agent : Install what the agent needs", ok=False).add_event("ok", host="h1")
+    view = run.view()
     later = replace(view, at=(view.task_since or 0.0) + 45)
-    assert [line[9:] for line in HeartbeatLines(30).hear(later)] == [
+    assert [line[9:] for line in HeartbeatLines(30).due(later)] == [
         "agent : Install what the agent needs: 1 of 3 hosts done, h2, h3 still running for 45 s"
     ]
 
@@ -590,15 +606,26 @@ def test_long_task_is_logged_with_its_remaining_hosts(run: Run) -> None:
 # --- the command
 
 
-def test_json_is_one_document_that_programs_can_read(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.prepared()
+def test_json_output_is_one_document(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.start_benchmarks()
     assert rackproof.main(["watch", str(run.directory), "--once", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "rackproof.watch/2"
     assert document["hosts"][0]["cells"]["benchmark"]["state"] == RUNNING
 
 
-def test_without_a_run_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_screen_needs_rich(run: Run) -> None:
+    program = "import sys; sys.modules['rich'] = None; from rackproof.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "watch", str(run.start_benchmarks().directory), "--once", "--no-judge"]
+    screen = subprocess.run([*command, "--no-ask"], capture_output=True, text=True, cwd=ROOT)
+    assert screen.returncode == 2
+    assert "rich is not installed: pip install 'rackproof[control]'" in screen.stderr
+    document = subprocess.run([*command, "--no-ask", "--json"], capture_output=True, text=True, cwd=ROOT)
+    assert document.returncode == 0
+    assert json.loads(document.stdout)["run_id"] == "r1"
+
+
+def test_directory_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rackproof.main(["watch", str(tmp_path)]) == 2
     assert "give the directory of a run" in capsys.readouterr().err
     assert rackproof.main(["watch", str(tmp_path), "--every", "0"]) == 64
@@ -609,8 +636,8 @@ def watching(run: Run, *options: str, **arguments: Any) -> subprocess.Popen[byte
     return subprocess.Popen([*command, "--no-ask", "--no-judge"], **arguments)
 
 
-def test_log_ends_when_the_run_is_no_longer_running(run: Run) -> None:
-    run.prepared()
+def test_log_ends_when_the_lock_is_released(run: Run) -> None:
+    run.start_benchmarks()
     with watching(run, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert b"run r1: 3 hosts" in process.stdout.readline()
@@ -622,89 +649,92 @@ def test_log_ends_when_the_run_is_no_longer_running(run: Run) -> None:
 
 
 class Terminal:
-    """A terminal of 24 lines with the command in it."""
+    """A terminal of 100 columns and 24 rows that runs the command."""
 
     def __init__(self, run: Run) -> None:
-        self.main, side = pty.openpty()
+        self.main, secondary = pty.openpty()
         self.resize(100, 24)
         self.before = termios.tcgetattr(self.main)
         environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
-        self.process = watching(run, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True)
-        os.close(side)
-        self.seen = b""
+        self.process = watching(
+            run, stdin=secondary, stdout=secondary, stderr=secondary, env=environment, start_new_session=True
+        )
+        os.close(secondary)
+        self.unread = b""
 
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, wanted: bytes, seconds: float = 15.0) -> bytes:
-        """What came up to and with that."""
-        ends = time.monotonic() + seconds
-        while wanted not in self.seen:
-            assert time.monotonic() < ends, f"{wanted!r} did not come: {self.seen[-3000:]!r}"
+        """Return the output up to and including `wanted`."""
+        deadline = time.monotonic() + seconds
+        while wanted not in self.unread:
+            assert time.monotonic() < deadline, f"{wanted!r} was not printed: {self.unread[-3000:]!r}"
             if select.select([self.main], [], [], 0.1)[0]:
                 try:
-                    self.seen += os.read(self.main, 65536)
+                    self.unread += os.read(self.main, 65536)
                 except OSError:  # the other end is closed
                     break
-        assert wanted in self.seen, self.seen[-3000:]
-        result, _, self.seen = self.seen.partition(wanted)
-        return result + wanted
+        assert wanted in self.unread, self.unread[-3000:]
+        output, _, self.unread = self.unread.partition(wanted)
+        return output + wanted
 
-    def rest(self) -> bytes:
-        """What came after that, to the end."""
+    def read_to_end(self) -> bytes:
+        """Return the remaining output, up to the exit of the command."""
         self.process.wait(10)
         with contextlib.suppress(OSError):
             while select.select([self.main], [], [], 0.2)[0] and (part := os.read(self.main, 65536)):
-                self.seen += part
-        return self.seen
+                self.unread += part
+        return self.unread
 
 
 @pytest.fixture
 def terminal(run: Run) -> Iterator[Terminal]:
-    run.prepared()
-    result = Terminal(run)
-    yield result
-    result.process.kill()
-    result.process.wait()
-    os.close(result.main)
+    run.start_benchmarks()
+    opened = Terminal(run)
+    yield opened
+    opened.process.kill()
+    opened.process.wait()
+    os.close(opened.main)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_screen_is_drawn_again_and_given_back(number: int, code: int, run: Run, terminal: Terminal) -> None:
+def test_screen_is_updated_and_the_terminal_restored_on_signals(
+    number: int, code: int, run: Run, terminal: Terminal
+) -> None:
     first = terminal.until(b"now: benchmark : Run the benchmarks")
-    assert first.startswith(b"\x1b[?1049h\x1b[?25l")
-    run.tell(FAILED, host="h3")
-    run.befell("h3", FAILED, "it burns")
+    assert first.startswith(b"\x1b[?1049h\x1b[H\x1b[?25l")
+    run.add_event(FAILED, host="h3")
+    run.add_failure("h3", FAILED, "it burns")
     frame = terminal.until(b"it burns")
-    assert b"\x1b[?1049h" not in frame  # drawn over, not anew
+    assert b"\x1b[?1049h" not in frame  # updated in place
     terminal.resize(60, 10)
-    terminal.process.send_signal(signal.SIGWINCH)
-    terminal.until(b"\x1b[J")
+    terminal.until(b"more lines")
     terminal.process.send_signal(number)
-    rest = terminal.rest()
+    rest = terminal.read_to_end()
     assert terminal.process.returncode == code
     assert rest.endswith(b"\x1b[?25h\x1b[?1049l")
     assert b"Traceback" not in rest
     assert termios.tcgetattr(terminal.main) == terminal.before
 
 
-def test_shell_has_its_screen_while_the_command_is_stopped(terminal: Terminal) -> None:
+def test_terminal_is_restored_while_the_command_is_stopped(terminal: Terminal) -> None:
     terminal.until(b"now: ")
     terminal.process.send_signal(signal.SIGTSTP)
     terminal.until(b"\x1b[?25h\x1b[?1049l")
-    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)  # the screen is given back a moment before it stops
+    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)  # the terminal is restored before the process stops
     terminal.process.send_signal(signal.SIGCONT)
-    terminal.until(b"\x1b[?1049h\x1b[?25l")
+    terminal.until(b"\x1b[?1049h\x1b[H\x1b[?25l")
     terminal.until(b"now: ")
 
 
-def test_screen_ends_with_the_decision_and_leaves_it_on_the_terminal(run: Run, terminal: Terminal) -> None:
+def test_decision_remains_on_the_terminal_after_the_screen_ends(run: Run, terminal: Terminal) -> None:
     terminal.until(b"now: ")
     for host in run.names:
-        run.tell("ok", host=host, rc=0)
-    run.tell("end")
+        run.add_event("ok", host=host, rc=0)
+    run.add_event("end")
     assert rackproof.main(["report", str(run.directory)]) == 2
-    rest = terminal.rest()
+    rest = terminal.read_to_end()
     assert terminal.process.returncode == 0
     after = rest.rpartition(b"\x1b[?1049l")[2].decode()
     assert "decision: incomplete" in after
