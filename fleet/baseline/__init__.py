@@ -1,1 +1,1 @@
-"""Baselines on the control node: accepting a run into one, comparing with one, and judging an old run again."""
+"""Accept runs into baselines, and compare runs with baselines or earlier runs."""

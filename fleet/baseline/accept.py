@@ -17,8 +17,8 @@ from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, FleetReport, Verdict
 from schemas.run_directory import RunDirectory
 
-MOST_RUNS = 20
-"""Runs per part that a baseline keeps; the oldest are dropped."""
+MAX_RUNS = 20
+"""Runs per part in a baseline. The oldest are dropped."""
 REPORT_BYTES = 4_000_000_000
 
 
@@ -35,7 +35,7 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
     """Return the digest of the run's report.
 
     Raises:
-        RunError: there is no report, it does not accept the fleet, or judging the run again gives another result.
+        RunError: there is no report, its decision is not `accepted`, or judging the run again gives another result.
     """
     path = RunDirectory(run.directory).report
     try:
@@ -71,14 +71,14 @@ def baselines_of_run(run: Run, report: FleetReport, digest: str, by: Acceptance)
         waived = [verdict for verdict in report.verdicts if verdict.host == host.name and verdict.waiver]
         for serial, gpu in gpus_by_serial(state.gpus).items():
             slot = f"gpu={gpu.index}"
-            about = [verdict for verdict in waived if verdict.place == slot]
+            gpu_waived = [verdict for verdict in waived if verdict.place == slot]
             yield PartBaseline(
                 kind=kind,
                 part=GPU,
                 id=serial,
                 host=host.name,
                 slot=slot,
-                runs=(_accepted(run, report, digest, by, about),),
+                runs=(_accepted(run, report, digest, by, gpu_waived),),
                 figures=_levels(state, serial),
                 gpus=(gpu,),
             )
@@ -114,10 +114,10 @@ def _levels(state: HostState, serial: str) -> tuple[Level, ...]:
 
 
 def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
-    """Add a run to the baseline of a part; a run that is already in it is replaced.
+    """Return the baseline of a part with another run added. A run that is already in it is replaced.
 
     Raises:
-        UsageError: the baseline has another run of the same name.
+        UsageError: the baseline has a different run of the same name.
     """
     if old is None:
         return new
@@ -128,19 +128,19 @@ def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
                 f"the baseline of {new.id} has another run named {added.run_id}: restart the baseline with --replace, "
                 "or use another run name"
             )
-    runs = (*(run for run in old.runs if run.run_id != added.run_id), added)[-MOST_RUNS:]
-    known = {run.run_id for run in runs}
-    before = {level.key: level for level in old.figures}
-    after = {level.key: level for level in new.figures}
+    runs = (*(run for run in old.runs if run.run_id != added.run_id), added)[-MAX_RUNS:]
+    kept_runs = {run.run_id for run in runs}
+    old_levels = {level.key: level for level in old.figures}
+    new_levels = {level.key: level for level in new.figures}
     figures = []
-    for key in {**before, **after}:
-        levels = [_within(level, known) for level in (before.get(key), after.get(key)) if level]
+    for key in {**old_levels, **new_levels}:
+        levels = [_restrict_level(level, kept_runs) for level in (old_levels.get(key), new_levels.get(key)) if level]
         if any(level.values for level in levels):
             figures.append(merge_levels([level for level in levels if level.values]))
     return replace(new, runs=runs, figures=tuple(figures))
 
 
-def _within(level: Level, runs: set[str]) -> Level:
+def _restrict_level(level: Level, runs: set[str]) -> Level:
     return replace(level, values={run: value for run, value in level.values.items() if run in runs})
 
 
@@ -160,7 +160,7 @@ def accept(run: Run, report: FleetReport, directory: Path, by: Acceptance, *, re
     except documents.DocumentError as error:
         raise RunError(f"{error}: remove it, or restart it with --replace") from None
     try:
-        for baseline in baselines:  # a host comes after its GPUs: its file refers to theirs
+        for baseline in baselines:  # GPUs come before their host, because the file of the host refers to theirs
             baseline_store.write(directory, baseline)
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"cannot write the baseline in {directory}: {error}") from None

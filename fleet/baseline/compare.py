@@ -1,4 +1,4 @@
-"""Compare a run with earlier runs of its hosts, or with a directory of baselines."""
+"""Compare a run with earlier runs of its hosts, or with their baselines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunComparison:
 
     run: Run
     earlier: str
-    """In words: `run r1`, `runs r1, r2` or `baseline DIRECTORY`."""
+    """As text: `run r1`, `runs r1, r2` or `baseline DIRECTORY`."""
     comparison: Comparison
 
 
@@ -45,26 +45,26 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
 
 
 def _earlier_states(directories: Sequence[Path], run: Run) -> tuple[Mapping[str, HostState], str]:
-    """Return the earlier state of each host, and its source in words."""
+    """Return the earlier state of each host, and its source as text."""
     first, kind = directories[0], baseline_store.kind_of(run.plan)
     has_plan = is_run(first)
     if len(directories) == 1 and not has_plan and baseline_store.kind_directory(first, kind).is_dir():
         return _accepted_states(first, kind, run), f"baseline {first}"
     runs = [load(directory) for directory in directories]
     nonces = {run.plan.nonce}
-    for before in runs:
-        other = baseline_store.kind_of(before.plan)
+    for earlier in runs:
+        other = baseline_store.kind_of(earlier.plan)
         if other != kind:
-            raise RunError(f"run {before.plan.run_id} is of another kind ({other}) than the new run ({kind})")
-        if before.plan.nonce in nonces:
-            raise UsageError(f"run {before.plan.run_id} is given twice: comparing it with itself would show no change")
-        nonces.add(before.plan.nonce)
-    hosts = dict.fromkeys(host for before in runs for host in before.evidence)
+            raise RunError(f"run {earlier.plan.run_id} is of another kind ({other}) than the new run ({kind})")
+        if earlier.plan.nonce in nonces:
+            raise UsageError(f"run {earlier.plan.run_id} is given twice: comparing it with itself would show no change")
+        nonces.add(earlier.plan.nonce)
+    hosts = dict.fromkeys(host for earlier in runs for host in earlier.evidence)
     states = {
-        host: merge_states([host_state(before.evidence[host]) for before in runs if host in before.evidence])
+        host: merge_states([host_state(earlier.evidence[host]) for earlier in runs if host in earlier.evidence])
         for host in hosts
     }
-    names = ", ".join(before.plan.run_id for before in runs)
+    names = ", ".join(earlier.plan.run_id for earlier in runs)
     return states, f"run {names}" if len(runs) == 1 else f"runs {names}"
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fleet.criteria_lint.checked_packs import checked_packs
-from fleet.planning.next_launch import FEWEST, Decision, decide, hosts_missing_launch
+from fleet.planning.next_launch import MIN_HOSTS, Decision, decide, hosts_missing_launch
 from fleet.records.load import load
 from fleet.scaling.outcome import next_cell
 from schemas import documents
@@ -29,7 +29,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default="",
         help="reachable hosts, comma-separated; - reads them from stdin (default: all planned hosts)",
     )
-    gangs.add_argument("--minimum", type=int, default=FEWEST, help="fewest hosts of a launch (default: 2)")
+    gangs.add_argument("--minimum", type=int, default=MIN_HOSTS, help="fewest hosts of a launch (default: 2)")
     gangs.add_argument(
         "--await",
         dest="awaiting",

@@ -14,7 +14,7 @@ from schemas import documents
 from schemas.errors import UsageError
 
 GROUP = "gpu_hosts"
-OURS = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
+OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
 
 Variables = dict[str, Any]
 
@@ -62,12 +62,14 @@ def _ansible_inventory(sources: list[str]) -> str:
     if program is None:
         raise UsageError("ansible-inventory is not on PATH: install rackproof[control], or run `make dev`")
     arguments = [argument for source in sources for argument in ("-i", source)]
-    done = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = " ".join(done.stderr.split())
-        cause = re.search(r"<<< caused by >>> (.*?) Origin: (\S+)", message)  # once, of all plugins that tried
+    completed = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True, check=False)
+    if completed.returncode:
+        message = " ".join(completed.stderr.split())
+        cause = re.search(
+            r"<<< caused by >>> (.*?) Origin: (\S+)", message
+        )  # every inventory plugin reports it; show it once
         raise UsageError(f"inventory {', '.join(sources)}: {f'{cause[2]}: {cause[1]}' if cause else message[:500]}")
-    return done.stdout
+    return completed.stdout
 
 
 def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
@@ -93,11 +95,11 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
 
 
 def check_variables(hosts: Mapping[str, Variables]) -> None:
-    """Raise UsageError naming host and variable, with the nearest valid name, where a variable of ours is wrong."""
+    """Raise UsageError if a variable of Rackproof is unknown or invalid; the message names the host and the nearest variable."""
     for name, variables in hosts.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name may have only letters, digits, '.', '_' and '-'")
-        ours = {key: value for key, value in variables.items() if OURS.match(key)}
+        ours = {key: value for key, value in variables.items() if OUR_VARIABLE.match(key)}
         # Unknown variable names sort first.
         for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
             if isinstance(error.instance, str) and "{{" in error.instance:

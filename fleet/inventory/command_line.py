@@ -1,4 +1,4 @@
-"""Hosts from the command line in place of an inventory, for runs whose hosts a scheduler or launcher selects."""
+"""Take the hosts from the command line instead of an inventory, for runs whose hosts a scheduler or launcher selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RACK = "listed"
 
 
 def add_options(plan: argparse.ArgumentParser) -> None:
-    """Add --hosts and its companions to the verb `plan`."""
+    """Add --hosts and related options to the verb `plan`."""
     group = plan.add_argument_group("without an inventory")
     group.add_argument("--hosts", help="NAME or NAME=ADDRESS of each host, comma-separated: one gang, in this order")
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs that each host was ordered with")

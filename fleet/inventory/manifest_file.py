@@ -1,4 +1,4 @@
-"""Read the manifest, the parts that were ordered, from the CSV or YAML file that came with the order."""
+"""Read the manifest (the list of ordered parts) from a CSV or YAML file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from schemas.errors import UsageError
 from schemas.plans import GPU, NIC, Part
 
 COLUMNS = ("host", "kind", "slot", "serial")
-NEEDED = ("host", "kind", "serial")
+REQUIRED = ("host", "kind", "serial")
 MAX_BYTES = 16_000_000
 
 Row = tuple[int, Mapping[str, str]]
 """Line number, and values by column."""
 
-_ROUNDED = re.compile(r"\d+(?:[.,]\d+)?[eE]\+?\d+")
-_WRITTEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
-_INDEX = re.compile(r"(?:gpu\s*=?\s*)?(\d{1,3})")
-_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
+_ROUNDED_NUMBER = re.compile(r"\d+(?:[.,]\d+)?[eE]\+?\d+")
+_GPU_SERIAL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PCI_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
+_GPU_INDEX = re.compile(r"(?:gpu\s*=?\s*)?(\d{1,3})")
+_NIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
 
 
 def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
@@ -40,7 +40,7 @@ def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
     rows = _yaml_rows(path, text) if name.endswith((".yml", ".yaml")) else _csv_rows(path, text)
     parts = tuple(_part(f"{path.name} line {line}", row, known) for line, row in rows)
     if not parts:
-        raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join(NEEDED)}")
+        raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join(REQUIRED)}")
     _refuse_duplicates(parts)
     return parts
 
@@ -50,7 +50,7 @@ def _text(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"rackproof_manifest {path}: {error.strerror} in {Path.cwd()}: give the whole path, or "
+            f"rackproof_manifest {path}: {error.strerror} in {Path.cwd()}: give an absolute path, or "
             '"{{ inventory_dir }}/NAME" in an inventory that a playbook reads'
         ) from None
     if len(content) > MAX_BYTES:
@@ -65,8 +65,8 @@ def _csv_rows(path: Path, text: str) -> list[Row]:
     """Return the lines of a CSV file; spreadsheets may separate columns with semicolons or tabs."""
     if "\0" in text:
         raise UsageError(f"{path}: contains a NUL character: save it as `CSV UTF-8`")
-    head = next((line for line in text.splitlines() if line.strip()), "")
-    separator = max(",;\t", key=head.count)
+    header = next((line for line in text.splitlines() if line.strip()), "")
+    separator = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     names: list[str] = []
     rows: list[Row] = []
@@ -87,15 +87,15 @@ def _csv_rows(path: Path, text: str) -> list[Row]:
 
 
 def _check_columns(where: str, names: list[str]) -> None:
-    result = [name for name in names if name]
-    for name in result:
+    columns = [name for name in names if name]
+    for name in columns:
         if name not in COLUMNS:
             raise UsageError(
                 f"{where}: unknown column {name}{documents.nearest(name, COLUMNS)}: there are {', '.join(COLUMNS)}"
             )
-        if result.count(name) > 1:
+        if columns.count(name) > 1:
             raise UsageError(f"{where}: duplicate column {name}")
-    missing = [name for name in NEEDED if name not in result]
+    missing = [name for name in REQUIRED if name not in columns]
     if missing:
         raise UsageError(
             f"{where}: no column {', '.join(missing)}: the first line names the columns {', '.join(COLUMNS)}"
@@ -103,9 +103,9 @@ def _check_columns(where: str, names: list[str]) -> None:
 
 
 def _check_cells(where: str, values: list[str], names: list[str]) -> None:
-    beyond = [value for value in values[len(names) :] if value]
+    surplus = [value for value in values[len(names) :] if value]
     unnamed = [value for name, value in zip(names, values, strict=False) if value and not name]
-    if extra := [*beyond, *unnamed]:
+    if extra := [*surplus, *unnamed]:
         raise UsageError(f"{where}: {extra[0]!r} is outside the columns: quote values that contain the separator")
 
 
@@ -138,9 +138,9 @@ def _yaml_row(path: Path, item: yaml.Node) -> dict[str, str]:
 
 
 def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
-    for name in NEEDED:
+    for name in REQUIRED:
         if not row.get(name):
-            raise UsageError(f"{where}: {name} is empty: every part needs {', '.join(NEEDED)}")
+            raise UsageError(f"{where}: {name} is empty: every part needs {', '.join(REQUIRED)}")
     host, kind = row["host"], row["kind"].lower()
     if host not in hosts:
         raise UsageError(
@@ -159,13 +159,13 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
 
 
 def _serial(where: str, kind: str, serial: str) -> str:
-    if _ROUNDED.fullmatch(serial) and (kind == GPU or "+" in serial):
+    if _ROUNDED_NUMBER.fullmatch(serial) and (kind == GPU or "+" in serial):
         raise UsageError(
             f"{where}: serial {serial} was rounded by a spreadsheet, and its digits are lost: "
             "format the column as text, enter the serials again, and export again"
         )
     if kind == GPU:
-        if not _WRITTEN.fullmatch(serial) or not identity(kind, serial):
+        if not _GPU_SERIAL.fullmatch(serial) or not identity(kind, serial):
             raise UsageError(
                 f"{where}: {serial!r} is not a valid GPU serial: give letters and digits, as nvidia-smi -q shows it"
             )
@@ -181,16 +181,16 @@ def _slot(where: str, kind: str, slot: str) -> str:
     """Return the slot in the judge's form: a PCI address as in sysfs, an index, or the name of a NIC."""
     if not slot:
         return ""
-    if pci := _PCI.fullmatch(slot.lower()):
+    if pci := _PCI_ADDRESS.fullmatch(slot.lower()):
         domain, bus, device, function = pci.groups()
         return f"{(domain or '0000')[-4:]}:{bus}:{device}.{function or '0'}"
-    index = _INDEX.fullmatch(slot.lower())
+    index = _GPU_INDEX.fullmatch(slot.lower())
     if kind == GPU and index:
         return str(int(index.group(1)))
-    if kind == NIC and _DEVICE.fullmatch(slot):
+    if kind == NIC and _NIC_NAME.fullmatch(slot):
         return slot
-    other = "the index of the GPU" if kind == GPU else "the name of the NIC"
-    raise UsageError(f"{where}: slot {slot!r}: give a PCI address (0000:1b:00.0), {other}, or nothing")
+    alternative = "the index of the GPU" if kind == GPU else "the name of the NIC"
+    raise UsageError(f"{where}: slot {slot!r}: give a PCI address (0000:1b:00.0), {alternative}, or nothing")
 
 
 def _refuse_duplicates(parts: Iterable[Part]) -> None:

@@ -15,20 +15,20 @@ from schemas.errors import UsageError
 from schemas.waivers import Waiver
 
 PLAN = "plan"
-"""Criterion of verdicts on missing data."""
+"""Criterion id of verdicts on missing data."""
 
 
 def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
-    """Return the waivers in a file that may apply to these hosts: those that name one of them, and those for a serial.
+    """Return the waivers in a file that name one of these hosts, or no host.
 
     Raises:
-        UsageError: the file is unreadable or invalid, has an invalid date, or a waiver that can never apply.
+        UsageError: the file is unreadable or invalid, or a waiver has an invalid date or can never apply.
     """
     path = Path(name)
     document = read_yaml(path, "waivers")
     waivers = []
-    for number, line in enumerate(document["waivers"], 1):
-        waiver = Waiver(**{key: _tidy(value) for key, value in line.items()}, origin=f"{path.name} waiver {number}")
+    for number, entry in enumerate(document["waivers"], 1):
+        waiver = Waiver(**{key: _tidy(value) for key, value in entry.items()}, origin=f"{path.name} waiver {number}")
         _check(waiver)
         if not waiver.host or waiver.host in hosts:
             waivers.append(waiver)

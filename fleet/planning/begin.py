@@ -1,4 +1,4 @@
-"""Begin a run in its directory, or resume one that was interrupted: acquire its lock, then write or read its plan."""
+"""Begin a run in its directory, or resume an interrupted one: acquire the lock, then write or read the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apply a time budget to a profile: read the history of earlier runs and keep the tests selected from it."""
+"""Apply a time budget to a profile: select tests by the history of earlier runs, and remove the others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from schemas.reports import FAIL, INCONCLUSIVE
 from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.stages import BENCHMARK, SOAK
 
-MOST_RUNS, TIMED_RUNS, TIMED_RECORDS = 20, 5, 4
-"""Limits: newest runs read; runs whose records give the cost of benchmarks; records read per stage of such a run."""
+MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
+"""The newest runs to read, the newest runs whose records give the cost of benchmarks, and the records to read per stage."""
 REPORT_BYTES = 200_000_000
 Json = Any
 
@@ -36,8 +36,11 @@ def apply_budget(
     """Return the profile reduced to `budget` seconds and the selection; without a budget, the unchanged profile and None.
 
     Args:
+        profile, hosts: from `read_profile` and `read_inventory`.
+        budget: seconds per host, as text or number; None: no budget.
         runs: directory of earlier runs; None: no history.
-        run_dir: of this run; if it already has a plan, its selection is kept.
+        run_dir: directory of this run; if it already has a plan, the selection of that plan is kept.
+        now: UTC, ISO 8601.
 
     Raises:
         UsageError: the budget is invalid or too small for any test, or the profile is a burn-in.
@@ -50,7 +53,7 @@ def apply_budget(
     stages = _candidates(profile, hosts)
     choice = _planned_choice(run_dir, budget_s)
     if choice is None:
-        past = [*history(runs, set(hosts), rehearsal=profile["device"] == "cpu", but=run_dir)] if runs else []
+        past = [*history(runs, set(hosts), rehearsal=profile["device"] == "cpu", excluded=run_dir)] if runs else []
         choice = select_tests(stages, past, budget_s=budget_s, profile=str(profile["name"]), now=now)
     if choice.cost_s > budget_s:
         raise UsageError(
@@ -61,7 +64,9 @@ def apply_budget(
     reduced = {
         stage: {
             **content,
-            "benchmarks": {name: what for name, what in content["benchmarks"].items() if (stage, name) in selected},
+            "benchmarks": {
+                name: settings for name, settings in content["benchmarks"].items() if (stage, name) in selected
+            },
         }
         for stage, content in profile["stages"].items()
     }
@@ -77,18 +82,18 @@ def _budget(budget: object) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e7:
-        raise UsageError(f"rackproof_budget_s {budget!r}: give seconds, more than 0, such as 300")
+        raise UsageError(f"rackproof_budget_s {budget!r}: give a number of seconds greater than 0, such as 300")
     return seconds
 
 
 def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
     """Return the tests that could run: no gang stage without gangs, no training if validation_only is set."""
-    trains = not next(iter(hosts.values())).get("rackproof_validation_only", False)
-    together = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())
+    includes_training = not next(iter(hosts.values())).get("rackproof_validation_only", False)
+    has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())
     return {
-        stage: [name for name in content["benchmarks"] if trains or not BENCHMARKS[name].trains]
+        stage: [name for name in content["benchmarks"] if includes_training or not BENCHMARKS[name].trains]
         for stage, content in profile["stages"].items()
-        if stage == BENCHMARK or together
+        if stage == BENCHMARK or has_gangs
     }
 
 
@@ -104,12 +109,14 @@ def _planned_choice(run_dir: Path | None, budget_s: float) -> Choice | None:
     return choice if choice and choice.budget_s == budget_s else None
 
 
-def history(runs: Path, hosts: set[str], *, rehearsal: bool, but: Path | None = None) -> Iterator[PastRun]:
-    """Yield the latest reported runs of any of these hosts, newest first; unreadable runs are ignored."""
-    reports = [RunDirectory(path).report for path in runs_in(runs) if but is None or path.resolve() != but.resolve()]
+def history(runs: Path, hosts: set[str], *, rehearsal: bool, excluded: Path | None = None) -> Iterator[PastRun]:
+    """Yield the latest runs of any of these hosts that have a report, newest first. Unreadable runs are skipped."""
+    reports = [
+        RunDirectory(path).report for path in runs_in(runs) if excluded is None or path.resolve() != excluded.resolve()
+    ]
     reports = [path for path in reports if path.exists()]
     reports.sort(key=lambda path: (path.stat().st_mtime, path.parent.name), reverse=True)
-    for number, path in enumerate(reports[:MOST_RUNS]):
+    for number, path in enumerate(reports[:MAX_RUNS]):
         try:
             report, plan = map(_read, (path, RunDirectory(path.parent).plan))
             comparable = (
@@ -117,9 +124,9 @@ def history(runs: Path, hosts: set[str], *, rehearsal: bool, but: Path | None = 
             )
             if not comparable:
                 continue
-            past = _past(path.parent, report, plan, hosts, timed=number < TIMED_RUNS)
-            if past.measured:
-                yield past
+            past_run = _past_run(path.parent, report, plan, hosts, timed=number < MAX_TIMED_RUNS)
+            if past_run.measured:
+                yield past_run
         except (documents.DocumentError, AttributeError, KeyError, TypeError, ValueError):
             continue
 
@@ -132,12 +139,14 @@ def _read(path: Path) -> Json:
         raise documents.DocumentError(f"{path}: {error.strerror}") from None
 
 
-def _past(directory: Path, report: Json, plan: Json, hosts: set[str], *, timed: bool) -> PastRun:
+def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, timed: bool) -> PastRun:
     keys = {(_stage_key(stage["name"]), name) for stage in plan["stages"] for name in stage["benchmarks"]}
-    present = {host["name"] for host in report["hosts"] if host["name"] in hosts and host["coverage"]["measured"] > 0}
+    measured_hosts = {
+        host["name"] for host in report["hosts"] if host["name"] in hosts and host["coverage"]["measured"] > 0
+    }
     failed = _hosts_with(report, FAIL, hosts)
     inconclusive = _hosts_with(report, INCONCLUSIVE, hosts)
-    measured = {key: len(present - inconclusive.get(key, set()) | failed.get(key, set())) for key in keys}
+    measured = {key: len(measured_hosts - inconclusive.get(key, set()) | failed.get(key, set())) for key in keys}
     return PastRun(
         run_id=str(report["run_id"]),
         began=str(report["began"]),
@@ -165,10 +174,10 @@ def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[st
 
 
 def _costs(directory: Path) -> dict[Key, float]:
-    """Return how long each benchmark took on the slowest of a few hosts."""
-    longest: Counter[Key] = Counter()
+    """Return the seconds that each benchmark took on the slowest of a few hosts."""
+    cost_s: Counter[Key] = Counter()
     for pattern in RECORDS:
-        for record in _records(islice(sorted(directory.glob(f"{pattern}.json")), TIMED_RECORDS)):
+        for record in _records(islice(sorted(directory.glob(f"{pattern}.json")), MAX_TIMED_RECORDS)):
             for observation in record.get("observations", ()):
                 if (
                     observation["name"] == DURATION.name
@@ -176,8 +185,8 @@ def _costs(directory: Path) -> dict[Key, float]:
                     and observation["stage"] != SOAK
                 ):
                     key = (str(observation["stage"]), str(observation["params"]["benchmark"]))
-                    longest[key] = max(longest[key], float(observation["value"]))  # type: ignore[assignment]
-    return dict(longest)
+                    cost_s[key] = max(cost_s[key], float(observation["value"]))  # type: ignore[assignment]
+    return dict(cost_s)
 
 
 def _records(paths: Iterable[Path]) -> Iterator[Json]:

@@ -27,14 +27,14 @@ from schemas.plans import Plan
 from schemas.reports import FAIL, Verdict
 from schemas.stages import GANG
 
-FEWEST = 2
-TRIES = 2
-"""Launches of the same hosts if no host is at fault for the first failure."""
+MIN_HOSTS = 2
+MAX_TRIES = 2
+"""Launches of the same hosts if no host is found at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """One launch to run: the hosts that take part."""
+    """One launch to run."""
 
     gang: str
     members: tuple[str, ...]
@@ -46,7 +46,7 @@ class LaunchPlan:
         return f"gang {self.gang}, {'probe' if self.probe else 'launch'} {self.number}: {', '.join(self.members)}"
 
     def arguments(self) -> list[str]:
-        """Return the options of `rackproof launch` for it."""
+        """Return the options of `rackproof launch` for this launch."""
         return [f"--members={','.join(self.members)}", f"--number={self.number}", *(["--probe"] if self.probe else [])]
 
 
@@ -55,11 +55,11 @@ class Decision:
     """The next step of the gangs of a run."""
 
     launches: tuple[LaunchPlan, ...]
-    """Disjoint launches to start in parallel; none if all is done."""
+    """Launches without a common host, to start in parallel; empty if there is nothing left to launch."""
     excluded: Mapping[str, str]
     """Reachable hosts whose last launch failed, and why."""
     awaited: tuple[str, ...] = ()
-    """Hosts that are still in a launch: fetch their records again before deciding."""
+    """Hosts whose launch is still running: fetch their records again before deciding."""
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document. It lists the options of each launch once, since a gang may have thousands of members."""
@@ -91,24 +91,22 @@ def decide(
     packs: Sequence[Pack],
     *,
     present: Collection[str],
-    minimum: int = FEWEST,
+    minimum: int = MIN_HOSTS,
 ) -> Decision:
     """Return the next launches of every gang of the plan.
 
     Args:
-        plan, packs: as for the judge.
-        evidence: as for the judge; gang records are enough.
+        plan, evidence, packs: as for the judge; gang records are enough as evidence.
         present: the reachable hosts.
-        minimum: fewest hosts of a launch.
+        minimum: smallest number of hosts in a launch.
     """
-
     launches: list[LaunchPlan] = []
     excluded: dict[str, str] = {}
     judged = _Judged(plan, evidence, packs)
     for name, hosts in plan.gangs().items() if any(stage.name == GANG for stage in plan.stages) else ():
         gang = _Gang(name, [host for host in hosts if host in present], attempts(plan, evidence, name), judged)
-        launches += gang.launches(max(minimum, FEWEST))
-        excluded |= gang.failed()
+        launches += gang.launches(max(minimum, MIN_HOSTS))
+        excluded |= gang.failed_hosts()
     return Decision(launches=tuple(launches), excluded=excluded)
 
 
@@ -125,7 +123,7 @@ class _Judged:
             for host in self._plan.hosts
         }
 
-    def pairs(self, hosts: Collection[str]) -> dict[str, str]:
+    def failing_pairs(self, hosts: Collection[str]) -> dict[str, str]:
         """Return the hosts whose pair measurements fail, and why, by the last launch of each host."""
         verdicts = judge_pairs([view for host, view in self._views.items() if host in hosts], [])
         return {item.host: item.reason for item in verdicts if item.verdict == FAIL and item.name.startswith("pairs.")}
@@ -148,70 +146,78 @@ class _Gang:
 
     def __init__(self, name: str, present: Sequence[str], launched: Sequence[Attempt], judged: _Judged) -> None:
         self._name, self._present, self._launched, self._judged = name, present, launched, judged
-        self._full = [attempt for attempt in launched if attempt.stage == GANG and set(attempt.members) & set(present)]
-        self._slowing = self._hosts_that_slow()
+        self._gang_launches = [
+            attempt for attempt in launched if attempt.stage == GANG and set(attempt.members) & set(present)
+        ]
+        self._slowing = self._slowing_hosts()
         self._excluded = self._hosts_to_exclude()
 
     def _hosts_to_exclude(self) -> dict[str, str]:
-        """Return the hosts that keep the others from being measured, and why."""
+        """Return the hosts that prevent the measurement of the others, and why."""
         excluded: dict[str, str] = {}
-        for attempt in self._full:
+        for attempt in self._gang_launches:
             if is_stuck(attempt) and isinstance(result := conclusion(self._launched, attempt), Conclusion):
                 excluded |= hosts_to_exclude(result)
             elif not attempt.worked and not (
-                attempt.never_started(self._present) and self._tries(attempt.members) < TRIES
+                attempt.never_started(self._present) and self._count_tries(attempt.members) < MAX_TRIES
             ):
                 excluded |= attempt.culprits()
-        for attempt in self._launched:  # the probes too
+        for attempt in self._launched:  # including probes
             excluded |= {host: culprit.text for host, culprit in attempt.unable.items()}
         return excluded | {host: why for hosts in self._slowing.values() for host, why in hosts.items()}
 
-    def _hosts_that_slow(self) -> dict[int, dict[str, str]]:
-        """Return, by number of a launch that worked, the hosts that made its collectives too slow or incomplete."""
-        worked = [(attempt, last) for attempt, last in with_last_hosts(self._full) if attempt.worked]
-        failing = self._judged.pairs({host for attempt in self._full for host in attempt.members}) if worked else {}
+    def _slowing_hosts(self) -> dict[int, dict[str, str]]:
+        """Return, by number of a launch that worked, the hosts that made its collectives too slow or incomplete, and why."""
+        worked = [
+            (attempt, last_hosts) for attempt, last_hosts in with_last_hosts(self._gang_launches) if attempt.worked
+        ]
+        failing = (
+            self._judged.failing_pairs({host for attempt in self._gang_launches for host in attempt.members})
+            if worked
+            else {}
+        )
         slowing: dict[int, dict[str, str]] = {}
-        for attempt, last in worked:
-            members = {host: why for host, why in failing.items() if host in last}
-            if members and (not attempt.complete or has_slow_collective(attempt, last, self._judged.collectives)):
+        for attempt, last_hosts in worked:
+            members = {host: why for host, why in failing.items() if host in last_hosts}
+            if members and (not attempt.complete or has_slow_collective(attempt, last_hosts, self._judged.collectives)):
                 slowing[attempt.number] = members
         return slowing
 
-    def _tries(self, members: Collection[str]) -> int:
-        return sum(set(attempt.members) == set(members) for attempt in self._full)
+    def _count_tries(self, members: Collection[str]) -> int:
+        return sum(set(attempt.members) == set(members) for attempt in self._gang_launches)
 
     def launches(self, minimum: int) -> list[LaunchPlan]:
-        """Return the next launch, or several probes; empty if all is done."""
+        """Return the next launch, or several probes; empty if there is nothing left to launch."""
         rest = [host for host in self._present if host not in self._excluded]
         if len(rest) < minimum:
             return []
-        last = self._full[-1] if self._full else None
+        last = self._gang_launches[-1] if self._gang_launches else None
         if last is None or not set(rest) <= set(last.members):
             return [self._launch(rest)]
         if last.worked:
             return [self._launch(rest)] if self._slowing.get(last.number) else []
         if set(rest) < set(last.members):
             return [self._launch(rest)]
-        return self._search(last, rest)
+        return self._probes_or_retry(last, rest)
 
-    def _search(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
+    def _probes_or_retry(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
         """Return the launches after one of exactly these hosts failed and no host was excluded for it."""
         result = conclusion(self._launched, last) if is_stuck(last) else None
         if isinstance(result, list):
             return [self._launch(group, probe=True) for group in result]
-        retry = result is None or result.good or len(rest) == FEWEST  # two hosts have no part that could be probed
-        return [self._launch(rest)] if retry and self._tries(rest) < TRIES else []
+        retry = result is None or result.good or len(rest) == MIN_HOSTS  # two hosts cannot be divided into probes
+        return [self._launch(rest)] if retry and self._count_tries(rest) < MAX_TRIES else []
 
     def _launch(self, members: Sequence[str], *, probe: bool = False) -> LaunchPlan:
         number = 1 + max((attempt.number for attempt in self._launched), default=0)
         return LaunchPlan(gang=self._name, members=tuple(members), number=number, probe=probe)
 
-    def failed(self) -> dict[str, str]:
+    def failed_hosts(self) -> dict[str, str]:
         """Return the hosts whose last launch failed, and why."""
-        failed = {}
-        for attempt, last in with_last_hosts(self._launched):
+        failed_hosts = {}
+        for attempt, last_hosts in with_last_hosts(self._launched):
             for host in self._present if not attempt.worked else ():
-                if host in last:
+                if host in last_hosts:
                     reason = self._excluded.get(host) or attempt.launches[host].reason
-                    failed[host] = reason or "no collective was measured"
-        return failed
+                    failed_hosts[host] = reason or "no collective was measured"
+        return failed_hosts

@@ -1,4 +1,4 @@
-"""Profile × inventory -> the observations that must exist."""
+"""Make the plan of a run from a profile and an inventory: hosts, stages, and the observations that must exist."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from schemas.stages import GANG, SOAK
 from schemas.timeline import STOP_ON
 from schemas.waivers import Waiver
 
-LONGEST_SOAK_S = 31 * 86400
+MAX_SOAK_S = 31 * 86400
 PROFILES = Path(__file__).parent / "profiles"
 
 
 def read_profile(name: str) -> dict[str, Any]:
-    """A shipped profile by its name, or the profile in the YAML file of that path.
+    """Return a shipped profile by its name, or the profile in a YAML file by its path.
 
     Raises:
-        UsageError: no such profile, or one with an unknown benchmark or setting; the nearest valid name is given.
+        UsageError: the profile does not exist or has an unknown benchmark or setting; the message names the nearest valid one.
     """
     if name.endswith((".yml", ".yaml")):
         path = Path(name)
         if not path.exists():
-            raise UsageError(f"profile {name}: no such file: give its whole path, or the name of one that is shipped")
+            raise UsageError(
+                f"profile {name}: no such file: give the path of an existing file, or the name of a shipped profile"
+            )
     else:
         shipped = sorted(path.stem for path in PROFILES.glob("*.yml"))
         if name not in shipped:
@@ -45,36 +47,38 @@ def read_profile(name: str) -> dict[str, Any]:
         path = PROFILES / f"{name}.yml"
     profile = read_yaml(path, "profile")
     for stage, content in profile["stages"].items():
-        for benchmark, chosen in content["benchmarks"].items():
-            _check_settings(f"{path.name}: stage {stage}", benchmark, chosen)
+        for benchmark, profile_settings in content["benchmarks"].items():
+            _check_settings(f"{path.name}: stage {stage}", benchmark, profile_settings)
     return {**profile, "name": path.stem}
 
 
-def _check_settings(where: str, benchmark: str, chosen: Mapping[str, Any]) -> None:
+def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, Any]) -> None:
     if benchmark not in BENCHMARKS:
         raise UsageError(
             f"{where}: unknown benchmark {benchmark}{documents.nearest(benchmark, BENCHMARKS)}: "
             f"there are {', '.join(sorted(BENCHMARKS))}"
         )
     defaults = BENCHMARKS[benchmark].settings
-    for key, value in chosen.items():
+    for key, value in profile_settings.items():
         if key not in defaults:
             raise UsageError(
                 f"{where}: benchmark {benchmark} has no setting {key}{documents.nearest(key, defaults)}: "
                 f"there are {', '.join(sorted(defaults))}"
             )
         default = defaults[key]
-        fits = isinstance(value, float | int) if isinstance(default, float | int) else isinstance(value, type(default))
-        if not fits or isinstance(value, bool) or value == []:
-            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected something like {default!r}")
+        has_type = (
+            isinstance(value, float | int) if isinstance(default, float | int) else isinstance(value, type(default))
+        )
+        if not has_type or isinstance(value, bool) or value == []:
+            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected a value such as {default!r}")
         numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int | float)]
-        least = 0 if default == 0 else 1 if isinstance(default, int) else None
-        if any(number < least if least is not None else not number > 0 for number in numbers):
-            wanted = f"at least {least}" if least is not None else "more than 0"
-            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected {wanted}")
+        minimum = 0 if default == 0 else 1 if isinstance(default, int) else None
+        if any(number < minimum if minimum is not None else not number > 0 for number in numbers):
+            expected = f"at least {minimum}" if minimum is not None else "more than 0"
+            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected {expected}")
         choices = BENCHMARKS[benchmark].choices.get(key, default)
-        text = value if key in _CLOSED_LISTS else [value] if isinstance(default, str) else []
-        unknown = [item for item in text if item not in choices]
+        values = value if key in _CLOSED_LISTS else [value] if isinstance(default, str) else []
+        unknown = [item for item in values if item not in choices]
         if unknown:
             raise UsageError(
                 f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), choices)}: "
@@ -96,7 +100,7 @@ _CLOSED_LISTS = frozenset(
         "variants",
     }
 )
-"""Settings that list some of what there is: the catalogue's choices, or else its default."""
+"""List settings whose values must be choices of the catalogue, or items of the default if it has no choices."""
 
 
 def make_plan(
@@ -111,17 +115,17 @@ def make_plan(
     waivers: Sequence[Waiver] = (),
     baseline: PlannedBaseline | None = None,
 ) -> Plan:
-    """The plan of one run.
+    """Return the plan of one run.
 
     Args:
-        profile: as `read_profile` gives it.
-        hosts: as `read_inventory` gives it.
-        run_id, nonce: every record of the run must carry both.
-        created: UTC time, ISO 8601 with `Z`.
-        manifest: what was ordered, as `read_manifest` gives it.
-        choice: where `profile` is what of it was chosen: that, and what was not.
-        waivers: as `read_waivers` returns them.
-        baseline: the accepted records that the run is compared with, as `freeze` leaves them in the run directory.
+        profile: the profile from `read_profile`, reduced by `apply_budget` if there is a time budget.
+        hosts: host -> variables, from `read_inventory`.
+        run_id, nonce: written into every record of the run.
+        created: UTC, ISO 8601 with `Z`.
+        manifest: the ordered parts, from `read_manifest`.
+        choice: the tests selected and skipped for a time budget; None if the whole profile runs.
+        waivers: the waivers from `read_waivers`.
+        baseline: reference to the snapshot of the baseline in the run directory, from `snapshot_baseline`.
 
     Raises:
         UsageError: the inventory lacks what the profile needs; the message names host and variable.
@@ -148,7 +152,7 @@ def make_plan(
         study=study_of(profile, first),
     )
     if plan.study:
-        return plan  # nothing of it is judged, and a cell may well be of one host
+        return plan  # a study is not judged, and its cells may have one host
     _check_manifest(plan)
     _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
     return replace(plan, expected=_expected(plan))
@@ -173,14 +177,14 @@ _RUN_WIDE = (
 
 
 def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
-    """The variables that must be the same on every host, as the first host has them."""
+    """Return the variables of the first host. Raise UsageError if another host differs in a run-wide variable."""
     first_name, first = next(iter(hosts.items()))
     for name, variables in hosts.items():
         for key in _RUN_WIDE:
             if variables.get(key) != first.get(key):
                 raise UsageError(
                     f"{key} is {first.get(key)!r} on host {first_name} and {variables.get(key)!r} on host {name}: "
-                    "it holds for the whole run; set it on the group gpu_hosts"
+                    "it must be the same for the whole run; set it on the group gpu_hosts"
                 )
     return first
 
@@ -188,8 +192,8 @@ def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
 def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> PlannedHost:
     rack = str(variables.get("rackproof_rack", "unassigned"))
     has_gang = GANG in profile["stages"]
-    chosen = "all" if profile.get("study") else variables.get("rackproof_gang", "rack")
-    gang = {"rack": rack, "all": "all", "none": ""}[chosen] if has_gang else ""
+    gang_setting = "all" if profile.get("study") else variables.get("rackproof_gang", "rack")
+    gang = {"rack": rack, "all": "all", "none": ""}[gang_setting] if has_gang else ""
     return PlannedHost(
         name=name,
         address=str(variables.get("rackproof_fabric_address", variables.get("ansible_host", name))),
@@ -207,28 +211,28 @@ def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> Planne
 def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tuple[int, ...]:
     if profile["device"] == "cpu":
         return tuple(range(profile["processes_per_host"]))
-    count, chosen = variables.get("rackproof_gpu_count"), variables.get("rackproof_gpu_devices")
+    count, devices = variables.get("rackproof_gpu_count"), variables.get("rackproof_gpu_devices")
     if count is None:
         raise UsageError(
             f"host {name}: rackproof_gpu_count is missing: state how many GPUs the host was ordered with "
-            "(what is found cannot prove what should be there)"
+            "(the GPUs found do not show how many there should be)"
         )
-    if chosen is not None and len(chosen) != count:
+    if devices is not None and len(devices) != count:
         raise UsageError(
-            f"host {name}: rackproof_gpu_devices lists {len(chosen)} GPUs, rackproof_gpu_count says {count}"
+            f"host {name}: rackproof_gpu_devices lists {len(devices)} GPUs, rackproof_gpu_count says {count}"
         )
-    return tuple(chosen) if chosen is not None else tuple(range(count))
+    return tuple(devices) if devices is not None else tuple(range(count))
 
 
 def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
-    """The profile's stage with the operator's choices for training laid over it."""
-    chosen = {
+    """Return a stage of the profile, with the training settings of the inventory."""
+    training = {
         "epochs": variables.get("rackproof_epochs"),
         "batch_size": variables.get("rackproof_batch_size"),
     }
-    over = {key: value for key, value in chosen.items() if value is not None}
+    overrides = {key: value for key, value in training.items() if value is not None}
     benchmarks = {
-        benchmark: {**settings, **(over if "epochs" in BENCHMARKS[benchmark].settings else {})}
+        benchmark: {**settings, **(overrides if "epochs" in BENCHMARKS[benchmark].settings else {})}
         for benchmark, settings in content["benchmarks"].items()
         if not (BENCHMARKS[benchmark].trains and variables.get("rackproof_validation_only", False))
     }
@@ -242,26 +246,24 @@ def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage
 
 
 def _soak(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
-    """How long it goes round, and what ends it."""
-    chosen = variables.get("rackproof_soak_duration")
-    duration_s = float(content["duration_s"]) if chosen is None else seconds(str(chosen))
-    if not 0 < duration_s <= LONGEST_SOAK_S:
-        raise UsageError(
-            f"rackproof_soak_duration {chosen}: give more than nothing, and {LONGEST_SOAK_S // 86400} d at most"
-        )
+    """Return the duration of a burn-in in seconds, and the condition that ends it early."""
+    duration = variables.get("rackproof_soak_duration")
+    duration_s = float(content["duration_s"]) if duration is None else seconds(str(duration))
+    if not 0 < duration_s <= MAX_SOAK_S:
+        raise UsageError(f"rackproof_soak_duration {duration}: give more than 0 and at most {MAX_SOAK_S // 86400} d")
     return {"duration_s": duration_s, "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0]))}
 
 
 def seconds(text: str) -> float:
-    """`24h`, `45m`, `1h30m`, `90s`, `2d` in seconds. Raises UsageError where it is no such time."""
+    """Return a duration such as `24h`, `45m`, `1h30m`, `90s` or `2d` in seconds. Raise UsageError if it is invalid."""
     if not text or not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", text):
-        raise UsageError(f"rackproof_soak_duration {text!r}: write a time such as 24h, 45m, 1h30m or 2d")
+        raise UsageError(f"rackproof_soak_duration {text!r}: write a duration such as 24h, 45m, 1h30m or 2d")
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     return float(sum(int(count) * units[unit] for count, unit in re.findall(r"(\d+)([dhms])", text)))
 
 
 def _check_manifest(plan: Plan) -> None:
-    """Raise UsageError if the manifest and the inventory were not ordered together."""
+    """Raise UsageError if the manifest and the inventory differ in the number of GPUs of a host."""
     listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):
@@ -273,9 +275,11 @@ def _check_manifest(plan: Plan) -> None:
 
 def _check_gangs(plan: Plan, minimum: int) -> None:
     for gang, members in plan.gangs().items():
-        if len(members) < max(minimum, 2):
+        needed = max(minimum, 2)
+        if len(members) < needed:
+            hosts = "host" if len(members) == 1 else "hosts"
             raise UsageError(
-                f"gang {gang} has {len(members)} host ({', '.join(members)}) where {max(minimum, 2)} are needed: "
+                f"gang {gang} has {len(members)} {hosts} ({', '.join(members)}), {needed} are needed: "
                 "set rackproof_gang to `all` to launch across racks, or to `none` to leave the multi-host stage out"
             )
 

@@ -24,23 +24,23 @@ from schemas.plans import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What the operator asks for beside the inventory."""
+    """The options of the operator, in addition to the inventory."""
 
     profile: str | None = None
-    """None: the inventory's rackproof_profile, else standard."""
+    """None: rackproof_profile of the inventory, or else `standard`."""
     budget: str | None = None
-    """Seconds per host; None: the inventory's rackproof_budget_s, else the whole profile."""
+    """Seconds per host. None: rackproof_budget_s of the inventory, or else the whole profile."""
     history: Path | None = None
-    """Directory of earlier runs; None: the parent of `run_dir`."""
+    """Directory of earlier runs. None: the parent of `run_dir`."""
     run_dir: Path | None = None
-    """Directory of the run; None: the plan is only printed."""
+    """Directory of the run. None: the plan is only printed."""
 
 
 def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime) -> Plan:
     """Return the plan of a run of these hosts.
 
     Raises:
-        UsageError: a variable, a file that the inventory names, or an option is wrong.
+        UsageError: a variable, a file named in the inventory, or an option is invalid.
     """
     first = next(iter(hosts.values()))
     profile = read_profile(request.profile or str(first.get("rackproof_profile", "standard")))

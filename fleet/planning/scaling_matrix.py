@@ -1,4 +1,4 @@
-"""The study in a profile -> its cells."""
+"""Expand the matrix of a scaling study into its cells."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from schemas.errors import UsageError
 from schemas.studies import MOST_CELLS, WORKLOAD, Cell, Study
 
 AXES = ("hosts", "gpus", "cpus", "precision", "batch_size", "epochs")
-"""The last one runs fastest."""
+"""In the order of the cells: the last axis varies fastest."""
 NOT_WITH_A_STUDY = {
-    "rackproof_epochs": "its matrix has epochs",
-    "rackproof_batch_size": "its matrix has batch sizes",
-    "rackproof_validation_only": "it is a training",
+    "rackproof_epochs": "its matrix sets the epochs",
+    "rackproof_batch_size": "its matrix sets the batch sizes",
+    "rackproof_validation_only": "it runs training",
 }
 
 
 def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
-    """The study that a profile asks for; None where it asks for none.
+    """Return the study of a profile, or None if it has none.
 
     Raises:
-        UsageError: it has other stages or benchmarks than a study's, more cells than there is room for, a limit in money without
-            a price, or the operator chose what its matrix chooses.
+        UsageError: the profile has other stages or benchmarks, the matrix has more than MOST_CELLS cells, a cost limit has no
+            price, or an inventory variable sets something that the matrix sets.
     """
-    asked = profile.get("study")
-    if not asked:
+    study = profile.get("study")
+    if not study:
         return None
     where = f"profile {profile['name']}"
-    ran = [f"{stage}: {', '.join(sorted(content['benchmarks']))}" for stage, content in profile["stages"].items()]
-    if ran != [f"gang: {WORKLOAD}"]:
+    stages = [f"{stage}: {', '.join(sorted(content['benchmarks']))}" for stage, content in profile["stages"].items()]
+    if stages != [f"gang: {WORKLOAD}"]:
         raise UsageError(
-            f"{where} has a study and runs {'; '.join(ran)}: a study has the stage gang with the benchmark {WORKLOAD} alone"
+            f"{where} has a study and runs {'; '.join(stages)}: a study has only the stage gang "
+            f"with the benchmark {WORKLOAD}"
         )
     if profile.get("may_choose", False):
-        raise UsageError(
-            f"{where}: may_choose: true: a study runs every cell that there is room for; take the line out"
-        )
+        raise UsageError(f"{where}: may_choose: true: a study runs all of its cells; remove the line")
     for name, why in NOT_WITH_A_STUDY.items():
         if variables.get(name):
-            raise UsageError(f"{name} is {variables[name]!r} and {where} is a study: {why}; leave the variable out")
-    price, stop = asked.get("price", {}), asked.get("stop", {})
+            raise UsageError(f"{name} is {variables[name]!r}, but {where} is a study: {why}; remove the variable")
+    price, stop = study.get("price", {}), study.get("stop", {})
     if "cost" in stop and not price:
         raise UsageError(
-            f"{where}: study.stop.cost is {stop['cost']:g} and no price is given: add study.price.per_host_hour, or stop by hours"
+            f"{where}: study.stop.cost is {stop['cost']:g}, but there is no price: "
+            "add study.price.per_host_hour, or use study.stop.hours"
         )
-    lists = _lists(asked["matrix"], settings(WORKLOAD, profile["stages"]["gang"]["benchmarks"][WORKLOAD]))
-    # Counted before they are made: a slip of the hand is soon millions of cells.
-    largest = max(math.prod(map(len, block)) for block in lists)
-    cells = _cells(lists) if largest <= MOST_CELLS else ()
+    blocks = _axis_values(study["matrix"], settings(WORKLOAD, profile["stages"]["gang"]["benchmarks"][WORKLOAD]))
+    # Count the cells before building them: a typing error can give millions.
+    largest = max(math.prod(map(len, block)) for block in blocks)
+    cells = _cells(blocks) if largest <= MOST_CELLS else ()
     if (count := max(len(cells), largest)) > MOST_CELLS:
         raise UsageError(
-            f"{where}: the matrix has {count} cells, {MOST_CELLS} at most: shorten its lists, or make two studies of it"
+            f"{where}: the matrix has {count} cells; the maximum is {MOST_CELLS}: shorten its lists, or split it into two studies"
         )
     return Study(
         cells=cells,
@@ -66,21 +66,21 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
     )
 
 
-def _lists(matrix: list[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[list[list[Any]]]:
-    """Block by block and axis by axis, what is written there, each value once; `2.0`, an integer to the schema, as 2."""
-    others = {"hosts": 1, "cpus": 0, **chosen}
+def _axis_values(matrix: list[Mapping[str, Any]], workload: Mapping[str, Any]) -> list[list[list[Any]]]:
+    """Return the distinct values of each axis of each block. `2.0`, an integer according to the schema, becomes 2."""
+    defaults = {"hosts": 1, "cpus": 0, **workload}
 
-    def of(block: Mapping[str, Any], axis: str) -> list[Any]:
-        values = dict.fromkeys(block.get(axis, [others.get(axis)]))
+    def values_of(block: Mapping[str, Any], axis: str) -> list[Any]:
+        values = dict.fromkeys(block.get(axis, [defaults.get(axis)]))
         return [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
 
-    return [[of(block, axis) for axis in AXES] for block in matrix]
+    return [[values_of(block, axis) for axis in AXES] for block in matrix]
 
 
-def _cells(lists: list[list[list[Any]]]) -> tuple[Cell, ...]:
+def _cells(blocks: list[list[list[Any]]]) -> tuple[Cell, ...]:
     """Return every combination of each block, in order and without duplicates."""
-    result: dict[Cell, None] = {}
-    for block in lists:
+    cells: dict[Cell, None] = {}
+    for block in blocks:
         for values in itertools.product(*block):
-            result[Cell(**dict(zip(AXES, values, strict=True)))] = None
-    return tuple(result)
+            cells[Cell(**dict(zip(AXES, values, strict=True)))] = None
+    return tuple(cells)

@@ -1,8 +1,8 @@
-"""Select the tests of a profile that fit a time budget, by risk × coverage ÷ cost. Pure: same history, same selection.
+"""Select the tests of a profile that fit a time budget, by risk × coverage ÷ cost. Equal histories give equal selections.
 
-`risk` of a benchmark is how often it failed on these hosts, and grows with the time since it last ran. `coverage` is the kinds
-of parts that it exercises; each kind counts less the more often the tests selected before it exercise it. `cost` is how long
-it took when it ran. The approach is that of SuperBench's selector (USENIX ATC 2024); the numbers are ours.
+The risk of a benchmark is how often it failed on these hosts; it grows with the time since the last run. The coverage is the
+kinds of parts that it exercises; each kind counts less if tests that are already selected exercise it. The cost is the time
+that it took in earlier runs. The approach is that of SuperBench's selector (USENIX ATC 2024); the numbers are ours.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ START_S = 15.0
 """Time for the ranks of a stage to start and to rendezvous: 10 to 16 s on hosts with four GPUs."""
 WEEK_S = 7 * 86400.0
 """Time after which the risk of a test that has not run doubles. It grows by the same amount each further week."""
-NEVER_S = 12 * WEEK_S
-"""Age of a test that never ran, counted from the first known run."""
-UNKNOWN_S = 30.0
-"""Cost of a benchmark that is not in the catalogue."""
+NEVER_RUN_S = 12 * WEEK_S
+"""Extra age of a test that never ran, added to the time since the first known run."""
+UNKNOWN_COST_S = 30.0
+"""Seconds that a benchmark outside the catalogue is assumed to take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class PastRun:
     findings: Mapping[Key, int] = field(default_factory=dict)
     """Hosts on which a check of the test failed."""
     cost_s: Mapping[Key, float] = field(default_factory=dict)
-    """How long it took on the slowest host."""
+    """Seconds that the test took on the slowest host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class _Candidate:
         """Return the share of measurements with a finding (half a finding assumed) × the weeks since the last one."""
         return (self.findings + 0.5) / (self.measured + 1) * (1 + self.age_s / WEEK_S)
 
-    def why(self) -> str:
-        """Return the history in words."""
+    def reason(self) -> str:
+        """Return the history as text."""
         days = self.age_s / 86400
         when = f"last run {days:.0f} days ago" if self.has_run else "never run"
         findings = f"{self.findings} finding{'' if self.findings == 1 else 's'} in {self.measured} measurements"
@@ -75,7 +75,7 @@ class _Candidate:
 
 
 def select_tests(stages: Stages, history: Sequence[PastRun], *, budget_s: float, profile: str, now: str) -> Choice:
-    """Return the tests of `stages` that run within `budget_s`, in order of selection, and the others with the reason.
+    """Return the tests of `stages` that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
     Without history the cheapest come first. At least one test that hosts run alone is always selected. If even the cheapest
     exceeds the budget, `Choice.cost_s` is more than `budget_s`.
@@ -83,7 +83,7 @@ def select_tests(stages: Stages, history: Sequence[PastRun], *, budget_s: float,
     Args:
         stages: stage -> its benchmarks, in the profile's order.
         history: earlier runs, in any order.
-        budget_s: time to measure a host; the snapshots, which are always taken, do not count.
+        budget_s: seconds to measure a host. Snapshots are always taken and do not count.
         profile: profile of the run; costs measured under it take precedence over costs under other profiles.
         now: UTC, ISO 8601.
     """
@@ -107,17 +107,17 @@ def select_tests(stages: Stages, history: Sequence[PastRun], *, budget_s: float,
 def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
     runs_with_key = [run for run in past if run.measured.get(key)]
     last = runs_with_key[-1].began if runs_with_key else past[0].began if past else now
-    same = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]
-    took = same or [run.cost_s[key] for run in past if key in run.cost_s]
+    costs_s = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]
+    costs_s = costs_s or [run.cost_s[key] for run in past if key in run.cost_s]
     benchmark = BENCHMARKS.get(key[1])
     parts = tuple(benchmark.parts) if benchmark else ("the whole",)
-    default_cost_s = benchmark.cost_s if benchmark else UNKNOWN_S
+    default_cost_s = benchmark.cost_s if benchmark else UNKNOWN_COST_S
     return _Candidate(
         key=key,
-        cost_s=max(0.1, median(took)) if took else default_cost_s,
+        cost_s=max(0.1, median(costs_s)) if costs_s else default_cost_s,
         measured=sum(run.measured[key] for run in runs_with_key),
         findings=sum(run.findings.get(key, 0) for run in past),
-        age_s=max(0.0, _seconds(now) - _seconds(last)) + (0.0 if runs_with_key else NEVER_S),
+        age_s=max(0.0, _seconds(now) - _seconds(last)) + (0.0 if runs_with_key else NEVER_RUN_S),
         parts=parts if key[0] == BENCHMARK else tuple({"NVLink": "fabric"}.get(part, part) for part in parts),
         has_run=bool(runs_with_key),
     )
@@ -156,7 +156,7 @@ def _shortage(item: _Candidate, picked: Sequence[_Candidate], remaining_s: float
 
 def _item(item: _Candidate, has_history: bool, skipped: str = "") -> Chosen:
     stage, benchmark = item.key
-    why = item.why() if has_history else "no earlier run: cheapest first"
+    why = item.reason() if has_history else "no earlier run: cheapest first"
     return Chosen(
         stage=stage,
         benchmark=benchmark,
@@ -182,24 +182,24 @@ def skipped_tests(plan: Plan) -> list[str]:
 
 def status_suffix(plan: Plan) -> str:
     """Return ` (5 of 9 benchmarks chosen)` for the status line; empty if the whole profile runs."""
-    names = skipped_tests(plan)
-    if not plan.choice or not names:
+    skipped = skipped_tests(plan)
+    if not plan.choice or not skipped:
         return ""
-    return f" ({len(plan.choice.items) - len(names)} of {len(plan.choice.items)} benchmarks chosen)"
+    return f" ({len(plan.choice.items) - len(skipped)} of {len(plan.choice.items)} benchmarks chosen)"
 
 
 def selection_summary(plan: Plan) -> list[SummaryLine]:
-    """Return lines for the summary of a report: why the run was made, and what of the profile was left out."""
+    """Return summary lines of a report: the reason for the run, and the tests that were skipped."""
     lines = [SummaryLine(kind=LineKind.CAVEAT, title="Reason", text=plan.reason)] if plan.reason else []
     if plan.choice:
-        names = skipped_tests(plan)
-        kept = len(plan.choice.items) - len(names)
+        skipped = skipped_tests(plan)
+        chosen = len(plan.choice.items) - len(skipped)
         total = len(plan.choice.items)
-        text = f"{kept} of {total} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
-        values = {"chosen": kept, "total": total}
+        text = f"{chosen} of {total} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
+        values = {"chosen": chosen, "total": total}
         lines.append(SummaryLine(kind=LineKind.CAVEAT, title="Chosen", text=text, values=values))
-        if names:
-            lines.append(SummaryLine(kind=LineKind.CAVEAT, title="NOT CHOSEN, so not judged", text=", ".join(names)))
+        if skipped:
+            lines.append(SummaryLine(kind=LineKind.CAVEAT, title="NOT CHOSEN, so not judged", text=", ".join(skipped)))
     return lines
 
 

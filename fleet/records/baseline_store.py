@@ -1,7 +1,7 @@
-"""Store baselines on disk: one file per GPU, by serial, and one per host; and a snapshot of them in a run directory.
+"""Store baselines on disk, one file per GPU (by serial) and one per host, and copy them into run directories.
 
-The snapshot is made with the plan, which holds its digest. Judging the run again later uses the same baselines, whatever was
-accepted in between.
+The copy in a run directory is the snapshot. It is made with the plan, and the plan holds its digest. Judging the run again later
+uses the same baselines, even if other runs were accepted since.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from schemas.run_directory import is_run
 
 DEFAULT = Path("baselines")
 HOSTS, GPUS = "hosts", "gpus"
-COPY, INDEX = "baseline", "index.json"
+SNAPSHOT, INDEX = "baseline", "index.json"
 INDEX_SCHEMA = "rackproof.baseline_index/1"
 INDEX_BYTES = 64_000_000
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def kind_of(plan: Plan) -> str:
@@ -46,14 +46,13 @@ def kind_of(plan: Plan) -> str:
 
 
 def kind_directory(directory: Path, kind: str) -> Path:
-    """Return the directory of a kind: rehearsals and simulations are baseline apart."""
+    """Return the directory of a kind: rehearsals and simulations have subdirectories of their own."""
     return directory if kind == REAL else directory / kind
 
 
 def path_of(part: str, name: str) -> str:
-    """The file of a part within the directory of its kind; a serial that is not a plain file name is hashed."""
-    plain = bool(_PLAIN.fullmatch(name))
-    stem = name if plain else f"x-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+    """Return the file of a part, relative to the directory of its kind. A serial that is no safe file name is hashed."""
+    stem = name if _SAFE_NAME.fullmatch(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
     return f"{GPUS if part == GPU else HOSTS}/{stem}.json"
 
 
@@ -74,13 +73,13 @@ def read(directory: Path, kind: str, part: str, name: str) -> PartBaseline | Non
 
 def _checked(document: documents.Json, path: Path, kind: str, part: str, name: str) -> PartBaseline:
     baseline = part_baseline_from_json(document)
-    for what, result, wanted in (
+    for key, actual, expected in (
         ("kind", baseline.kind, kind),
         ("part", baseline.part, part),
         ("id", baseline.id, name),
     ):
-        if result != wanted:
-            raise documents.DocumentError(f"{path}: {what} {result}, expected {wanted}")
+        if actual != expected:
+            raise documents.DocumentError(f"{path}: {key} {actual}, expected {expected}")
     return baseline
 
 
@@ -96,31 +95,31 @@ def all_baselines(directory: Path, kind: str) -> Iterator[PartBaseline]:
 
 
 def of_host(directory: Path, kind: str, host: str, gpus: Iterable[Gpu] = ()) -> HostBaseline:
-    """Return the baselines of a host, of the GPUs that were in it, and of those in it now."""
+    """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs."""
     try:
         baseline = read(directory, kind, HOST, host)
-        names = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
-        parts = {name: read(directory, kind, GPU, name) for name in names if name}
+        serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
+        parts = {serial: read(directory, kind, GPU, serial) for serial in serials if serial}
     except documents.DocumentError as error:
         return HostBaseline(problem=str(error))
-    return HostBaseline(host=baseline, gpus={name: part for name, part in parts.items() if part})
+    return HostBaseline(host=baseline, gpus={serial: part for serial, part in parts.items() if part})
 
 
-# --- the copy in a run directory
+# The snapshot in a run directory
 
 
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
     """Copy the baselines of these hosts into the run directory and return the plan's reference to them.
 
-    Without a run directory nothing is copied.
+    Without a run directory, nothing is copied.
 
     Raises:
-        UsageError: there is no such directory, or a file in it is invalid.
+        UsageError: the directory has no baseline of this kind, or a file in it is invalid.
     """
     home = kind_directory(directory, kind)
     if not home.is_dir():
         raise UsageError(
-            f"rackproof_baseline {directory}: no baseline of kind {kind}, seen from {Path.cwd()}: accept a run first "
+            f"rackproof_baseline {directory}: no baseline of kind {kind} (current directory: {Path.cwd()}): accept a run first "
             f"(rackproof baseline accept RUN --baseline {directory}), or give the absolute path of an existing baseline"
         )
     files: dict[str, bytes] = {}
@@ -130,23 +129,23 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
             continue  # the judge reports hosts without a baseline
         files[path_of(HOST, host)] = content
         baseline = _parsed(content, home / path_of(HOST, host))
-        for name in map(identity, baseline.gpus):
-            gpu = _content(home / path_of(GPU, name)) if name else None
-            if gpu is not None:
-                files[path_of(GPU, name)] = gpu
+        for serial in map(identity, baseline.gpus):
+            gpu_content = _content(home / path_of(GPU, serial)) if serial else None
+            if gpu_content is not None:
+                files[path_of(GPU, serial)] = gpu_content
     index = {"schema": INDEX_SCHEMA, "kind": kind, "files": {name: _digest(files[name]) for name in sorted(files)}}
     text = json.dumps(index, indent=1) + "\n"
     if run_dir is not None:
         for name, content in files.items():
-            documents.write_text(run_dir / COPY / name, content.decode(), durable=False)
-        documents.write_text(run_dir / COPY / INDEX, text)
+            documents.write_text(run_dir / SNAPSHOT / name, content.decode(), durable=False)
+        documents.write_text(run_dir / SNAPSHOT / INDEX, text)
     return PlannedBaseline(directory=str(directory), digest=_digest(text.encode()))
 
 
 def planned_baseline(
     name: object, rehearsal: bool, hosts: Iterable[str], run_dir: Path | None
 ) -> PlannedBaseline | None:
-    """Return the plan's reference to the baseline that the inventory names; a resumed run keeps its snapshot.
+    """Return the plan's reference to the baseline that the inventory names, or None. A resumed run keeps its snapshot.
 
     Raises:
         UsageError: as for `snapshot_baseline`.
@@ -154,9 +153,9 @@ def planned_baseline(
     if not name:
         return None
     directory = Path(str(name))
-    copied = run_dir / COPY / INDEX if run_dir else None
-    if run_dir and copied and copied.exists() and is_run(run_dir):
-        return PlannedBaseline(directory=str(directory), digest=_digest(_content(copied) or b""))
+    index = run_dir / SNAPSHOT / INDEX if run_dir else None
+    if run_dir and index and index.exists() and is_run(run_dir):
+        return PlannedBaseline(directory=str(directory), digest=_digest(_content(index) or b""))
     return snapshot_baseline(directory, REHEARSAL if rehearsal else REAL, hosts, run_dir)
 
 
@@ -188,51 +187,52 @@ def _digest(content: bytes) -> str:
 
 
 class Snapshot:
-    """The snapshot of the baselines in a run directory, as the plan refers to it."""
+    """Read the snapshot of the baselines in a run directory. It must have the digest that is in the plan."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
-        self._home = run_dir / COPY
+        self._home = run_dir / SNAPSHOT
         self._kind = kind_of(plan)
-        self._files: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        """Path within the snapshot -> SHA-256."""
         self._problem = ""
         if plan.baseline is not None:
-            self._open(plan.baseline)
+            self._read_index(plan.baseline)
 
-    def _open(self, planned: PlannedBaseline) -> None:
+    def _read_index(self, planned: PlannedBaseline) -> None:
         path = self._home / INDEX
         try:
             index = documents.read(path, "baseline_index", max_bytes=INDEX_BYTES)
             if _digest(path.read_bytes()) != planned.digest or index["kind"] != self._kind:
                 raise documents.DocumentError("not the snapshot that the plan refers to")
-            self._files = index["files"]
+            self._digests = index["files"]
         except (documents.DocumentError, OSError) as error:
             reason = str(error).replace(f"{path}: ", "")
-            self._problem = f"the run's snapshot of the baseline is invalid: {COPY}/{INDEX}: {reason}"
+            self._problem = f"the run's snapshot of the baseline is invalid: {SNAPSHOT}/{INDEX}: {reason}"
 
     def of_host(self, host: str, gpus: Iterable[Gpu]) -> HostBaseline:
-        """Return the baselines of a host, of the GPUs that were in it, and of those in it now."""
+        """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs."""
         if self._problem:
             return HostBaseline(problem=self._problem)
         try:
             baseline = self._read(HOST, host)
-            names = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
-            parts = {name: self._read(GPU, name) for name in names if name}
+            serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
+            parts = {serial: self._read(GPU, serial) for serial in serials if serial}
         except documents.DocumentError as error:
             return HostBaseline(problem=f"the run's snapshot of the baseline is invalid: {error}")
-        return HostBaseline(host=baseline, gpus={name: part for name, part in parts.items() if part})
+        return HostBaseline(host=baseline, gpus={serial: part for serial, part in parts.items() if part})
 
     def _read(self, part: str, name: str) -> PartBaseline | None:
         file = path_of(part, name)
-        if file not in self._files:
+        if file not in self._digests:
             return None
         path = self._home / file
         try:
             content = _content(path)
         except UsageError as error:
             raise documents.DocumentError(str(error)) from None
-        if content is None or _digest(content) != self._files[file]:
+        if content is None or _digest(content) != self._digests[file]:
             raise documents.DocumentError(
-                f"{COPY}/{file}: {'missing' if content is None else 'changed since the plan'}"
+                f"{SNAPSHOT}/{file}: {'missing' if content is None else 'changed since the plan'}"
             )
         document = documents.parse(content, source=str(path))
         documents.validate(document, "baseline", source=str(path))

@@ -1,8 +1,8 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A record is accepted if its checksum is right, its run id and nonce are those of this run, and its host is in the plan. It
-replaces another record only if it extends it, or if the operator chooses the attempt. A damaged record is rejected; a record of
-another run is moved to `quarantine/`.
+A record is accepted if its checksum matches, its run id and nonce are those of this run, and its host is in the plan. It
+replaces an earlier record only if it extends that record, or if the operator chooses the attempt. A damaged record is rejected.
+A record of another run is written to `quarantine/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST, LAST = "first", "last"
 
 @dataclass(kw_only=True)
 class Outcome:
-    """The result of a collection; records are listed by their path in the run directory."""
+    """The result of a collection. Records are listed by their path in the run directory."""
 
     added: list[str] = field(default_factory=list)
     """Records that are new or were extended."""
@@ -35,7 +35,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     """Why records were rejected or quarantined."""
     missing: list[str] = field(default_factory=list)
-    """Records that the plan expects and that are still missing."""
+    """Records that the plan expects and the run directory lacks."""
 
 
 class Collection:
@@ -43,7 +43,7 @@ class Collection:
 
     Args:
         directory, plan: run directory and its plan.
-        attempt: which record of a host to use if it began twice: FIRST, LAST, or None for neither.
+        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject both.
     """
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:
@@ -51,20 +51,20 @@ class Collection:
         self._outcome = Outcome()
 
     def add(self, frames: Iterable[FramedRecord]) -> Outcome:
-        """Write each record to its place; of records that extend each other the latest is used."""
-        chosen: dict[str, list[tuple[Record, FramedRecord]]] = {}
+        """Write each record to its path. Of records that extend each other, the latest is used."""
+        accepted: dict[str, list[tuple[Record, FramedRecord]]] = {}
         for item in dict.fromkeys(frames):
             try:
                 record = self._checked(item)
             except documents.DocumentError as error:
                 self._note("rejected", item, str(error))
                 continue
-            if why := self._foreign(record, item):
-                self._quarantine(item, why)
+            if reason := self._foreign_reason(record, item):
+                self._quarantine(item, reason)
                 continue
-            chosen.setdefault(record_name(record.host, record.gang), []).append((record, item))
-        for path, records in chosen.items():
-            self._put(path, records)
+            accepted.setdefault(record_name(record.host, record.gang), []).append((record, item))
+        for path, records in accepted.items():
+            self._write_record(path, records)
         self._outcome.missing = [path for path in self._expected() if not (self._directory / path).exists()]
         return self._outcome
 
@@ -73,18 +73,18 @@ class Collection:
         document = documents.parse(item.text, source=item.source)
         documents.validate(document, "record", source=item.source)
         record = record_from_json(document, source=item.source)
-        for what, actual, framed in (
+        for key, actual, framed in (
             ("run", record.run_id, item.run_id),
             ("host", record.host, item.host),
             ("gang", record.gang, item.gang),
         ):
             if actual != framed:
                 raise documents.DocumentError(
-                    f"{item.source}: the record is of {what} {actual or 'none'}, its frame says {framed or 'none'}"
+                    f"{item.source}: the record is of {key} {actual or 'none'}, its frame says {framed or 'none'}"
                 )
         return record
 
-    def _foreign(self, record: Record, item: FramedRecord) -> str:
+    def _foreign_reason(self, record: Record, item: FramedRecord) -> str:
         """Return why a record does not belong to this run, or an empty string."""
         plan = self._plan
         if record.run_id != plan.run_id:
@@ -102,40 +102,40 @@ class Collection:
             return f"{item.source}: the plan has host {record.host} in gang {gang or 'none'}, not {record.gang}"
         return ""
 
-    def _put(self, path: str, records: list[tuple[Record, FramedRecord]]) -> None:
-        """Write the record to use, out of the collected ones and the present one."""
-        present = self._present(path)
-        attempts = _attempts([*([present] if present else []), *records])
+    def _write_record(self, path: str, records: list[tuple[Record, FramedRecord]]) -> None:
+        """Choose among the collected records and the one in the run directory, and write the chosen one."""
+        existing = self._existing_record(path)
+        attempts = _attempts([*([existing] if existing else []), *records])
         if len(attempts) > 1 and not self._attempt:
             source = records[0][1].source
             self._note(
                 "rejected",
                 records[0][1],
-                f"{source}: {path}: {_why_several(attempts)}: choose one with --attempt first or --attempt last",
+                f"{source}: {path}: {_describe_attempts(attempts)}: choose one with --attempt first or --attempt last",
             )
             return
         chosen = attempts[0 if self._attempt == FIRST else -1]
         _, item = chosen[-1]
-        if present and item.text == present[1].text:
+        if existing and item.text == existing[1].text:
             self._outcome.unchanged.append(path)
             return
-        if not any(pair is present for pair in chosen):
-            self._keep(path)
+        if not any(pair is existing for pair in chosen):
+            self._quarantine_existing(path)
         documents.write_text(self._directory / path, item.text.decode())
         self._outcome.added.append(path)
         self._journal("added", item, "")
 
-    def _keep(self, path: str) -> None:
-        """Copy the present file to quarantine before it is replaced."""
+    def _quarantine_existing(self, path: str) -> None:
+        """Copy the existing file to quarantine before it is replaced."""
         try:
             text = documents.read_bytes(self._directory / path)
         except documents.DocumentError:
-            return  # no file, or a link, whose target is not touched
+            return  # there is no file, or it is a link, whose target stays untouched
         gang, host = Path(path).parent.name if path.startswith(f"{GANGS}/") else "", Path(path).stem
         item = FramedRecord(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
         self._journal("replaced", item, f"kept as {self._write_quarantine(item)}")
 
-    def _present(self, path: str) -> tuple[Record, FramedRecord] | None:
+    def _existing_record(self, path: str) -> tuple[Record, FramedRecord] | None:
         """Return the record in the run directory; None if there is none, or if the report would reject it."""
         if not (self._directory / path).exists():
             return None
@@ -150,8 +150,8 @@ class Collection:
             run_id=record.run_id, host=record.host, gang=record.gang, node="", text=text, source=str(path)
         )
 
-    def _quarantine(self, item: FramedRecord, why: str) -> None:
-        self._note("quarantined", item, f"{why}; moved to {self._write_quarantine(item)}")
+    def _quarantine(self, item: FramedRecord, reason: str) -> None:
+        self._note("quarantined", item, f"{reason}; moved to {self._write_quarantine(item)}")
 
     def _write_quarantine(self, item: FramedRecord) -> str:
         """Write a record into quarantine; return its path in the run directory."""
@@ -179,15 +179,15 @@ class Collection:
             file.write(json.dumps(event) + "\n")
 
     def _expected(self) -> Iterator[str]:
-        together = any(stage.name == GANG for stage in self._plan.stages)
+        has_gang_stage = any(stage.name == GANG for stage in self._plan.stages)
         for host in self._plan.hosts:
             yield record_name(host.name)
-            if host.gang and together:
+            if host.gang and has_gang_stage:
                 yield record_name(host.name, host.gang)
 
 
 def _attempts(records: Iterable[tuple[Record, FramedRecord]]) -> list[list[tuple[Record, FramedRecord]]]:
-    """Group records by attempt, in order of time: within a group each record extends the one before it."""
+    """Group records by attempt, oldest first. Within a group, each record extends the one before it."""
     attempts: list[list[tuple[Record, FramedRecord]]] = []
     for pair in sorted(records, key=lambda pair: (pair[0].began, pair[0].ended)):
         if attempts and _extends(attempts[-1][-1][0], pair[0]):
@@ -210,11 +210,12 @@ def _extends(old: Record, new: Record) -> bool:
     )
 
 
-def _why_several(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]) -> str:
-    begun = sorted({attempt[0][0].began for attempt in attempts})
-    if len(begun) > 1:
-        return f"the host began {len(begun)} times ({', '.join(begun)}), for example because its pod was replaced"
+def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]) -> str:
+    """Return why a host has several attempts."""
+    start_times = sorted({attempt[0][0].began for attempt in attempts})
+    if len(start_times) > 1:
+        return f"the host began {len(start_times)} times ({', '.join(start_times)}), for example because its pod was replaced"
     return (
-        f"{len(attempts)} records began at {begun[0]}, but the later one lacks or changes data of the earlier one: "
+        f"{len(attempts)} records began at {start_times[0]}, but the later one lacks or changes data of the earlier one: "
         "a host never does that; another process may have written it under its name"
     )

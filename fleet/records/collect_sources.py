@@ -16,9 +16,9 @@ from schemas.run_directory import GANGS, HOSTS
 STANDARD_INPUT = "-"
 RECORDS = ("record.json", f"{HOSTS}/*.json", f"{GANGS}/*.json", f"{GANGS}/*/*.json")
 """Paths of records on a host and in a run directory."""
-MOST_FILES = 200_000
-LINE_BYTES = 1 << 20
-"""Longer lines of a log hold no record."""
+MAX_FILES = 200_000
+MAX_LINE_BYTES = 1 << 20
+"""Longer lines of a log contain no record."""
 
 
 def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
@@ -52,21 +52,21 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
         for name in sorted(names):
             path = Path(parent) / name
             count += 1
-            if count > MOST_FILES:
+            if count > MAX_FILES:
                 return framed, [
                     *problems,
-                    f"{directory}: more than {MOST_FILES} files: give the directory of the run alone",
+                    f"{directory}: more than {MAX_FILES} files: give the directory of the run alone",
                 ]
             if path.is_symlink() or not path.is_file():
                 continue
             if path.suffix == ".json" and any(path.match(pattern) for pattern in RECORDS):
-                records, wrong = _record(path)
+                records, record_problems = _record(path)
             elif path.suffix == ".log":
-                records, wrong = read_source(str(path))
+                records, record_problems = read_source(str(path))
             else:
                 continue
             framed += records
-            problems += wrong
+            problems += record_problems
     return framed, problems
 
 
@@ -82,13 +82,13 @@ def _record(path: Path) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _lines(descriptor: int) -> Iterator[str]:
-    """Yield the lines of a log, whatever bytes it holds; an overlong line is split."""
+    """Yield the lines of a log. Invalid UTF-8 is replaced, and overlong lines are split."""
     rest = b""
-    while more := os.read(descriptor, 1 << 20):
-        *lines, rest = (rest + more).split(b"\n")
+    while chunk := os.read(descriptor, 1 << 20):
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line.decode("utf-8", errors="replace")
-        if len(rest) > LINE_BYTES:
+        if len(rest) > MAX_LINE_BYTES:
             yield rest.decode("utf-8", errors="replace")
             rest = b""
     if rest:

@@ -1,4 +1,4 @@
-"""The comparable state of a host: built from the evidence of a run, or from an accepted record. Pure."""
+"""Build the comparable state of a host from the evidence of a run, or from its baseline."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SERIALS = {
     "storage.disk.serial": "disk",
 }
 """Reading -> kind of the part whose serial it reports."""
-LONGEST = 512
-"""Characters of a serial."""
+MAX_SERIAL_LENGTH = 512
+"""Longer serials are cut to this many characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class HostState:
     parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
-    """Serial of the GPU, or empty for the host's own -> its figures."""
+    """Serial of a GPU, or an empty string for the host -> its figures."""
     has_record: bool = True
 
 
@@ -55,7 +55,7 @@ def host_state(evidence: Evidence) -> HostState:
         if item.name in SERIALS and item.status == MEASURED and str(item.value).strip():
             kind = SERIALS[item.name]
             parts[(kind, item.scope)] = InstalledPart(
-                kind=kind, slot=item.scope, serial=str(item.value).strip()[:LONGEST]
+                kind=kind, slot=item.scope, serial=str(item.value).strip()[:MAX_SERIAL_LENGTH]
             )
         if is_kept(item):
             serial, within = owner(gpus, item.scope)
@@ -66,10 +66,10 @@ def host_state(evidence: Evidence) -> HostState:
     )
 
 
-def _figure(observation: Observation, within: str, run_id: str, before: Figure | None) -> Figure:
+def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
     value = float(observation.value) if isinstance(observation.value, int | float) else 0.0
-    if before and "phase" in observation.params and READINGS.get(observation.name) == 1:
-        value = max(value, before.level.value)
+    if earlier and "phase" in observation.params and READINGS.get(observation.name) == 1:
+        value = max(value, earlier.level.value)
     stage = "" if "phase" in observation.params else observation.stage
     level = level_of(observation.name, observation.unit, stage, within, settings(observation), {run_id: value})
     return Figure(level=replace(level, precision=precision(observation.samples)), scope=observation.scope)
@@ -89,7 +89,7 @@ def accepted_state(baseline: HostBaseline | None) -> HostState:
 
 
 def merge_states(states: Sequence[HostState]) -> HostState:
-    """Merge several runs of one host: figures are combined over all runs, the rest is that of the last run."""
+    """Merge several runs of one host: figures are combined over all runs, the rest comes from the last run."""
     recorded = [state for state in states if state.has_record]
     if len(recorded) < 2:
         return recorded[0] if recorded else HostState(has_record=False)
@@ -101,8 +101,8 @@ def merge_states(states: Sequence[HostState]) -> HostState:
     return replace(
         recorded[-1],
         figures={
-            serial: {key: _merge_figures(figures) for key, figures in of_part.items()}
-            for serial, of_part in by_part.items()
+            serial: {key: _merge_figures(figures) for key, figures in part_figures.items()}
+            for serial, part_figures in by_part.items()
         },
     )
 
@@ -112,7 +112,7 @@ def _merge_figures(figures: Sequence[Figure]) -> Figure:
 
 
 def merge_levels(levels: Sequence[Level]) -> Level:
-    """Merge the same figure of several runs into one level."""
+    """Merge the levels of one figure from several runs."""
     last = levels[-1]
     values: dict[str, float] = {}
     for level in levels:

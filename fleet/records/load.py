@@ -1,4 +1,4 @@
-"""Read a run directory on the control node: plan, evidence, events. Invalid files are set aside and named."""
+"""Read a run directory on the control node: plan, evidence and events. Invalid files are listed and otherwise ignored."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from schemas.stages import GANG
 
 PLAN_BYTES = 64_000_000
 JOURNAL_BYTES = 64_000_000
-MAX_KEPT = 16
-"""Hosts of a run up to which the evidence stays in memory once it was read."""
+MAX_CACHED_HOSTS = 16
+"""The evidence of a run with more hosts is not kept in memory."""
 FETCH_AGAIN = "resume the run, or collect it again"
-"""What to do about a missing record without another explanation."""
+"""Advice for a missing record that no event explains."""
 
 
 class RecordReader:
-    """Reads the records of a run directory."""
+    """Read the records of a run directory."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class RecordReader:
         *,
         only_gangs: bool = False,
     ) -> None:
-        """Prepare to read.
+        """Create a reader.
 
         Args:
             directory: the run directory.
-            plan: the run's plan.
-            events: host -> what happened to it.
-            journal_problems: why the journal was rejected, which concerns every host.
-            users: host -> who uses it.
-            only_gangs: read the gang records alone.
+            plan: the plan of the run.
+            events: host -> failures that the playbooks recorded for it.
+            journal_problems: why lines of the playbooks' journal were rejected. They may concern any host.
+            users: host -> the user or job that occupies its GPUs.
+            only_gangs: read only the gang records.
         """
         self._directory, self.plan, self._events = directory, plan, events
         self._journal_problems, self.only_gangs = journal_problems, only_gangs
@@ -60,10 +60,10 @@ class RecordReader:
         self._baseline = Snapshot(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
         self.checked: dict[str, bytes] = {}
-        """Path of each record that was accepted -> digest of its bytes: unchanged bytes are not checked again."""
+        """Path of a valid record -> digest of its bytes. Unchanged bytes are not validated again."""
 
     def read(self, name: str) -> tuple[Evidence, list[Quarantined]]:
-        """Return what a host left behind, and its files that were rejected."""
+        """Return the evidence of a host, and its rejected files."""
         host = self.plan.host(name)
         records, problems, quarantined = [], [], []
         for gang in (*([] if self.only_gangs else [""]), *([host.gang] if host.gang else [])):
@@ -79,15 +79,20 @@ class RecordReader:
         if problems and host.name not in self._events and not self.plan.simulated:
             problems[-1] += f"; {FETCH_AGAIN}"
         problems += self._events.get(host.name, [])
-        problems += [f"the journal was rejected: {why}" for why in self._journal_problems]
+        problems += [f"the journal was rejected: {problem}" for problem in self._journal_problems]
         user = self._users.get(host.name, "")
         evidence = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
-        # The accepted record of a host belongs to its evidence: the judge reads no files.
+        # The baseline belongs to the evidence, because the judge reads no files.
         baseline = self._baseline.of_host(host.name, evidence.gpus()) if self._baseline else None
         return replace(evidence, baseline=baseline) if baseline else evidence, quarantined
 
     def _record(self, path: str, host: str, gang: str) -> Record:
-        """Return the record at `path`. Raises FileNotFoundError; DocumentError if it is invalid or of another host or run."""
+        """Return the record at `path`.
+
+        Raises:
+            FileNotFoundError: there is no record.
+            DocumentError: it is invalid, or of another host or run.
+        """
         file, plan = self._directory / path, self.plan
         if not file.exists() and not file.is_symlink():
             raise FileNotFoundError(path)
@@ -97,20 +102,20 @@ class RecordReader:
             record = self._parse(path, documents.read_bytes(file))
         except documents.DocumentError as error:
             raise documents.DocumentError(str(error).replace(f"{self._directory}/", "")) from None
-        for what, actual, wanted in (
+        for key, actual, expected in (
             ("run", record.run_id, plan.run_id),
             ("nonce", record.nonce, plan.nonce),
             ("host", record.host, host),
             ("gang", record.gang, gang),
             ("simulated", record.simulated and "yes", plan.simulated and "yes"),
         ):
-            if actual != wanted:
-                other = ": it is of another run" if what in ("run", "nonce") else ""
-                raise documents.DocumentError(f"{path}: {what} {actual or 'none'}, expected {wanted or 'none'}{other}")
+            if actual != expected:
+                note = ": it is of another run" if key in ("run", "nonce") else ""
+                raise documents.DocumentError(f"{path}: {key} {actual or 'none'}, expected {expected or 'none'}{note}")
         return record
 
     def _parse(self, path: str, text: bytes) -> Record:
-        """Return the record in `text`. Raises DocumentError if it is invalid."""
+        """Return the record in `text`. Raise DocumentError if it is invalid."""
         digest = hashlib.blake2b(text, digest_size=16).digest()
         record = self._reader.record(text, is_checked=self.checked.get(path) == digest)
         if record is not None:
@@ -122,12 +127,12 @@ class RecordReader:
 
 
 class RunEvidence(Mapping[str, Evidence]):
-    """The evidence of each host of a run. It is read when it is asked for: that of a large fleet does not fit into memory."""
+    """The evidence of each host of a run, read on access: the evidence of a large fleet does not fit into memory."""
 
     def __init__(self, reader: RecordReader) -> None:
         self.reader = reader
-        is_kept = reader.only_gangs or len(reader.plan.hosts) <= MAX_KEPT
-        self._kept: dict[str, tuple[Evidence, list[Quarantined]]] | None = {} if is_kept else None
+        is_cached = reader.only_gangs or len(reader.plan.hosts) <= MAX_CACHED_HOSTS
+        self._cache: dict[str, tuple[Evidence, list[Quarantined]]] | None = {} if is_cached else None
 
     def __getitem__(self, host: str) -> Evidence:
         return self.read(host)[0]
@@ -139,37 +144,37 @@ class RunEvidence(Mapping[str, Evidence]):
         return len(self.reader.plan.hosts)
 
     def read(self, name: str) -> tuple[Evidence, list[Quarantined]]:
-        """Return what a host left behind, and its files that were rejected."""
-        if self._kept is None:
+        """Return the evidence of a host, and its rejected files."""
+        if self._cache is None:
             return self.reader.read(name)
-        if name not in self._kept:
-            self._kept[name] = self.reader.read(name)
-        return self._kept[name]
+        if name not in self._cache:
+            self._cache[name] = self.reader.read(name)
+        return self._cache[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that a run left on the control node."""
+    """The content of a run directory."""
 
     directory: Path
     plan: Plan
     evidence: RunEvidence
     events: dict[str, list[str]]
     rejected: tuple[Quarantined, ...]
-    """Rejected files that are no record of a planned host: the journal, and records of other hosts."""
+    """Rejected files other than records of planned hosts: the journal, and records of unplanned hosts."""
 
     @cached_property
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """Return all rejected files. Reads every record."""
+        """Return all rejected files. This reads every record."""
         return (*self.rejected, *(item for host in self.evidence for item in self.evidence.read(host)[1]))
 
 
-def without_plan(directory: Path, error: documents.DocumentError) -> str:
-    """Return what to do if the plan of a run directory is missing or cannot be read."""
+def plan_advice(directory: Path, error: documents.DocumentError) -> str:
+    """Return what the operator can do if the plan of a run directory is missing or unreadable."""
     if isinstance(error.__cause__, PermissionError):
         return "read the run as the user who made it, or have that user make it readable"
     if is_run(directory):
-        return "it is damaged, or of another version of Rackproof: read the run with the version that wrote it"
+        return "it is damaged or was written by another version of Rackproof: use the version that wrote it"
     if runs := sorted(_runs(directory)):
         return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
     near = documents.nearest(directory.name, _runs(directory.parent))
@@ -186,26 +191,26 @@ def refuse_no_run(directory: Path) -> None:
     try:
         documents.read_bytes(RunDirectory(directory).plan, max_bytes=PLAN_BYTES)
     except documents.DocumentError as error:
-        raise RunError(f"{error}: {without_plan(directory, error)}") from None
+        raise RunError(f"{error}: {plan_advice(directory, error)}") from None
 
 
 def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
-    """Return the run in `directory`; its records are read when they are asked for.
+    """Return the run in `directory`. Its records are read on access.
 
     Args:
         directory: the run directory.
-        alone: read the hosts' own records too, not only their gang records.
-        study: accept a scaling study, which is not judged.
+        alone: read the host records too, not only the gang records.
+        study: accept a scaling study, which has no verdicts.
 
     Raises:
-        RunError: there is no plan, so it is not known what is missing; or it is a study.
+        RunError: the plan is missing or invalid, or the run is a study and `study` is false.
     """
     try:
         plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
-        raise RunError(f"{error}: {without_plan(directory, error)}") from None
-    if why := _invalid(plan):
-        raise RunError(f"{RunDirectory(directory).plan}: {why}: make the plan anew")
+        raise RunError(f"{error}: {plan_advice(directory, error)}") from None
+    if reason := _invalid_reason(plan):
+        raise RunError(f"{RunDirectory(directory).plan}: {reason}: write the plan again")
     if plan.study and not study:
         raise RunError(f"run {plan.run_id} is a scaling study, which is not judged: use rackproof scaling {directory}")
     journal: list[Quarantined] = []
@@ -220,17 +225,17 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     )
 
 
-def _invalid(plan: Plan) -> str:
-    """Return why a plan of a valid schema cannot have been made from an inventory; empty if it can."""
+def _invalid_reason(plan: Plan) -> str:
+    """Return why a plan that fits the schema is invalid nevertheless, or an empty string."""
     stages = {stage.name: stage for stage in plan.stages}
-    if twice := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
-        return f"duplicate host {twice[0]}"
+    if duplicates := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
+        return f"duplicate host {duplicates[0]}"
     if unknown := sorted({item.stage for item in plan.expected} - stages.keys()):
         return f"it expects figures of an unknown stage {unknown[0]!a}"
     if any(host.gang for host in plan.hosts) and GANG not in stages:
         return f"it has gangs, but no stage {GANG}"
-    if GANG in stages and (strange := sorted(stages[GANG].benchmarks.keys() - BENCHMARKS.keys())):
-        return f"unknown benchmark {strange[0]!a}"
+    if GANG in stages and (unknown := sorted(stages[GANG].benchmarks.keys() - BENCHMARKS.keys())):
+        return f"unknown benchmark {unknown[0]!a}"
     for item in plan.expected:
         benchmark = item.name.split(".")[0]
         if item.scope == "peers" and type(_rounds(benchmark, stages[item.stage])) is not int:
@@ -253,9 +258,9 @@ def _unplanned(directory: Path, plan: Plan) -> list[Quarantined]:
 
 
 def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return what happened to each host according to the playbooks' journal, and who uses the hosts that are in use.
+    """Return the failures of each host in the playbooks' journal, and the users of the hosts that are in use.
 
-    An event is void once the host has completed the same play.
+    A failure no longer counts once the host has completed the same play. Invalid lines are added to `quarantined`.
     """
     path = RunDirectory(directory).events
     try:
@@ -278,7 +283,7 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, 
         else:
             message = f"{event['what']} at {event['play']}: {event['task']}: {with_remedy(event['message'])}"
             messages = by_play.setdefault(event["play"], {}).setdefault(event["host"], {})
-            # A resumed run may fail in the same way again.
+            # A dictionary, because a resumed run may fail again with the same message.
             messages[message] = event["message"] if event.get("in_use") else ""
     by_host: dict[str, list[str]] = defaultdict(list)
     users: dict[str, str] = {}

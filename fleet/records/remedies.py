@@ -7,12 +7,12 @@ import re
 REMEDIES = (
     (
         r"No matching distribution found for",
-        "rackproof_wheelhouse or the package index has none for this host's Python: docs/air-gapped.md says how to gather them; "
-        "where the host brings torch, set rackproof_system_torch",
+        "rackproof_wheelhouse or the package index has no wheel for this host's Python: docs/air-gapped.md describes how to "
+        "collect them; if torch is installed on the host, set rackproof_system_torch",
     ),
     (
         r"Permission denied \((publickey|password|keyboard|gssapi|hostbased)",
-        "the host does not take this account with this key: set ansible_user and ansible_ssh_private_key_file; try them by ssh",
+        "the host refuses this account and key: set ansible_user and ansible_ssh_private_key_file, and try them with ssh",
     ),
     (
         r"Host key verification failed",
@@ -24,23 +24,23 @@ REMEDIES = (
     ),
     (
         r"Missing sudo password|Incorrect sudo password|sudo: a password is required",
-        "start it with --ask-become-pass (make acceptance ARGS=--ask-become-pass), or give the account sudo without a password",
+        "use --ask-become-pass (make acceptance ARGS=--ask-become-pass), or allow the account sudo without a password",
     ),
     (
         r"is not in the sudoers file",
-        "let the account use sudo on the host, or set ansible_user to one that may",
+        "allow the account sudo on the host, or set ansible_user to an account with sudo",
     ),
     (
         r"python[\d.]*'?: (not found|No such file or directory)|module interpreter .* was not found",
-        "the host has no such Python: install python3 there, or name the one that it has by ansible_python_interpreter "
-        "and rackproof_python",
+        "this Python is not on the host: install python3, or set ansible_python_interpreter and rackproof_python to an "
+        "installed one",
     ),
 )
 
 
 def with_remedy(message: str) -> str:
-    """Return the message with its remedy, if there is one."""
-    for words, remedy in REMEDIES:
-        if re.search(words, message):
+    """Return the message, followed by a remedy if one is known."""
+    for pattern, remedy in REMEDIES:
+        if re.search(pattern, message):
             return f"{message.rstrip('.')}: {remedy}"
     return message

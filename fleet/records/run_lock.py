@@ -1,7 +1,7 @@
 """Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
-The tasks of a playbook are short-lived processes, so `lock.json` names the one that lasts: ansible-playbook. The lock is void
-as soon as that process has exited, which its own machine knows exactly. No cleanup is needed after `kill -9`.
+The tasks of a playbook are short-lived processes, so `lock.json` names the process of ansible-playbook. The lock is void as soon
+as that process has exited; this can be checked on the same machine only. No cleanup is needed after `kill -9`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from schemas.locks import Claim, born, claim, claim_from_json, exclusive, read_l
 from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
 
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
-"""How documents.write_text names a file that is still being written."""
-_MOST_RUNNING = 200
+"""Name of a file that documents.write_text is still writing."""
+_MAX_RUNNING = 200
 
 
 def acquire(directory: Path, *, take_over: bool = False) -> str:
@@ -65,7 +65,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
 
 
 def release(directory: Path, outcome: str) -> None:
-    """Unlock the run if this process's playbook or an exited one holds it, and record the decision in the journal."""
+    """Unlock the run and record `outcome` in the journal, unless another running playbook holds the lock."""
     with contextlib.suppress(PermissionError):
         if not RunDirectory(directory).lock.exists():
             return
@@ -124,7 +124,7 @@ def _refuse(directory: Path, owner: Claim, take_over: bool) -> None:
 def _running(directory: Path) -> tuple[str, ...]:
     """Return the other runs of the same parent directory that are or may be in progress."""
     others = (holder(path.parent) for path in sorted(directory.parent.glob(f"*/{LOCK}")) if path.parent != directory)
-    return tuple(other.run_id for other in others if other and other.lives() is not False)[:_MOST_RUNNING]
+    return tuple(other.run_id for other in others if other and other.lives() is not False)[:_MAX_RUNNING]
 
 
 def playbook() -> int:

@@ -1,4 +1,4 @@
-"""The versions that a host reported: software of its ranks, and every component that its collectors name."""
+"""List the versions that a host reported: the software of its ranks, and the components that its collectors report."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 
 _VERSIONS = re.compile(r"[._](version|firmware|model|release|part_number)$")
-"""Ends of the names that are listed whether or not a criterion compares them over the fleet."""
+"""Observations with these suffixes are listed even if no criterion compares them over the fleet."""
 
 
 def versions(
     evidence: Evidence, criteria: Iterable[Criterion], observations: ObservationIndex | None = None
 ) -> dict[str, str]:
-    """Return component -> version; `NAME[SCOPE]` if it differs within the host: `gpu.vbios_version[gpu=3]`.
+    """Return component -> version. If the version differs within the host, the key has the scope: `gpu.vbios_version[gpu=3]`.
 
     Args:
-        evidence: what the host left behind.
-        criteria: those that judge it; what one of them compares over the fleet is among the components.
-        observations: the index of the evidence, if the caller has one.
+        evidence: the evidence of the host.
+        criteria: the criteria that judge the host; observations that they compare over the fleet are listed too.
+        observations: index of the evidence, if the caller has one.
     """
     compared = [item for item in criteria if item.same_as_fleet is not None]
     index = observations or ObservationIndex(evidence)
@@ -31,17 +31,19 @@ def versions(
     for observation in (item for name in version_names(index, compared) for item in index[name]):
         if observation.status == MEASURED and _is_version(observation, compared):
             by_name.setdefault(observation.name, {})[observation.scope] = _text(observation)
-    result = evidence.software()
+    by_component = evidence.software()
     for name, values in by_name.items():
-        alike = len(set(values.values())) == 1
-        result |= (
-            {name: next(iter(values.values()))} if alike else {f"{name}[{at}]": text for at, text in values.items()}
+        is_uniform = len(set(values.values())) == 1
+        by_component |= (
+            {name: next(iter(values.values()))}
+            if is_uniform
+            else {f"{name}[{scope}]": version for scope, version in values.items()}
         )
-    return result
+    return by_component
 
 
 def version_names(names: Iterable[str], compared: Sequence[Criterion]) -> list[str]:
-    """Return those of the names that are listed if their observations are texts, or match a criterion."""
+    """Return the names whose observations may be versions."""
     return [name for name in names if _may_be_version(name, compared)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.records import run_lock
-from fleet.records.load import PLAN_BYTES, without_plan
+from fleet.records.load import PLAN_BYTES, plan_advice
 from fleet.watch.exporters import Exporters, StageReport
 from fleet.watch.findings import LiveFindings, LiveJudge, ReportSummary, read_report
 from fleet.watch.progress import (
@@ -55,7 +55,7 @@ class Watcher:
         try:
             self._plan: Plan = plan_from_json(documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES))
         except documents.DocumentError as error:
-            raise RunError(f"{error}: {without_plan(run_dir, error)}") from None
+            raise RunError(f"{error}: {plan_advice(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
         self._run_progress = RunProgress(
             [stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts)

@@ -150,7 +150,8 @@ def test_yaml_error_names_its_line(tmp_path: Path, text: str, message: str) -> N
 def test_missing_file_is_reported_with_directory_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UsageError, match=rf"rackproof_manifest none\.csv: No such file or directory in {tmp_path}: give the whole"
+        UsageError,
+        match=rf"rackproof_manifest none\.csv: No such file or directory in {tmp_path}: give an absolute path",
     ):
         read_manifest("none.csv", HOSTS)
 

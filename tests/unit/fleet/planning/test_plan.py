@@ -109,7 +109,7 @@ def test_gpu_count_and_devices_must_agree() -> None:
 
 
 def test_rack_with_one_host_where_two_are_needed_is_named() -> None:
-    with pytest.raises(UsageError, match=r"gang r1 has 1 host \(h1\) where 2 are needed"):
+    with pytest.raises(UsageError, match=r"gang r1 has 1 host \(h1\), 2 are needed"):
         builders.plan("h1")
     assert builders.plan("h1", rackproof_gang="none").gangs() == {}
 

@@ -112,7 +112,7 @@ def test_so_many_hosts_as_the_inventory_says_make_a_gang() -> None:
     three = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=1, rackproof_gang_minimum=3)
     assert made(three).gangs() == {"r1": ("h1", "h2", "h3")}
     del three["h3"]
-    with pytest.raises(UsageError, match=r"gang r1 has 2 host \(h1, h2\) where 3 are needed"):
+    with pytest.raises(UsageError, match=r"gang r1 has 2 hosts \(h1, h2\), 3 are needed"):
         made(three)
 
 
@@ -179,7 +179,7 @@ def test_duration_accepts_days_hours_minutes_and_seconds(text: str, result: floa
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1h30", "-1h", "1.5h", "30m1h", "1h ", "1H", "1h\n"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="write a time such as 24h"):
+    with pytest.raises(UsageError, match="write a duration such as 24h"):
         seconds(text)
 
 
@@ -194,7 +194,7 @@ def test_a_soak_lasts_as_long_as_was_chosen_or_as_its_profile_says(chosen: str |
 
 @pytest.mark.parametrize("chosen", ["0s", "31d1s", "32d"])
 def test_a_soak_of_no_time_or_of_more_than_a_month_is_refused(chosen: str) -> None:
-    with pytest.raises(UsageError, match=f"rackproof_soak_duration {chosen}: give more than nothing, and 31 d at most"):
+    with pytest.raises(UsageError, match=f"rackproof_soak_duration {chosen}: give more than 0 and at most 31 d"):
         builders.plan(profile="soak", rackproof_soak_duration=chosen)
 
 
@@ -204,7 +204,7 @@ def test_a_soak_of_no_time_or_of_more_than_a_month_is_refused(chosen: str) -> No
 def test_a_profile_may_lie_anywhere_and_end_in_either_way(tmp_path: Path) -> None:
     for name in ("mine.yml", "mine.yaml"):
         assert read_profile(str(profile_with(tmp_path, "benchmarks: {gemm: {}}", name)))["name"] == "mine"
-    with pytest.raises(UsageError, match=r"profile .*other\.yaml: no such file: give its whole path"):
+    with pytest.raises(UsageError, match=r"profile .*other\.yaml: no such file: give the path"):
         read_profile(str(tmp_path / "other.yaml"))
 
 

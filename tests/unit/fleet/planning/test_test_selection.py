@@ -166,7 +166,7 @@ def test_history_is_read_from_the_reports_of_these_hosts(earlier: Path) -> None:
     assert first.measured[(BENCHMARK, "gemm")] == 1
     assert [*history(earlier, {"elsewhere"}, rehearsal=False)] == []
     assert [*history(earlier, {"h1"}, rehearsal=True)] == []
-    assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, but=earlier / "first")} == {"second"}
+    assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, excluded=earlier / "first")} == {"second"}
 
 
 def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
@@ -242,7 +242,12 @@ def test_resumed_run_keeps_its_selection(earlier: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "message"),
-    [("soon", "'soon': give seconds"), ("0", "more than 0"), ("5", "5 s is too small"), ("nan", "give seconds")],
+    [
+        ("soon", "'soon': give a number of seconds"),
+        ("0", "greater than 0"),
+        ("5", "5 s is too small"),
+        ("nan", "give a number of seconds"),
+    ],
 )
 def test_invalid_budget_is_refused(budget: str, message: str) -> None:
     done = plan_of("--budget", budget)

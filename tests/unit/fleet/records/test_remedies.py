@@ -12,11 +12,11 @@ from fleet.records.remedies import with_remedy
     [
         (
             "root@10.77.0.11: Permission denied (publickey).",
-            "(publickey): the host does not take this account with this key",
+            "(publickey): the host refuses this account and key",
         ),
-        ("Task failed: Missing sudo password", "sudo password: start it with --ask-become-pass"),
-        ("/bin/sh: 1: /usr/bin/python3: not found", "not found: the host has no such Python"),
-        ("/opt/conda/bin/python: No such file or directory", "directory: the host has no such Python"),
+        ("Task failed: Missing sudo password", "sudo password: use --ask-become-pass"),
+        ("/bin/sh: 1: /usr/bin/python3: not found", "not found: this Python is not on the host"),
+        ("/opt/conda/bin/python: No such file or directory", "directory: this Python is not on the host"),
         ("ERROR: No matching distribution found for pyyaml<7,>=6.0", "docs/air-gapped.md"),
         ("ssh: connect to host h1 port 22: Connection refused", "refused: check that ssh reaches the host"),
         (

@@ -110,8 +110,11 @@ def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
         ({"matrix": [{"gpus": [1], "cpu": [1]}]}, "unknown cpu (did you mean cpus?)"),
         ({"matrix": [{"gpus": [1], "precision": ["bf61"]}]}, "'bf61' is not one of fp32, bf16 (did you mean bf16?)"),
         ({"matrix": [{"gpus": [1], "batch_size": ["64"]}]}, "batch_size.0: '64' is not of type 'integer'"),
-        ({"matrix": [{"gpus": [1, 2], "batch_size": list(range(1, 52))}]}, "the matrix has 102 cells, 100 at most"),
-        ({"stop": {"cost": 50}}, "study.stop.cost is 50 and no price is given: add study.price.per_host_hour"),
+        (
+            {"matrix": [{"gpus": [1, 2], "batch_size": list(range(1, 52))}]},
+            "the matrix has 102 cells; the maximum is 100",
+        ),
+        ({"stop": {"cost": 50}}, "study.stop.cost is 50, but there is no price: add study.price.per_host_hour"),
         ({"price": {"per_host_hour": -1}}, "study.price.per_host_hour: -1 is less than or equal to the minimum of 0"),
         ({"price": {"per_host_hour": 1, "currency": "<b>"}}, "study.price.currency"),
         (
@@ -124,7 +127,7 @@ def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
                     {"gpus": list(range(1, 129)), "batch_size": list(range(1, 9999)), "epochs": list(range(1, 9999))}
                 ]
             },
-            "the matrix has 12794880512 cells, 100 at most",
+            "the matrix has 12794880512 cells; the maximum is 100",
         ),
     ],
 )
@@ -137,7 +140,7 @@ def test_a_wrong_study_is_named(tmp_path: Path, over: dict[str, Any], said: str)
 def test_matrix_settings_cannot_be_overridden(tmp_path: Path) -> None:
     for name, value in {"rackproof_epochs": 3, "rackproof_batch_size": 64, "rackproof_validation_only": True}.items():
         with pytest.raises(
-            UsageError, match=rf"{name} is {value} and profile scaling is a study: .*; leave the variable out"
+            UsageError, match=rf"{name} is {value}, but profile scaling is a study: .*; remove the variable"
         ):
             planned(PROFILES / "scaling.yml", **{name: value})
 
@@ -145,7 +148,7 @@ def test_matrix_settings_cannot_be_overridden(tmp_path: Path) -> None:
 def test_other_benchmarks_do_not_go_with_a_study(tmp_path: Path) -> None:
     stages = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"training": {}, "scaling": {}}}}
     with pytest.raises(
-        UsageError, match="runs gang: scaling, training: a study has the stage gang with the benchmark scaling alone"
+        UsageError, match="runs gang: scaling, training: a study has only the stage gang with the benchmark scaling"
     ):
         study(tmp_path, profile={**PROFILE, "stages": stages})
     stages["gang"]["benchmarks"] = {"scaling": {"precision": "fp23"}}
