@@ -14,7 +14,7 @@ from fleet.records.load import load
 from fleet.report import formats, one_host
 from fleet.report.judge_run import EXIT_CODES, judge_run
 from fleet.report.tables.summary_text import render_summary
-from fleet.signature.signing import outdated
+from fleet.signature.signing import warn_if_changed
 from schemas import documents, quick
 from schemas.errors import writing
 from schemas.records import to_json
@@ -47,7 +47,7 @@ def call(options: argparse.Namespace) -> int:
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     document = to_json(report)
-    documents.validate(document, "report", source="our own report")
+    documents.validate(document, "report", source="generated report")
     text = quick.text(document)
     paths = RunDirectory(options.run_dir)
     with writing(options.run_dir):
@@ -55,26 +55,26 @@ def call(options: argparse.Namespace) -> int:
         formats.write_formats(options.run_dir, formats.Source(report=report, run=run, flags=flags))
         run_lock.release(options.run_dir, report.decision)
     if options.json:
-        outcome = {
+        summary = {
             "decision": report.decision,
             "rehearsal": report.rehearsal,
             "simulated": report.simulated,
             "acceptance": document["acceptance"],
         }
-        print(json.dumps(outcome))
+        print(json.dumps(summary))
     else:
         print(render_summary(report))
         print(f"report: {paths.page}")
-    if note := outdated(options.run_dir):
+    if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]
 
 
 def _note_in_progress(run_dir: Path) -> None:
-    """Note that the run is not finished, so that its report is not taken for the final one."""
+    """Print a note if the run is in progress, because its report is not final."""
     if owner := run_lock.active_holder(run_dir):
         print(
             f"rackproof: note: the run is still in progress, locked by {owner.who()} since {owner.since}: this report covers "
-            "what was measured so far; the run writes its report again when it finishes",
+            "the measurements so far; the run writes its report again when it finishes",
             file=sys.stderr,
         )

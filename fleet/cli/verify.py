@@ -15,9 +15,9 @@ from fleet.signature import signing
 
 MOST_LINES = 20
 RESULTS = {
-    signing.HOLDS: "the signature holds",
-    signing.BROKEN: "the signature DOES NOT HOLD",
-    signing.UNSURE: "the signature holds, but judging again could not confirm the report",
+    signing.VALID: "the signature holds",
+    signing.CHANGED: "the signature DOES NOT HOLD",
+    signing.UNCONFIRMED: "the signature holds, but judging again could not confirm the report",
 }
 
 

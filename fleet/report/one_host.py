@@ -39,7 +39,7 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         )
     report = report_on_host(run, packs, options.host)
     document = json.loads(json.dumps(to_json(report)))
-    documents.validate(document, "report", source="our own report")
+    documents.validate(document, "report", source="generated report")
     if options.json:
         print(json.dumps(document, indent=1))  # noqa: T201
         return report.decision

@@ -1,1 +1,1 @@
-"""A run signed by the person who stands for it: its files hashed into SHA256SUMS, and that signed with their SSH key."""
+"""Sign a run and verify it: SHA256SUMS has the checksums of its files, and an SSH key signs SHA256SUMS."""

@@ -27,23 +27,23 @@ class Rejudged:
 
     report: FleetReport
     differences: tuple[str, ...]
-    """One line per difference of report.json; empty if it matches the records exactly."""
+    """One line per difference from report.json; empty if report.json matches the records exactly."""
 
 
 Judge = Callable[[Path, Sequence[str], Sequence[str]], FleetReport]
-"""Run directory, additional packs and additional waivers -> report, as `rackproof report` computes it."""
+"""A function of run directory, additional packs and additional waivers; returns the report as `rackproof report` computes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Packs and waivers beside those of the plan, as given on the command line."""
+    """Packs and waivers from the command line, in addition to those of the plan."""
 
     criteria: tuple[str, ...] = ()
     waivers: tuple[str, ...] = ()
 
 
 def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
-    """Judge the run again and compare with its report.json. Raise RunError if report or plan is missing."""
+    """Judge the run again and compare the result with its report.json. Raise RunError if report or plan is missing."""
     try:
         document: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
@@ -53,7 +53,7 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
 
 
 def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Describe where a report.json differs from the records: decisions, else verdicts, else other fields."""
+    """Describe how a report.json differs from the records: decisions and verdicts, or else other fields."""
     if lines := verdict_differences(document, report):
         return lines
     current: Mapping[str, Any] = json.loads(json.dumps(to_json(report)))
@@ -62,22 +62,22 @@ def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
 
 
 def verdict_differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Describe where the decisions, of the fleet and of each host, and the verdicts of a report.json differ."""
+    """Describe each difference in the decisions on the fleet and its hosts, and in the verdicts."""
     lines = [_difference("decision", document["decision"], report.decision)]
-    before = {host["name"]: host["decision"] for host in document["hosts"]}
-    after = {host.name: host.decision for host in report.hosts}
-    lines += [_difference(host, before.get(host), after.get(host)) for host in {**before, **after}]
+    reported = {host["name"]: host["decision"] for host in document["hosts"]}
+    judged = {host.name: host.decision for host in report.hosts}
+    lines += [_difference(host, reported.get(host), judged.get(host)) for host in {**reported, **judged}]
     lines += map(str, changed_verdicts(document, report))
     return [line for line in lines if line]
 
 
-def _difference(what: str, reported: str | None, judged: str | None) -> str:
+def _difference(name: str, reported: str | None, judged: str | None) -> str:
     if reported == judged:
         return ""
-    return f"{what}: {reported or 'missing'} in report.json, {judged or 'missing'} from the records"
+    return f"{name}: {reported or 'missing'} in report.json, {judged or 'missing'} from the records"
 
 
-def digests(run_dir: Path, rules: Rules) -> dict[str, str]:
+def rule_digests(run_dir: Path, rules: Rules) -> dict[str, str]:
     """Return the SHA-256 of every pack and waiver file that may judge the run, by pack name or path.
 
     Raises:

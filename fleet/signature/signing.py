@@ -15,32 +15,32 @@ from fleet.records import run_lock
 from fleet.report.formats import FORMATS
 from fleet.report.formatting import clean, status
 from fleet.signature import ssh, views
-from fleet.signature.rejudged import Judge, Rules, digests, judge_again
+from fleet.signature.rejudged import Judge, Rules, judge_again, rule_digests
 from fleet.signature.sums import (
-    LEFT_OUT,
-    MOST_BYTES,
+    MAX_SUMS_BYTES,
     SIGNATURE,
     STATEMENT,
     SUMS,
-    as_text,
+    UNSIGNED_FILES,
     digest,
     files,
-    from_text,
+    format_sums,
+    hash_files,
+    parse_sums,
     read,
-    sums,
 )
 from schemas import VERSION, documents
 from schemas.errors import HeldError, RunError, UsageError
 from schemas.reports import FleetReport
 
 SCHEMA = "rackproof.signed/1"
-HOLDS, BROKEN, UNSURE = 0, 1, 2
+VALID, CHANGED, UNCONFIRMED = 0, 1, 2
 """Exit codes of `verify`: unchanged and confirmed; changed; unchanged, but the judgement cannot be repeated here."""
-_SHOWN = 5
+_MAX_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class Verification:
     """The result of a verification."""
 
     code: int
@@ -52,14 +52,14 @@ class Verified:
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
-    """Sign the run after judging it and rendering its views again, so that the signed report matches the records.
+    """Judge the run, render its report again and, if everything matches the files, sign them.
 
     Returns:
         The report, the number of files with a checksum, and notes on files that could not be rendered again.
 
     Raises:
-        RunError: there is no report, it or a view of it does not match the records, a file changed meanwhile, or the key
-            cannot be used.
+        RunError: there is no report, the report or a file rendered from it does not match the records, a file changed
+            meanwhile, or the key cannot be used.
         HeldError: the run is in progress.
     """
     owner = run_lock.holder(run_dir)
@@ -67,35 +67,35 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
         raise HeldError(
             f"{run_dir}: run locked by {owner.who()} since {owner.since}: sign it after its report is written"
         )
-    before = sums(run_dir)  # first, so that exactly the judged files are signed
+    before = hash_files(run_dir)  # first, so that exactly the judged files are signed
     rejudged = judge_again(run_dir, rules, judge)
     if rejudged.differences:
         raise RunError(
             f"{run_dir}: report.json does not match the records under these criteria and waivers: "
-            f"{rejudged.differences[0]}{_more(rejudged.differences)}: run rackproof report {run_dir}, read it, then sign"
+            f"{rejudged.differences[0]}{_more(rejudged.differences)}: run rackproof report {run_dir}, check the report, then sign"
         )
     compared = views.compare_views(run_dir, rejudged.report, before)
     if compared.differ:
         raise RunError(
             f"{run_dir}: {', '.join(compared.differ)}: does not match report.json: run "
-            f"{' '.join(['rackproof report', str(run_dir), *_flags(compared)])}, read it, then sign"
+            f"{' '.join(['rackproof report', str(run_dir), *_flags(compared)])}, check the report, then sign"
         )
     statement = _statement(run_dir, rejudged.report, rules)
     text = json.dumps(statement, ensure_ascii=False, indent=1) + "\n"
     _refuse_changed(run_dir, before)
     checksums = {**before, STATEMENT: hashlib.sha256(text.encode()).hexdigest()}
-    signed = as_text(dict(sorted(checksums.items())))
-    signature = ssh.sign(signed.encode(), key)
-    # Remove the old signature first, so that checksums and signature of two signings never lie side by side.
+    sums_text = format_sums(dict(sorted(checksums.items())))
+    signature = ssh.sign(sums_text.encode(), key)
+    # Remove the old signature first, so that the directory never has the new checksums with the old signature.
     (run_dir / SIGNATURE).unlink(missing_ok=True)
     documents.write_text(run_dir / STATEMENT, text)
-    documents.write_text(run_dir / SUMS, signed)
+    documents.write_text(run_dir / SUMS, sums_text)
     documents.write_text(run_dir / SIGNATURE, signature)
     return rejudged.report, len(checksums), _not_rendered(compared)
 
 
 def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
-    after = sums(run_dir)
+    after = hash_files(run_dir)
     if changed := sorted({path for path, _ in before.items() ^ after.items()}):
         raise RunError(
             f"{run_dir}: {clean(changed[0])}{_more(changed)} changed while the run was judged: wait until no process writes "
@@ -123,10 +123,10 @@ def _statement(run_dir: Path, report: FleetReport, rules: Rules) -> dict[str, An
         "rackproof": VERSION,
         "criteria": list(rules.criteria),
         "waivers": list(rules.waivers),
-        "packs": digests(run_dir, rules),
-        "left_out": dict(LEFT_OUT),
+        "packs": rule_digests(run_dir, rules),
+        "left_out": dict(UNSIGNED_FILES),
     }
-    documents.validate(statement, "signed", source="our own statement")
+    documents.validate(statement, "signed", source="generated statement")
     return statement
 
 
@@ -137,15 +137,15 @@ def verify(
     *,
     identity: str | None = None,
     rules: Rules | None = None,
-) -> Verified:
-    """Check that the run is unchanged, that an allowed signer signed it, and that its records give its report.
+) -> Verification:
+    """Check that the run is unchanged, that an allowed signer signed it, and that its report follows from its records.
 
     Args:
         run_dir: directory of the run.
         allowed: file of allowed signers.
         judge: judges the run again; None: only checksums and signature are checked.
         identity: the required signer; None: any allowed signer.
-        rules: used in place of those that the signer named; None: those of the signer.
+        rules: packs and waivers to use instead of those that the signer named; None: those of the signer.
 
     Raises:
         RunError: the run is not signed, or it cannot be verified here.
@@ -156,24 +156,19 @@ def verify(
     try:
         signer = str(ssh.verify(data, run_dir / SIGNATURE, allowed, identity))
     except ssh.SignatureError as error:
-        return Verified(code=BROKEN, problems=(f"signature: {error}",))
-    listed = from_text(data.decode("utf-8", errors="replace"))
-    problems = _changed(run_dir, listed)
+        return Verification(code=CHANGED, problems=(f"signature: {error}",))
+    listed = parse_sums(data.decode("utf-8", errors="replace"))
+    problems = tuple(f"{kind}: {path}" for kind, path in _changes(run_dir, listed))
     if problems:
-        return Verified(code=BROKEN, signer=signer, files=len(listed), problems=tuple(problems))
-    statement = documents.read(run_dir / STATEMENT, "signed", max_bytes=MOST_BYTES)
-    result = Verified(code=HOLDS, signer=signer, statement=statement, files=len(listed))
+        return Verification(code=CHANGED, signer=signer, files=len(listed), problems=problems)
+    statement = documents.read(run_dir / STATEMENT, "signed", max_bytes=MAX_SUMS_BYTES)
+    result = Verification(code=VALID, signer=signer, statement=statement, files=len(listed))
     signed_rules = Rules(criteria=tuple(statement["criteria"]), waivers=tuple(statement["waivers"]))
     return _with_judgement(result, run_dir, rules or signed_rules, judge, listed) if judge else result
 
 
-def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
-    """Return a line for each file that is not as it was signed."""
-    return [f"{what}: {path}" for what, path in _changes(run_dir, listed)]
-
-
 def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
-    """List the files that are missing, added or changed since signing, each with its path."""
+    """Return each change since signing: `missing`, `not signed` or `changed`, and the path."""
     changes = []
     present = set(files(run_dir))
     for path in sorted(listed.keys() | present):
@@ -190,38 +185,41 @@ def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
     return changes
 
 
-def _with_judgement(result: Verified, run_dir: Path, rules: Rules, judge: Judge, listed: Mapping[str, str]) -> Verified:
+def _with_judgement(
+    result: Verification, run_dir: Path, rules: Rules, judge: Judge, listed: Mapping[str, str]
+) -> Verification:
     """Judge the run again. A difference proves nothing if packs, waivers or Rackproof changed as well."""
     try:
-        current = digests(run_dir, rules)
+        current = rule_digests(run_dir, rules)
         rejudged = judge_again(run_dir, rules, judge)
     except UsageError as error:
-        return replace(result, code=UNSURE, notes=(f"not judged again: {error}",))
+        return replace(result, code=UNCONFIRMED, notes=(f"not judged again: {error}",))
     notes = _changed_rules(result.statement, current)
     if not rejudged.differences:
-        same = f"judged again: the records {'still ' if notes else ''}give this report"
+        same = f"judged again: the report {'still ' if notes else ''}matches the records"
         return _with_views(replace(result, notes=(*notes, same)), run_dir, rejudged.report, listed)
     if notes:
-        return replace(result, code=UNSURE, notes=(*notes, *(f"judged again: {text}" for text in rejudged.differences)))
+        differences = (f"judged again: {text}" for text in rejudged.differences)
+        return replace(result, code=UNCONFIRMED, notes=(*notes, *differences))
     problems = tuple(f"report.json does not match the records: {text}" for text in rejudged.differences)
-    return replace(result, code=BROKEN, problems=problems)
+    return replace(result, code=CHANGED, problems=problems)
 
 
-def _with_views(result: Verified, run_dir: Path, report: FleetReport, listed: Mapping[str, str]) -> Verified:
-    """Render the views again, if this is the version that wrote them."""
+def _with_views(result: Verification, run_dir: Path, report: FleetReport, listed: Mapping[str, str]) -> Verification:
+    """Render the files of the report again, if this version of Rackproof wrote them."""
     if result.statement["rackproof"] != VERSION:
         return replace(
-            result, notes=(*result.notes, "views not rendered again: another version of Rackproof wrote them")
+            result, notes=(*result.notes, "report files not rendered again: another version of Rackproof wrote them")
         )
     compared = views.compare_views(run_dir, report, listed)
     result = replace(result, notes=(*result.notes, *_not_rendered(compared)))
     problems = tuple(f"{name} does not match report.json" for name in compared.differ if not FORMATS[name].library)
     if problems:
-        return replace(result, code=BROKEN, problems=problems)
-    unsure = tuple(
-        f"{name} differs when written again: another version of {FORMATS[name].library}?" for name in compared.differ
+        return replace(result, code=CHANGED, problems=problems)
+    notes = tuple(
+        f"{name} differs when rendered again: another version of {FORMATS[name].library}?" for name in compared.differ
     )
-    return replace(result, code=UNSURE, notes=(*result.notes, *unsure)) if unsure else result
+    return replace(result, code=UNCONFIRMED, notes=(*result.notes, *notes)) if notes else result
 
 
 def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> tuple[str, ...]:
@@ -234,15 +232,18 @@ def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> 
     return tuple(notes)
 
 
-def outdated(run_dir: Path) -> str:
-    """Return a warning if the run was signed and its files changed since; else an empty string."""
+def warn_if_changed(run_dir: Path) -> str:
+    """Return a warning if files of a signed run changed since; else an empty string."""
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
-            listed = from_text(read(run_dir / SUMS).decode("utf-8", errors="replace"))
+            listed = parse_sums(read(run_dir / SUMS).decode("utf-8", errors="replace"))
             changed = [path for _, path in _changes(run_dir, listed)]
             if changed:
-                names = f"{', '.join(changed[:_SHOWN])}{_more(changed, _SHOWN)}"
-                return f"{run_dir} changed since it was signed: {names}: read it, then run rackproof sign {run_dir} --key …"
+                names = f"{', '.join(changed[:_MAX_NAMES])}{_more(changed, _MAX_NAMES)}"
+                return (
+                    f"{run_dir} changed since it was signed: {names}: check the report, then run "
+                    f"rackproof sign {run_dir} --key …"
+                )
     return ""
 
 

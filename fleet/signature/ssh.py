@@ -11,9 +11,9 @@ from pathlib import Path
 from schemas.errors import RackproofError, RunError, UsageError
 
 NAMESPACE = "rackproof"
-"""Purpose of the signature: a signature made for git or for another file is not accepted for a run."""
+"""Purpose of the signature, so that a signature made for git, for example, is not accepted for a run."""
 TIMEOUT_S = 120.0
-"""Enough to type a passphrase."""
+"""Long enough to type a passphrase."""
 _SIGNER = re.compile(r'Good "rackproof" signature for (.+) with (\S+) key (SHA256:\S+)')
 _KEY = re.compile(r"Good \"rackproof\" signature with (\S+) key (SHA256:\S+)")
 
@@ -71,7 +71,7 @@ def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) ->
     """
     if not allowed.is_file():
         raise UsageError(
-            f"--allowed-signers {allowed}: no such file: give a file whose lines hold an identity and a public key, such as "
+            f"--allowed-signers {allowed}: no such file: give a file with an identity and a public key on each line, such as "
             'alice@example.com namespaces="rackproof" ssh-ed25519 AAAA…'
         )
     done = _keygen("-Y", "find-principals", "-s", str(signature), "-f", str(allowed), data=data)
@@ -88,7 +88,7 @@ def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) ->
 
 
 def _reason_invalid(done: subprocess.CompletedProcess[str], data: bytes, signature: Path) -> str:
-    """Return whether the data or the signer is the problem."""
+    """Return why the signature is invalid: the data changed, or the signer is not allowed."""
     check = _keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature), data=data)
     if not check.returncode and (match := _KEY.search(check.stdout)):
         return f"made with key {match[1]} {match[2]}, which is not an allowed signer for this purpose and time"

@@ -1,4 +1,4 @@
-"""Read and write `SHA256SUMS`, the checksums of the files of a run in the format of `sha256sum`, and list its exceptions."""
+"""Compute, write and read `SHA256SUMS`, the checksums of the files of a run in the format of `sha256sum`."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pathlib import Path
 from schemas.errors import RunError
 
 SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
-LEFT_OUT: Mapping[str, str] = {
+UNSIGNED_FILES: Mapping[str, str] = {
     SUMS: "the sums themselves; the signature covers them",
     SIGNATURE: "the signature",
-    "lock.json": "the process that runs the run at the moment",
-    "journal.jsonl": "who began, resumed and reported the run; each report adds a line",
+    "lock.json": "the process that has locked the run; it changes while the run is in progress",
+    "journal.jsonl": "starts, resumptions and reports of the run; each report adds a line",
     "metrics": "data of the run's Prometheus, which keeps compacting it",
-    "agent": "the wheel that was installed on the hosts; every record holds its version",
-    "rma": "made from the records by rackproof rma, at any time",
-    "pages": "made from the records by rackproof report --host, at any time",
+    "agent": "the wheel that was installed on the hosts; every record has its version",
+    "rma": "written from the records by rackproof rma at any time",
+    "pages": "written from the records by rackproof report --host at any time",
 }
 """Name of a file or directory in the run directory -> why it has no checksum."""
-MOST_BYTES = 100_000_000
+MAX_SUMS_BYTES = 100_000_000
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 """Name of a temporary file of an unfinished write."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
-def sums(directory: Path) -> dict[str, str]:
-    """Return path within the run -> its SHA-256, sorted; without LEFT_OUT.
+def hash_files(directory: Path) -> dict[str, str]:
+    """Return path within the run -> its SHA-256, sorted; without UNSIGNED_FILES.
 
     Raises:
-        RunError: a file is a link or not regular, is partly written, or has a name that does not fit on one line.
+        RunError: a file is a link or not regular, is partly written, or has a name with a line break or other control character.
     """
     by_path = {}
     for path in sorted(files(directory)):
         if not path.isprintable() or "\\" in path:
-            raise RunError(f"{path!r}: a name that cannot be signed: rename or remove the file")
+            raise RunError(f"{path!r}: a file with this name cannot be signed: rename or remove it")
         if _TEMPORARY.fullmatch(Path(path).name):
             raise RunError(f"{directory / path}: temporary file of an interrupted write: remove or rename it")
         by_path[path] = digest(directory / path)
@@ -46,41 +46,41 @@ def sums(directory: Path) -> dict[str, str]:
 
 
 def files(directory: Path) -> Iterator[str]:
-    """Yield the path within the run of every file in it; without LEFT_OUT."""
-    for top in directory.iterdir():
-        if top.name not in LEFT_OUT:
-            yield from _below(top, directory)
+    """Yield the path within the run of every file in it; without UNSIGNED_FILES."""
+    for entry in directory.iterdir():
+        if entry.name not in UNSIGNED_FILES:
+            yield from _files_in(entry, directory)
 
 
-def _below(path: Path, directory: Path) -> Iterator[str]:
+def _files_in(path: Path, directory: Path) -> Iterator[str]:
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
-            yield from _below(entry, directory)
+            yield from _files_in(entry, directory)
     else:
         yield str(path.relative_to(directory))
 
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a regular file. Raise RunError if it is a link, a FIFO or cannot be read."""
-    digest = hashlib.sha256()
+    checksum = hashlib.sha256()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RunError(f"{path}: not a regular file, so it cannot be signed: remove it")
             while block := file.read(1 << 20):
-                digest.update(block)
+                checksum.update(block)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}: its checksum cannot be computed") from None
-    return digest.hexdigest()
+    return checksum.hexdigest()
 
 
-def as_text(checksums: Mapping[str, str]) -> str:
+def format_sums(checksums: Mapping[str, str]) -> str:
     """Return the checksums in the format of `sha256sum`."""
     return "".join(f"{checksum}  {path}\n" for path, checksum in checksums.items())
 
 
-def from_text(text: str) -> dict[str, str]:
+def parse_sums(text: str) -> dict[str, str]:
     """Return path -> checksum. Raise RunError if a line is invalid or a path is listed twice."""
     checksums: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -91,14 +91,14 @@ def from_text(text: str) -> dict[str, str]:
     return checksums
 
 
-def read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file of at most `most` bytes. Raise RunError."""
+def read(path: Path, max_bytes: int = MAX_SUMS_BYTES) -> bytes:
+    """Return the content of a file. Raise RunError if it is larger than `max_bytes`, is a link or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from None
-    if len(content) > most:
-        raise RunError(f"{path}: more than {most} bytes")
+    if len(content) > max_bytes:
+        raise RunError(f"{path}: more than {max_bytes} bytes")
     return content

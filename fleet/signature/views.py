@@ -17,7 +17,7 @@ class Compared:
     """The result of rendering the files again."""
 
     differ: tuple[str, ...]
-    """Files with other content."""
+    """Files whose content differs from the rendering."""
     not_rendered: Mapping[str, str]
     """File that cannot be rendered here -> why."""
 

@@ -1,4 +1,4 @@
-"""One headless Chromium a module of tests, as Debian has it, with a profile of its own and no way out."""
+"""Run Debian's headless Chromium, once per test module, with a fresh profile and without network access."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium") or "/usr/bin/chromium"
-"""The first takes half of the second's time: it has no window that nobody sees."""
-QUIET = [
+"""The first starts in half the time of the second."""
+CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-"""A test machine is root in a container, and nothing may be fetched."""
+"""Allow Chromium to run as root in a container, and prevent network requests."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser; a page of it is a fresh profile."""
+    """Start the browser. Each page has a fresh profile."""
     with sync_playwright() as playwright:
-        result = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield result
-        result.close()
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+        yield chromium
+        chromium.close()
 
 
-class Watched:
-    """A page and what must not happen in it: messages on its console, and requests beyond its own file."""
+class WatchedPage:
+    """A page whose console messages and requests are recorded."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.said: list[str] = []
-        self.fetched: list[str] = []
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("request", lambda request: self.fetched.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, file: Path, fragment: str = "") -> Page:
-        """Opens a report."""
+        """Open a report at a URL fragment and return its page."""
         self.page.goto(f"{file.as_uri()}{fragment}")
         return self.page
 
 
 @pytest.fixture
-def watched(browser: Browser) -> Iterator[Watched]:
-    """A page at 1280 × 900; at its end nothing was said and nothing but the file itself was fetched."""
+def watched(browser: Browser) -> Iterator[WatchedPage]:
+    """Return a page of 1280 × 900. After the test, it must have no console messages and no request but its own file."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    result = Watched(context.new_page())
-    yield result
+    watched_page = WatchedPage(context.new_page())
+    yield watched_page
     context.close()
-    assert result.said == []
-    assert all(url.startswith("file://") and url.partition("#")[0].endswith(".html") for url in result.fetched)
+    assert watched_page.messages == []
+    assert all(url.startswith("file://") and url.partition("#")[0].endswith(".html") for url in watched_page.requests)

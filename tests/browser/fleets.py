@@ -1,4 +1,4 @@
-"""Fleets for the browser: a small one, one of racks with faults, and one of any size as a large report has it."""
+"""Build reports for browser tests: a small fleet, racks with faults, and a large fleet of any size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RATES = ("FLOP/s", "B/s", "images/s", "tokens/s")
 
 
 def plan(racks: int, hosts: int, *, gpus: int = 8, profile: str = "standard", **variables: Any) -> Plan:
-    """Racks of so many hosts."""
+    """Return the plan of a fleet with `hosts` hosts per rack."""
     names = [f"r{rack:02}-h{host:02}" for rack in range(1, racks + 1) for host in range(1, hosts + 1)]
     inventory = builders.inventory(*names, rackproof_gpu_count=gpus, **variables)
     for name in names:
@@ -49,100 +49,104 @@ def plan(racks: int, hosts: int, *, gpus: int = 8, profile: str = "standard", **
     )
 
 
-def noisy(left: Evidence, host: str) -> Evidence:
-    """The same with rates that differ from part to part as real ones do."""
-    dice = random.Random(host)  # noqa: S311 - the same each time
+def with_noise(evidence: Evidence, host: str) -> Evidence:
+    """Return the evidence with rates that differ from part to part as real ones do."""
+    rng = random.Random(host)  # noqa: S311 - the same each time
 
-    def shaken(observation: Observation) -> Observation:
+    def add_noise(observation: Observation) -> Observation:
         if observation.name == "pairs.bandwidth":
-            return replace(observation, value=4.81e10 * (1 + dice.gauss(0, NOISE)))
+            return replace(observation, value=4.81e10 * (1 + rng.gauss(0, NOISE)))
         if observation.unit not in _RATES or not isinstance(observation.value, float):
             return observation
-        return replace(observation, value=observation.value * (1 + dice.gauss(0.004, NOISE)))
+        return replace(observation, value=observation.value * (1 + rng.gauss(0.004, NOISE)))
 
-    return builders.with_observations(builders.with_observations(left, shaken), shaken, gang=True)
-
-
-def over_time(left: Evidence, gpus: int) -> Evidence:
-    """The same with what its GPUs showed while its own stage ran; one of them could not be read in the middle."""
-    first, *rest = left.records
-    shown = trace("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
-    words = shown["gpus"]["1"]["power_w"].split()
-    shown["gpus"]["1"]["power_w"] = " ".join([*words[:10], ".", ".", *words[12:]])
-    shown["lost"] = {"1": "NVML: timed out <b>"}
-    launch = replace(first.launches[0], duration_s=60.0, timeline=Trace(**shown))
-    return replace(left, records=(replace(first, launches=(launch,)), *rest))
+    return builders.with_observations(builders.with_observations(evidence, add_noise), add_noise, gang=True)
 
 
-def slowed(left: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """One figure of one part times `factor`."""
+def with_trace(evidence: Evidence, gpus: int) -> Evidence:
+    """Return the evidence with power, temperature and clocks of the benchmark stage. Samples of one GPU are missing."""
+    first, *rest = evidence.records
+    samples = trace("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
+    powers = samples["gpus"]["1"]["power_w"].split()
+    samples["gpus"]["1"]["power_w"] = " ".join([*powers[:10], ".", ".", *powers[12:]])
+    samples["lost"] = {"1": "NVML: timed out <b>"}
+    launch = replace(first.launches[0], duration_s=60.0, timeline=Trace(**samples))
+    return replace(evidence, records=(replace(first, launches=(launch,)), *rest))
+
+
+def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
+    """Return the evidence with the rates of one part multiplied by `factor`."""
 
     def change(observation: Observation) -> Observation:
-        hit = (
+        is_affected = (
             observation.name.startswith(name)
             and f"{observation.scope},".startswith(f"{scope},")
             and isinstance(observation.value, float)
         )
         return (
             replace(observation, value=observation.value * factor)
-            if hit and observation.unit in _RATES
+            if is_affected and observation.unit in _RATES
             else observation
         )
 
-    return builders.with_observations(builders.with_observations(left, change), change, gang=True)
+    return builders.with_observations(builders.with_observations(evidence, change), change, gang=True)
 
 
-def failed(left: Evidence, text: str) -> Evidence:
-    """A benchmark that did not come to its end."""
-    first, *rest = left.records
-    rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=text)
+def with_failed_launch(evidence: Evidence, log_tail: str) -> Evidence:
+    """Return the evidence with a launch that was ended at its deadline."""
+    first, *rest = evidence.records
+    rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=log_tail)
     ended = replace(first.launches[0], outcome="deadline", reason="not finished after 600 s", ranks=(rank,))
 
-    def lost(observation: Observation) -> Observation:
+    def with_error(observation: Observation) -> Observation:
         if not observation.name.startswith(("collective.", "training.")):
             return observation
         return replace(observation, status=ERROR, value=None, reason="the launch was ended at its deadline")
 
-    gone = builders.with_observations(left, lost)
-    return replace(gone, records=(replace(gone.records[0], launches=(ended,)), *rest))
+    failed = builders.with_observations(evidence, with_error)
+    return replace(failed, records=(replace(failed.records[0], launches=(ended,)), *rest))
 
 
 def demo(racks: int = 2, hosts: int = 6, gpus: int = 8) -> FleetReport:
-    """Racks with one fault of each kind."""
-    made = plan(racks, hosts, gpus=gpus)
-    evidence = {name: over_time(noisy(left, name), gpus) for name, left in builders.evidence(made).items()}
+    """Return the report on racks with one fault of each kind."""
+    fleet_plan = plan(racks, hosts, gpus=gpus)
+    evidence = {
+        name: with_trace(with_noise(of_host, name), gpus) for name, of_host in builders.evidence(fleet_plan).items()
+    }
     names = list(evidence)
-    evidence[names[2]] = slowed(evidence[names[2]], "gpu=3", "gemm", 0.85)
-    evidence[names[2]] = slowed(evidence[names[2]], "gpu=3", "memory", 0.9)
+    evidence[names[2]] = slow_down(evidence[names[2]], "gpu=3", "gemm", 0.85)
+    evidence[names[2]] = slow_down(evidence[names[2]], "gpu=3", "memory", 0.9)
     errors = {f"gpu={index}": 3 if index == gpus - 3 else 0 for index in range(gpus)}
-    bad = builders.snapshot(range(gpus), stage="benchmark", phase="after", gpu__ecc__uncorrectable_volatile=errors)
-    evidence[names[7]] = builders.with_snapshot(evidence[names[7]], bad)
-    evidence[names[9]] = slowed(evidence[names[9]], f"gpu={gpus - 2}", "pairs", 0.55)
-    stuck = names[len(names) // 2 - 2]
-    evidence[stuck] = failed(evidence[stuck], "NCCL WARN socketProgress: Connection closed by remote peer\nkilled")
+    after = builders.snapshot(range(gpus), stage="benchmark", phase="after", gpu__ecc__uncorrectable_volatile=errors)
+    evidence[names[7]] = builders.with_snapshot(evidence[names[7]], after)
+    evidence[names[9]] = slow_down(evidence[names[9]], f"gpu={gpus - 2}", "pairs", 0.55)
+    hung = names[len(names) // 2 - 2]
+    evidence[hung] = with_failed_launch(
+        evidence[hung], "NCCL WARN socketProgress: Connection closed by remote peer\nkilled"
+    )
     evidence[names[-1]] = Evidence(problem="no record: it is missing")
     events = {names[-1]: ["unreachable at preflight: ssh: connect to host 10.0.0.24 port 22: Connection timed out"]}
-    return merge(made, evidence, read_packs([]), events=events)
+    return merge(fleet_plan, evidence, read_packs([]), events=events)
 
 
 def lab() -> FleetReport:
-    """Three small hosts, one with a slow GPU."""
-    made = plan(1, 3, gpus=2)
-    evidence = {name: noisy(left, name) for name, left in builders.evidence(made).items()}
-    evidence["r01-h02"] = slowed(evidence["r01-h02"], "gpu=1", "memory", 0.93)
-    return merge(made, evidence, read_packs([]))
+    """Return the report on three small hosts, one with a slow GPU."""
+    fleet_plan = plan(1, 3, gpus=2)
+    evidence = {name: with_noise(of_host, name) for name, of_host in builders.evidence(fleet_plan).items()}
+    evidence["r01-h02"] = slow_down(evidence["r01-h02"], "gpu=1", "memory", 0.93)
+    return merge(fleet_plan, evidence, read_packs([]))
 
 
-def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
-    """A report as a large fleet has it: no measurements, verdicts only of what does not pass, the rest summed up."""
-    dice = random.Random(hosts)  # noqa: S311 - the same each time
-    odd = {dice.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
+def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
+    """Return the report on a large fleet: no measurements, only verdicts that do not pass, and counts of the others."""
+    rng = random.Random(hosts)  # noqa: S311 - the same each time
+    decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
     verdicts: list[Verdict] = []
-    made = []
+    reports = []
     for number in range(hosts):
-        name, decision = f"r{number // 32:03}-h{number % 32:02}{word}", odd.get(number, ACCEPTED)
+        name, decision = f"r{number // 32:03}-h{number % 32:02}", decisions.get(number, ACCEPTED)
         gpus = tuple(replace(builders.gpu(name, index), serial=f"165{number:07}{index:03}") for index in range(8))
-        observed = Coverage(
+        coverage = Coverage(
             expected=900,
             measured=900 - (decision == INCOMPLETE),
             missing=0,
@@ -150,20 +154,20 @@ def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
             skipped=0,
             unsupported=0,
         )
-        made.append(
+        reports.append(
             HostReport(
                 name=name,
                 rack=name[:4],
                 decision=decision,
                 record=f"hosts/{name}.json",
-                coverage=observed,
+                coverage=coverage,
                 gpus=gpus,
                 packs=("h200-sxm",),
             )
         )
         if decision != ACCEPTED:
-            verdicts.append(_odd(name, gpus[number % 8].serial, number % 8, decision, dice, word))
-    failed_ = sum(verdict.verdict == FAIL for verdict in verdicts)
+            verdicts.append(_verdict(name, gpus[number % 8].serial, number % 8, decision, rng))
+    failed_count = sum(verdict.verdict == FAIL for verdict in verdicts)
     return FleetReport(
         run_id="20261121T040000Z",
         profile="standard",
@@ -181,13 +185,13 @@ def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
         rackproof="1.0.0",
         coverage=Coverage(
             expected=900 * hosts,
-            measured=900 * hosts - (len(verdicts) - failed_),
+            measured=900 * hosts - (len(verdicts) - failed_count),
             missing=0,
-            error=len(verdicts) - failed_,
+            error=len(verdicts) - failed_count,
             skipped=0,
             unsupported=0,
         ),
-        hosts=tuple(made),
+        hosts=tuple(reports),
         verdicts=tuple(verdicts),
         judged=_judged(hosts, [verdict for verdict in verdicts if verdict.verdict == FAIL]),
         detail=EXCEPTIONS,
@@ -195,7 +199,7 @@ def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
     )
 
 
-def _odd(host: str, serial: str, gpu: int, decision: str, dice: random.Random, word: str) -> Verdict:
+def _verdict(host: str, serial: str, gpu: int, decision: str, rng: random.Random) -> Verdict:
     common: dict[str, Any] = {"host": host, "scope": f"gpu={gpu}", "serial": serial, "stage": "benchmark"}
     if decision == INCOMPLETE:
         return Verdict(
@@ -203,9 +207,9 @@ def _odd(host: str, serial: str, gpu: int, decision: str, dice: random.Random, w
             name="collective.all_reduce.busbw",
             verdict=INCONCLUSIVE,
             criterion="plan",
-            reason=f"error: the launch was ended at its deadline{word}",
+            reason="error: the launch was ended at its deadline",
         )
-    value = 6.9e14 * dice.uniform(0.8, 0.995)
+    value = 6.9e14 * rng.uniform(0.8, 0.995)
     return Verdict(
         **common,
         name="gemm.throughput",
@@ -223,13 +227,13 @@ def _odd(host: str, serial: str, gpu: int, decision: str, dice: random.Random, w
     )
 
 
-def _judged(hosts: int, bad: list[Verdict]) -> tuple[Judged, ...]:
+def _judged(hosts: int, failures: list[Verdict]) -> tuple[Judged, ...]:
     bins = tuple(
         round(8 * hosts / 20 * weight) for weight in (0.01, 0.02, 0.1, 0.4, 1.2, 3.1, 5.2, 5.1, 3.0, 1.1, 0.5, 0.2)
     )
     far = tuple(
         Far(host=item.host, scope=item.scope, value=item.value, serial=item.serial, verdict=FAIL)
-        for item in sorted(bad, key=lambda item: float(str(item.value)))[:10]
+        for item in sorted(failures, key=lambda item: float(str(item.value)))[:10]
     )
     rows = []
     for number, (name, unit, middle) in enumerate(
@@ -261,8 +265,8 @@ def _judged(hosts: int, bad: list[Verdict]) -> tuple[Judged, ...]:
                 source="measured",
                 basis="measured",
                 action="rma",
-                passed=8 * hosts - (len(bad) if not number else 0),
-                failed=0 if number else len(bad),
+                passed=8 * hosts - (len(failures) if not number else 0),
+                failed=0 if number else len(failures),
                 spread=spread,
                 farthest=() if number else far,
             )

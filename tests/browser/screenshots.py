@@ -1,6 +1,6 @@
-"""The screenshots in docs/images, made again: `python -m tests.browser.screenshots`, or with the names of some of them.
+"""Take the screenshots in docs/images: `python -m tests.browser.screenshots [NAME …]`.
 
-The pictures are cut to a height at which a reader still sees something, and to few colours, so that none is over 250 kB.
+Height and number of colours are limited, so that no picture is larger than 250 kB.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fleet.records.load import load
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
 from tests.browser import fleets
-from tests.browser.conftest import CHROMIUM, QUIET
+from tests.browser.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 
 ROOT = Path(__file__).parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
-MOST_BYTES = 250_000
+MAX_BYTES = 250_000
 SIZES = {1280: 2600, 390: 2400}
-"""Width -> so much of the page's height."""
+"""Width of the window -> largest height of the picture, in pixels."""
 FAULTS = (
     "ecc",
     "slow_nic:r03-h02:5",
@@ -36,12 +36,12 @@ FAULTS = (
 
 
 def pages(folder: Path, names: set[str]) -> dict[str, str]:
-    """Name of the picture -> address of the report it is of."""
-    values = {}
+    """Return name of the picture -> URL of its report."""
+    urls = {}
     if "lab" in names:
-        values["lab"] = _written(folder, "lab", render_html(fleets.lab()))
+        urls["lab"] = _write_page(folder, "lab", render_html(fleets.lab()))
     if "h200" in names:
-        values["h200"] = _written(folder, "h200", _of_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
+        urls["h200"] = _write_page(folder, "h200", _render_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
     if {"demo", "host"} & names:
         run = folder / "demo"
         command = [sys.executable, str(ROOT / "rackproof"), "simulate", str(run), "--hosts", "64", "--racks", "8"]
@@ -50,38 +50,36 @@ def pages(folder: Path, names: set[str]) -> dict[str, str]:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        demo = _written(folder, "demo", _of_run(run))
-        values |= {
-            name: address for name, address in (("demo", demo), ("host", f"{demo}#host=r04-h08")) if name in names
-        }
-    return values
+        demo = _write_page(folder, "demo", _render_run(run))
+        urls |= {name: url for name, url in (("demo", demo), ("host", f"{demo}#host=r04-h08")) if name in names}
+    return urls
 
 
-def _of_run(directory: Path) -> str:
+def _render_run(directory: Path) -> str:
     run = load(directory)
     packs = read_packs(run.plan.criteria)
     return render_html(merge(run.plan, run.evidence, packs, events=run.events, quarantined=run.quarantined))
 
 
-def _written(folder: Path, name: str, html: str) -> str:
+def _write_page(folder: Path, name: str, html: str) -> str:
     path = folder / f"{name}.html"
     path.write_text(html, encoding="utf-8")
     return path.as_uri()
 
 
-def shoot(browser: Browser, address: str, width: int, path: Path) -> None:
-    """One picture, its height cut, in a palette."""
+def shoot(browser: Browser, url: str, width: int, path: Path) -> None:
+    """Take one picture, with limited height and number of colours."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
-    page.goto(address)
+    page.goto(url)
     height = min(SIZES[width], page.evaluate("document.documentElement.scrollHeight"))
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
     page.close()
-    _fewer_colours(path)
+    _reduce_colours(path)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def _fewer_colours(path: Path) -> None:
-    """Pillow comes with torchvision; without it the pictures stay as they are."""
+def _reduce_colours(path: Path) -> None:
+    """Reduce the picture to 128 colours. Without Pillow, which torchvision installs, it is not changed."""
     try:
         from PIL import Image
     except ImportError:
@@ -91,15 +89,15 @@ def _fewer_colours(path: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Makes them; 1 where one is too large."""
+    """Take the pictures. Return 1 if one is too large."""
     chosen = set(names) or {"lab", "h200", "demo", "host"}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        for name, address in pages(Path(folder), chosen).items():
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+        for name, url in pages(Path(folder), chosen).items():
             for width in SIZES:
-                shoot(browser, address, width, IMAGES / f"report-{name}-{width}.png")
+                shoot(browser, url, width, IMAGES / f"report-{name}-{width}.png")
         browser.close()
-    return int(any(path.stat().st_size > MOST_BYTES for path in IMAGES.glob("report-*.png")))
+    return int(any(path.stat().st_size > MAX_BYTES for path in IMAGES.glob("report-*.png")))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The report in a real browser: it opens, filters, leads to each host and back, prints, and fetches nothing."""
+"""Test the report page in a real browser: search, host pages, printing, accessibility, and no network requests."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from playwright.sync_api import Browser, Page
 from fleet.report.html.page import MAX_BYTES, render_html
 from schemas.reports import FleetReport
 from tests.browser import fleets
-from tests.browser.conftest import Watched
-from tests.unit.fleet.report.test_render import HOSTILE, invaded, rehearsal
+from tests.browser.conftest import WatchedPage
+from tests.unit.fleet.report.test_render import HOSTILE, rehearsal, report_with_text
 
-SCROLLS = "document.documentElement.scrollWidth > innerWidth"
-CONTRAST = """() => {
+SCROLLS_SIDEWAYS = "document.documentElement.scrollWidth > innerWidth"
+LOW_CONTRAST = """() => {
   const channel = (value) => { const c = value / 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
   const parse = (text) => { const found = /^color\\(srgb ([\\d.]+) ([\\d.]+) ([\\d.]+)(?: \\/ ([\\d.]+))?/.exec(text);
     if (found) return [...found.slice(1, 4).map((part) => part * 255), found[4] === undefined ? 1 : +found[4]];
     const parts = text.match(/[\\d.]+/g).map(Number); return [...parts.slice(0, 3), parts[3] ?? 1]; };
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const ground = (node) => { for (; node; node = node.parentElement) {
+  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const backgroundOf = (node) => { for (; node; node = node.parentElement) {
     const style = getComputedStyle(node), found = parse(style.backgroundColor);
     if (style.backgroundImage !== "none") return null;
     if (found[3] === 1) return found; if (found[3] > 0) return null; } return [255, 255, 255, 1]; };
   const worst = [];
   for (const node of document.querySelectorAll("main *, header *, nav *")) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-    if (!own || !node.checkVisibility() || node.closest("svg, .dim, option")) continue;
-    const below = ground(node); if (!below) continue;
-    const [a, b] = [light(parse(getComputedStyle(node).color)), light(below)].sort((x, y) => y - x);
+    const hasText = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+    if (!hasText || !node.checkVisibility() || node.closest("svg, .dim, option")) continue;
+    const below = backgroundOf(node); if (!below) continue;
+    const [a, b] = [luminance(parse(getComputedStyle(node).color)), luminance(below)].sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05);
     if (ratio < 4.5) worst.push(`${node.tagName}.${node.className}: ${ratio.toFixed(2)} ${node.textContent.slice(0, 30)}`);
   }
@@ -45,35 +45,35 @@ CONTRAST = """() => {
 
 @pytest.fixture(scope="module")
 def racks() -> FleetReport:
-    """Two racks of six hosts, five of them at fault."""
+    """Return the report on two racks of six hosts, five of which are faulty."""
     return fleets.demo(racks=2, hosts=6, gpus=4)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory, racks: FleetReport) -> dict[str, Path]:
-    """Reports by name."""
+    """Write the reports and return name -> path."""
     folder = tmp_path_factory.mktemp("reports")
-    made = {"racks": racks, "large": fleets.large(), "rehearsal": rehearsal()}
-    for name, report in made.items():
+    reports = {"racks": racks, "large": fleets.large(), "rehearsal": rehearsal()}
+    for name, report in reports.items():
         (folder / f"{name}.html").write_text(render_html(report), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in made}
+    return {name: folder / f"{name}.html" for name in reports}
 
 
 def hosts_listed(page: Page) -> list[str]:
     return page.locator("#list tbody th").all_inner_texts()
 
 
-def test_it_opens_with_the_decision_and_every_host(watched: Watched, files: dict[str, Path]) -> None:
+def test_page_opens_with_decision_and_all_hosts(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     assert page.locator("h1").inner_text().split() == ["FINAL", "ACCEPTANCE:", "FAIL"]
     assert page.locator("#count").inner_text() == "12 hosts"
     assert page.locator("#map a").count() == 12
     assert hosts_listed(page)[:3] == ["r01-h03", "r02-h02", "r02-h04"]
     assert not page.locator("noscript").is_visible()
-    assert not page.evaluate(SCROLLS)
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
 
 
-def test_it_filters_by_text_decision_action_and_rack(watched: Watched, files: dict[str, Path]) -> None:
+def test_list_filters_by_text_decision_action_and_rack(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     page.keyboard.press("/")
     page.keyboard.type("gemm r01")
@@ -96,21 +96,21 @@ def test_it_filters_by_text_decision_action_and_rack(watched: Watched, files: di
 
 
 def host_page(page: Page, name: str) -> str:
-    """What the page of a host says, once it is there: the address changes a moment before."""
+    """Wait for the page of a host, which appears shortly after the URL changes, and return its text."""
     page.locator("#host-page h2", has_text=name).wait_for(state="visible")
     return page.locator("#host-page").inner_text()
 
 
-def test_a_click_leads_to_the_host_and_back(watched: Watched, files: dict[str, Path]) -> None:
+def test_click_opens_the_host_page_and_back_returns(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     link = page.locator("#reasons a", has_text="r01-h03").first
     link.scroll_into_view_if_needed()
     link.click()
     assert page.url.endswith("#host=r01-h03")
     text = host_page(page, "r01-h03")
-    for said in ("r01-h03", "rejected", "GPU 3", "r01-h03-3", "Return the part (RMA)", "Margin", "Source", "measured, 4x H200",
-                 "Evidence", "hosts/r01-h03.json", "Reproduce", "--limit r01-h03"):  # fmt: skip
-        assert said in text
+    for expected in ("r01-h03", "rejected", "GPU 3", "r01-h03-3", "Return the part (RMA)", "Margin", "Source",
+                     "measured, 4x H200", "Evidence", "hosts/r01-h03.json", "Reproduce", "--limit r01-h03"):  # fmt: skip
+        assert expected in text
     assert not page.locator("#overview").is_visible()
     assert page.title().startswith("r01-h03 – FAIL")
     page.go_back()
@@ -118,7 +118,7 @@ def test_a_click_leads_to_the_host_and_back(watched: Watched, files: dict[str, P
     assert not page.locator("#host-page").is_visible()
 
 
-def test_the_keyboard_leads_to_a_host_and_back(watched: Watched, files: dict[str, Path]) -> None:
+def test_keyboard_opens_the_host_page_and_returns(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -139,41 +139,41 @@ def test_the_keyboard_leads_to_a_host_and_back(watched: Watched, files: dict[str
     page.locator("#overview").wait_for(state="visible")
 
 
-def test_deep_links(watched: Watched, files: dict[str, Path]) -> None:
+def test_url_fragments_select_host_rack_or_search(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"], "#host=r02-h02")
     assert page.locator("#host-page h2").inner_text().startswith("r02-h02")
-    for fragment, shown in (("#rack=r02", 6), ("#find=r02-h", 6), ("#host=nobody", 12)):
+    for fragment, host_count in (("#rack=r02", 6), ("#find=r02-h", 6), ("#host=unknown", 12)):
         page = watched.open(files["racks"], fragment)
         page.reload()
-        assert page.locator("#list tbody tr").count() == shown
-    assert page.locator("#announce").inner_text() == "This report has no host nobody"
+        assert page.locator("#list tbody tr").count() == host_count
+    assert page.locator("#announce").inner_text() == "This report has no host unknown"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["racks", "rehearsal"])
-def test_every_text_has_contrast(watched: Watched, files: dict[str, Path], scheme: Any, name: str) -> None:
+def test_every_text_has_enough_contrast(watched: WatchedPage, files: dict[str, Path], scheme: Any, name: str) -> None:
     watched.page.emulate_media(color_scheme=scheme)
     page = watched.open(files[name])
-    grounds = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (grounds == "rgb(246, 247, 249)") == (scheme == "light")
-    assert page.evaluate(CONTRAST) == []
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(246, 247, 249)") == (scheme == "light")
+    assert page.evaluate(LOW_CONTRAST) == []
     first = page.evaluate("data.names[0]")
     page.goto(page.url.partition("#")[0] + f"#host={first}")
     assert host_page(page, first)
-    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(LOW_CONTRAST) == []
 
 
-def test_a_narrow_screen_does_not_scroll_sideways(watched: Watched, files: dict[str, Path]) -> None:
+def test_narrow_screen_does_not_scroll_sideways(watched: WatchedPage, files: dict[str, Path]) -> None:
     watched.page.set_viewport_size({"width": 390, "height": 844})
     for name in ("racks", "large", "rehearsal"):
         page = watched.open(files[name])
-        assert not page.evaluate(SCROLLS)
+        assert not page.evaluate(SCROLLS_SIDEWAYS)
     page = watched.open(files["racks"], "#host=r01-h03")
     assert host_page(page, "r01-h03")
-    assert not page.evaluate(SCROLLS)
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
 
 
-def test_it_prints_with_the_pages_of_hosts_that_are_not_accepted(watched: Watched, files: dict[str, Path]) -> None:
+def test_print_includes_pages_of_hosts_that_are_not_accepted(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -181,7 +181,7 @@ def test_it_prints_with_the_pages_of_hosts_that_are_not_accepted(watched: Watche
     assert page.locator(".print-page").first.is_visible()
     assert not page.locator("nav.contents").is_visible()
     page.set_viewport_size({"width": 720, "height": 1000})  # A4 without its margins
-    assert not page.evaluate(SCROLLS)
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator(".print-page").count() == 0
     paper = page.pdf(format="A4")
@@ -189,25 +189,29 @@ def test_it_prints_with_the_pages_of_hosts_that_are_not_accepted(watched: Watche
     assert paper.count(b"/Type /Page") >= 6
 
 
-def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Watched, files: dict[str, Path]) -> None:
+def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(
+    watched: WatchedPage, files: dict[str, Path]
+) -> None:
     page = watched.open(files["racks"], "#host=r01-h03")
     stage = page.get_by_role("region", name="Stage benchmark over time", exact=True)
     assert stage.locator("thead th").all_inner_texts()[0] == "Part"
     pictures = stage.get_by_role("img")
-    labels = pictures.evaluate_all("all => all.map(one => one.getAttribute('aria-label')).filter(Boolean)")
+    labels = pictures.evaluate_all("all => all.map(image => image.getAttribute('aria-label')).filter(Boolean)")
     assert len(labels) == 4 * 3
     assert re.fullmatch(r"Power of GPU 0: \d+ W \(\d+ to \d+\)", labels[0])
     assert "no data for 4 s" in labels[3]
     assert all(
-        box["width"] > 200 and box["height"] > 30 for box in (result.bounding_box() for result in pictures.all()) if box
+        box["width"] > 200 and box["height"] > 30
+        for box in (picture.bounding_box() for picture in pictures.all())
+        if box
     )
     assert "samples lost: NVML: timed out <b>" in stage.inner_text()
     assert "Began: GEMM 10 s · Stress 18 s · Collectives 38 s" in stage.inner_text()
-    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(LOW_CONTRAST) == []
     page.set_viewport_size({"width": 390, "height": 900})
-    assert not page.evaluate(SCROLLS)
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
     assert page.evaluate(
-        "[...document.querySelectorAll('.trace .scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+        "[...document.querySelectorAll('.trace .scroll')].every(box => box.scrollWidth <= box.clientWidth)"
     )
     page = watched.open(files["rehearsal"])
     link = page.locator("#list tbody th a").first
@@ -216,41 +220,50 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Wa
     assert "over time" not in host_page(page, name)
 
 
-def test_who_listens_finds_landmarks_headings_and_captions(watched: Watched, files: dict[str, Path]) -> None:
+def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     for role in ("banner", "main", "navigation", "search"):
         assert page.get_by_role(role).count() == 1, role
     levels = [
-        int(result[1])
-        for result in page.locator("h1, h2, h3, h4").evaluate_all(
-            "all => all.filter(one => one.checkVisibility()).map(one => one.tagName)"
+        int(tag[1])
+        for tag in page.locator("h1, h2, h3, h4").evaluate_all(
+            "all => all.filter(heading => heading.checkVisibility()).map(heading => heading.tagName)"
         )
     ]
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert page.evaluate(
-        "[...document.querySelectorAll('table')].every(one => one.caption || one.closest('[aria-label], [aria-labelledby]'))"
+        "[...document.querySelectorAll('table')].every(item => item.caption || item.closest('[aria-label], [aria-labelledby]'))"
     )
-    assert page.evaluate("[...document.querySelectorAll('svg[role=img]')].every(one => one.getAttribute('aria-label'))")
-    assert page.evaluate("[...document.querySelectorAll('input, select')].every(one => one.labels.length)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('svg[role=img]')].every(image => image.getAttribute('aria-label'))"
+    )
+    assert page.evaluate("[...document.querySelectorAll('input, select')].every(field => field.labels.length)")
     assert page.locator("#count").get_attribute("aria-live") == "polite"
 
 
-def test_decision_and_failed_hosts_need_no_script(browser: Browser, files: dict[str, Path]) -> None:
+def test_decision_and_failed_hosts_are_shown_without_javascript(browser: Browser, files: dict[str, Path]) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{files['racks'].as_uri()}#host=r02-h02")
     text = page.locator("body").inner_text()
-    for said in ("FAIL", "Return the part (RMA)", "4 of 6 accepted", "r02-h02", "r02-h06", "no record: it is missing"):
-        assert said in text
+    for expected in (
+        "FAIL",
+        "Return the part (RMA)",
+        "4 of 6 accepted",
+        "r02-h02",
+        "r02-h06",
+        "no record: it is missing",
+    ):
+        assert expected in text
     assert not page.locator("#tools").is_visible()
     context.close()
 
 
-def test_hostile_names_stay_text(watched: Watched, tmp_path: Path) -> None:
+def test_hostile_names_are_shown_as_text(watched: WatchedPage, tmp_path: Path) -> None:
     for number, word in enumerate(HOSTILE[:4] + HOSTILE[8:11]):
         file = tmp_path / f"{number}.html"
-        file.write_text(render_html(invaded(word)), encoding="utf-8")
+        file.write_text(render_html(report_with_text(word)), encoding="utf-8")
         page = watched.open(file)
         page.evaluate("location.hash = `host=${encodeURIComponent(data.names[0])}`")
         page.wait_for_function("!document.getElementById('host-page').hidden")
@@ -260,35 +273,35 @@ def test_hostile_names_stay_text(watched: Watched, tmp_path: Path) -> None:
         page.locator("body").evaluate("location.hash = 'hosts'")
 
 
-def test_ten_thousand_hosts_fit_open_and_are_searched_at_once(watched: Watched, files: dict[str, Path]) -> None:
+def test_page_of_ten_thousand_hosts_opens_and_searches(watched: WatchedPage, files: dict[str, Path]) -> None:
     size = files["large"].stat().st_size
     assert size <= MAX_BYTES
-    before = time.perf_counter()
+    begin = time.perf_counter()
     page = watched.open(files["large"])
-    opened = time.perf_counter() - before
+    opened_s = time.perf_counter() - begin
     assert page.locator("#count").inner_text().startswith("10\u202f000 hosts")
     assert page.locator("#map .rack").count() == 313
-    took = page.evaluate(
+    search_times_ms = page.evaluate(
         """() => { const find = document.getElementById('find'), times = [];
         for (const text of ['r1', 'r123-h', '16500012340', 'rejected', 'gemm throughput', '']) {
           const begin = performance.now(); find.value = text; filter(); document.body.offsetHeight;
           times.push(performance.now() - begin); }
         return times; }"""
     )
-    reported = ", ".join(f"{each:.0f}" for each in took)
-    print(f"10 000 hosts: {size / 1e6:.2f} MB, opens in {opened:.2f} s, searches in {reported} ms")
+    times = ", ".join(f"{time_ms:.0f}" for time_ms in search_times_ms)
+    print(f"10 000 hosts: {size / 1e6:.2f} MB, opens in {opened_s:.2f} s, searches in {times} ms")
     page.locator("#find").fill("r123-h07")
     assert hosts_listed(page) == ["r123-h07"]
     page.locator("#list a").click()
     text = host_page(page, "r123-h07")
     assert "rackproof report runs/20260" not in text
     assert "rackproof report runs/20261121T040000Z --host r123-h07" in text
-    bad = page.evaluate("names.find((name, number) => decisionOf[number] === 1)")
-    page.goto(f"{files['large'].as_uri()}#host={bad}")
-    assert "Reproduce" in host_page(page, bad)
+    failed = page.evaluate("names.find((name, number) => decisionOf[number] === 1)")
+    page.goto(f"{files['large'].as_uri()}#host={failed}")
+    assert "Reproduce" in host_page(page, failed)
 
 
-def test_a_cell_of_the_map_leads_to_its_host(watched: Watched, files: dict[str, Path]) -> None:
+def test_map_cell_opens_its_host_page(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["large"])
     picture = page.locator("#map .rack svg").nth(3)
     picture.scroll_into_view_if_needed()
@@ -296,7 +309,7 @@ def test_a_cell_of_the_map_leads_to_its_host(watched: Watched, files: dict[str, 
     page.wait_for_url("**#host=r003-h11")
 
 
-def test_a_fleet_of_which_every_host_fails_fits_too() -> None:
+def test_page_of_a_fleet_with_only_failures_stays_within_its_size_limit() -> None:
     page = render_html(fleets.large(10_000, bad=60_000))
     assert len(page.encode()) <= MAX_BYTES
     data = json.loads(page.rpartition('id="data">')[2].partition("</script>")[0])
@@ -305,13 +318,13 @@ def test_a_fleet_of_which_every_host_fails_fits_too() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
+def _print_duration(request: pytest.FixtureRequest) -> Iterator[None]:
     begin = time.perf_counter()
     yield
     print(f"{request.node.name}: {time.perf_counter() - begin:.1f} s")
 
 
-def test_a_simulation_is_as_loud_as_a_rehearsal(watched: Watched, racks: FleetReport, tmp_path: Path) -> None:
+def test_simulation_is_marked_like_a_rehearsal(watched: WatchedPage, racks: FleetReport, tmp_path: Path) -> None:
     file = tmp_path / "simulated.html"
     file.write_text(render_html(replace(racks, simulated=True)), encoding="utf-8")
     page = watched.open(file)
@@ -319,5 +332,5 @@ def test_a_simulation_is_as_loud_as_a_rehearsal(watched: Watched, racks: FleetRe
     assert "SIMULATED" in band.inner_text()
     assert "SIMULATED" in page.title()
     page.evaluate("scrollTo(0, 5000)")
-    assert band.bounding_box()["y"] == 0, "it stays in sight"
+    assert band.bounding_box()["y"] == 0, "the band stays visible"
     assert page.evaluate("!/\\baccepted\\b/.test(document.querySelector('#hosts').innerText)")

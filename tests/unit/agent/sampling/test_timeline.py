@@ -391,4 +391,4 @@ def test_reduced_host_has_no_trace(plan: Plan) -> None:
 
 def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:
     report = with_trace(plan, replace(fed(60, gpus=2, gpu1=lambda _: LOST), began_s={"gemm": 1.5}))
-    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="our own report")
+    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="generated report")

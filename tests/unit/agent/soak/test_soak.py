@@ -716,7 +716,7 @@ def test_report_shows_the_course_and_stays_small(plan: Plan) -> None:
     left = soaked(plan, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
     report = merge(plan, left, read_packs([]))
     page, text = render_html(report), render_markdown(report)
-    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="our own report")
+    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="generated report")
     assert page.count('<svg class="spark"') == 4
     begins = page.index('<section id="soak"')
     assert len(page[begins : page.index("</section>\n\n", begins)]) < 12_000

@@ -1,4 +1,4 @@
-"""junit.xml: what a CI system's own reader makes of it is the decision, whatever a host has put into it."""
+"""Test junit.xml: a CI system reads the decision from it, and text from hosts never breaks the document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests import builders
 from tests.unit.fleet.report.test_report import write_run
 
 PLAN = builders.plan("h1", "h2", "h3", profile="smoke")
-UNSEEN = merge(PLAN, {}, read_packs([]))
+REPORT_WITHOUT_RECORDS = merge(PLAN, {}, read_packs([]))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def read(report: FleetReport) -> dict[str, TestSuite]:
     for suite in document:
         counts = (suite.tests, suite.failures, suite.errors, suite.skipped)
         suite.update_statistics()
-        assert counts == (suite.tests, suite.failures, suite.errors, suite.skipped), "its own counts are wrong"
+        assert counts == (suite.tests, suite.failures, suite.errors, suite.skipped), "the counts in the file are wrong"
     return {suite.name: suite for suite in document}
 
 
@@ -79,9 +79,9 @@ def test_failure_is_a_case_of_its_host_and_of_the_decision(report: FleetReport) 
 
 
 def test_inconclusive_is_an_error_and_never_skipped() -> None:
-    left = builders.evidence(PLAN)
-    left["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
-    suites = read(merge(PLAN, left, read_packs([])))
+    evidence = builders.evidence(PLAN)
+    evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
+    suites = read(merge(PLAN, evidence, read_packs([])))
     errors = {(suite, message) for suite, _, message in results(suites.values(), Error)}
     assert ("h2", "no record: hosts/h2.json is missing") in errors
     assert {suite for suite, _ in errors} == {"fleet", "h2"}
@@ -137,9 +137,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_host_text_is_only_text(report: FleetReport, text: str) -> None:
-    more = failure(reason=text, serial=text, detail=text, params={"op": text}, scope=f"hca={text}", source=text)
-    suites = read(replace(report, verdicts=(*report.verdicts, more)))
+def test_host_text_is_escaped_in_junit(report: FleetReport, text: str) -> None:
+    hostile = failure(reason=text, serial=text, detail=text, params={"op": text}, scope=f"hca={text}", source=text)
+    suites = read(replace(report, verdicts=(*report.verdicts, hostile)))
     assert suites["h2"].tests == len([verdict for verdict in report.verdicts if verdict.host == "h2"]) + 1
     assert len(results(suites.values(), Failure)) == 1
 
@@ -147,11 +147,11 @@ def test_host_text_is_only_text(report: FleetReport, text: str) -> None:
 @settings(max_examples=50)
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=60))
 def test_any_text_is_legal_xml(text: str) -> None:
-    suites = read(replace(UNSEEN, verdicts=(failure(host="h1", reason=text, serial=text),)))
+    suites = read(replace(REPORT_WITHOUT_RECORDS, verdicts=(failure(host="h1", reason=text, serial=text),)))
     assert len(results([suites["h1"]], Failure)) == 1
 
 
-def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
+def test_report_verb_writes_junit_xml(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", PLAN)
     (tmp_path / "r1" / "hosts" / "h3.json").unlink()
     assert main(["report", str(tmp_path / "r1")]) == 2

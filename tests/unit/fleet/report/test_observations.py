@@ -1,10 +1,11 @@
-"""observations.csv: every observation once, numbers as numbers, and nothing that a spreadsheet calculates."""
+"""Test observations.csv: one row per observation, numbers as numbers, and no text that a spreadsheet evaluates."""
 
 from __future__ import annotations
 
 import csv
 import importlib.util
 import io
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ Evidences = dict[str, Evidence]
 
 
 def table(text: str) -> list[dict[str, str]]:
+    """Parse the CSV file into a dictionary per row."""
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     head = next(lines)
     assert tuple(head) == COLUMNS
@@ -49,17 +51,17 @@ def table(text: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def both(left: Evidences) -> tuple[FleetReport, list[dict[str, str]]]:
-    report = merge(PLAN, left, PACKS)
-    return report, table("".join(render_csv(report, left)))
+def report_and_rows(evidence: Evidences) -> tuple[FleetReport, list[dict[str, str]]]:
+    report = merge(PLAN, evidence, PACKS)
+    return report, table("".join(render_csv(report, evidence)))
 
 
 @pytest.fixture(scope="module")
 def healthy() -> tuple[FleetReport, list[dict[str, str]]]:
-    return both(builders.evidence(PLAN))
+    return report_and_rows(builders.evidence(PLAN))
 
 
-def slowed(item: Observation) -> Observation:
+def slow_memory(item: Observation) -> Observation:
     return replace(item, value=1.0e12) if item.name == "memory.bandwidth" and item.scope == "gpu=1" else item
 
 
@@ -67,18 +69,18 @@ def test_every_observation_is_a_row_with_its_verdict(
     healthy: tuple[FleetReport, list[dict[str, str]]],
 ) -> None:
     report, rows = healthy
-    left = builders.evidence(PLAN)
-    observed = sum(len(item.observations()) + len(item.versions()) for item in left.values())
-    assert len([row for row in rows if row["status"]]) == observed > 500
+    evidence = builders.evidence(PLAN)
+    observation_count = sum(len(item.observations()) + len(item.versions()) for item in evidence.values())
+    assert len([row for row in rows if row["status"]]) == observation_count > 500
     assert {row["verdict"] for row in rows} == {"pass", ""}
     assert sum(int(row["verdicts"]) for row in rows) == len(report.verdicts)
     assert {(row["host"], row["serial"]) for row in rows if row["scope"] == "gpu=1"} == {("h1", "h1-1"), ("h2", "h2-1")}
 
 
 def test_failure_is_in_the_row_of_its_observation() -> None:
-    left = builders.evidence(PLAN)
-    left["h2"] = builders.with_observations(left["h2"], slowed)
-    _, rows = both(left)
+    evidence = builders.evidence(PLAN)
+    evidence["h2"] = builders.with_observations(evidence["h2"], slow_memory)
+    _, rows = report_and_rows(evidence)
     failed = [row for row in rows if row["verdict"] == "fail"]
     assert {(row["host"], row["serial"], row["name"]) for row in failed} == {("h2", "h2-1", "memory.bandwidth")}
     assert all(float(row["value"]) == 1.0e12 < float(row["limit"]) and row["operator"] == "ge" for row in failed)
@@ -86,9 +88,9 @@ def test_failure_is_in_the_row_of_its_observation() -> None:
 
 
 def test_missing_observation_is_a_row() -> None:
-    left = builders.evidence(PLAN)
-    left["h2"] = builders.with_observations(left["h2"], lambda item: None if item.scope == "gpu=1" else item)
-    _, rows = both(left)
+    evidence = builders.evidence(PLAN)
+    evidence["h2"] = builders.with_observations(evidence["h2"], lambda item: None if item.scope == "gpu=1" else item)
+    _, rows = report_and_rows(evidence)
     missing = [row for row in rows if row["status"] == "missing"]
     assert missing
     assert {(row["host"], row["scope"], row["verdict"], row["value"]) for row in missing} == {
@@ -97,9 +99,9 @@ def test_missing_observation_is_a_row() -> None:
     assert all(row["reason"] for row in missing)
 
 
-def test_a_host_without_a_record_is_in_the_file() -> None:
-    left = {**builders.evidence(PLAN), "h2": Evidence(problem="no record: hosts/h2.json is missing")}
-    _, rows = both(left)
+def test_host_without_a_record_has_a_row() -> None:
+    evidence = {**builders.evidence(PLAN), "h2": Evidence(problem="no record: hosts/h2.json is missing")}
+    _, rows = report_and_rows(evidence)
     assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h2"] == [
         ("missing", "no record: hosts/h2.json is missing")
     ]
@@ -134,14 +136,15 @@ def test_large_fleet_names_the_records_of_accepted_hosts(
         ("skipped", "host is accepted; in a large fleet its observations are only in hosts/h1.json")
     ]
     assert len([row for row in rows if row["host"] == "h2"]) > 200
-    assert {row["verdict"] for row in rows} == {"not listed"}, "that it passed is not known from this report"
+    assert {row["verdict"] for row in rows} == {"not listed"}, "the report does not list passes"
     all_rows = table("".join(render_csv(report, builders.evidence(PLAN), all_hosts=True)))
     assert len(all_rows) == 2 * len([row for row in rows if row["host"] == "h2"])
 
 
 def row_of(value: object, reason: str = "") -> str:
+    """Return a CSV file with one row: the value, or an error with this reason."""
     samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
-    observed = Observation(
+    observation = Observation(
         name="x.y",
         scope="host",
         stage="benchmark",
@@ -151,7 +154,7 @@ def row_of(value: object, reason: str = "") -> str:
         reason=reason,
         samples=samples,
     )
-    row = ObservationRow(host="h1", rack="r1", serial="", scope="host", name="x.y", observation=observed)
+    row = ObservationRow(host="h1", rack="r1", serial="", scope="host", name="x.y", observation=observation)
     return ",".join(COLUMNS) + "\r\n" + rows_as_csv(SharedFields(mark="", run_id="r1"), [row])
 
 
@@ -159,7 +162,7 @@ def row_of(value: object, reason: str = "") -> str:
     ("value", "shown"),
     [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1")],
 )
-def test_numbers_stay_numbers_and_flags_are_words(value: object, shown: str) -> None:
+def test_numbers_stay_numbers_and_flags_are_true_or_false(value: object, shown: str) -> None:
     text = row_of(value)
     (row,) = table(text)
     assert (row["value"], row["min"], row["samples"]) == (shown, "-1.5", "3")
@@ -198,7 +201,7 @@ def test_text_after_a_semicolon_is_never_a_formula() -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))
-def test_any_text_is_one_cell_of_one_line(text: str) -> None:
+def test_any_text_fits_one_cell_on_one_line(text: str) -> None:
     escaped = cell(text)
     assert isinstance(escaped, str)
     assert not {unicodedata.category(character) for character in escaped} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -210,10 +213,10 @@ def test_report_writes_csv_and_names_what_parquet_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "r1", PLAN)
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["report", str(tmp_path / "r1"), "--parquet"]) == 64
     assert "install rackproof with the extra `parquet`" in capsys.readouterr().err
-    assert not (tmp_path / "r1" / "observations.csv").exists(), "asked for what cannot be had, it does nothing"
+    assert not (tmp_path / "r1" / "observations.csv").exists(), "without pyarrow, --parquet writes nothing"
     assert main(["report", str(tmp_path / "r1")]) == 0
     assert len(table((tmp_path / "r1" / "observations.csv").read_bytes().decode())) > 500
 

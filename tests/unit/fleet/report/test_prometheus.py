@@ -1,4 +1,4 @@
-"""verdicts.prom: the report as metrics, which is what Prometheus reads back, whatever a host has put into it."""
+"""Test verdicts.prom: Prometheus reads the report's metrics back, and text from hosts stays inside its label."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def failure(**over: str) -> Verdict:
 
 
 def series(text: str) -> Series:
+    """Parse the metrics: name without prefix -> labels and value of each sample."""
     values: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -47,40 +48,41 @@ def series(text: str) -> Series:
     return values
 
 
-def chosen(samples: list[tuple[dict[str, str], float]]) -> list[dict[str, str]]:
+def nonzero(samples: list[tuple[dict[str, str], float]]) -> list[dict[str, str]]:
+    """Return the labels of the samples that are not zero."""
     return [labels for labels, value in samples if value]
 
 
-def test_an_accepted_fleet_has_its_decision_and_no_failure(report: FleetReport) -> None:
-    result = series(render_prometheus(report))
-    assert chosen(result["decision"]) == [{"decision": "accepted"}]
-    assert chosen(result["host_decision"]) == [
+def test_accepted_fleet_has_decision_and_no_failures(report: FleetReport) -> None:
+    metrics = series(render_prometheus(report))
+    assert nonzero(metrics["decision"]) == [{"decision": "accepted"}]
+    assert nonzero(metrics["host_decision"]) == [
         {"host": host, "rack": "r1", "decision": "accepted"} for host in ("h1", "h2", "h3")
     ]
-    assert "failures" not in result
-    assert result["failures_left_out"] == [({}, 0)]
-    assert result["end_timestamp_seconds"][0][1] == pytest.approx(1795233600)
+    assert "failures" not in metrics
+    assert metrics["failures_left_out"] == [({}, 0)]
+    assert metrics["end_timestamp_seconds"][0][1] == pytest.approx(1795233600)
     for host in report.hosts:
         counts = {
-            labels["status"]: value for labels, value in result["host_observations"] if labels["host"] == host.name
+            labels["status"]: value for labels, value in metrics["host_observations"] if labels["host"] == host.name
         }
         assert counts["expected"] == counts["measured"] == host.coverage.expected > 0
 
 
-def test_failures_are_named_with_part_and_action_the_gravest_first(report: FleetReport) -> None:
-    more = (failure(action="monitor", criterion="efficiency-vs-fleet"), failure(), failure())
-    result = series(render_prometheus(replace(report, decision="rejected", verdicts=(*report.verdicts, *more))))
-    values = {"host": "h2", "rack": "r1", "gpu": "1", "scope": "gpu=1", "serial": "h2-1"}
-    assert result["failures"] == [
-        ({**values, "criterion": "row-remap-failed", "action": "rma"}, 2),
-        ({**values, "criterion": "efficiency-vs-fleet", "action": "monitor"}, 1),
+def test_failures_have_part_and_action_most_severe_first(report: FleetReport) -> None:
+    failures = (failure(action="monitor", criterion="efficiency-vs-fleet"), failure(), failure())
+    metrics = series(render_prometheus(replace(report, decision="rejected", verdicts=(*report.verdicts, *failures))))
+    labels = {"host": "h2", "rack": "r1", "gpu": "1", "scope": "gpu=1", "serial": "h2-1"}
+    assert metrics["failures"] == [
+        ({**labels, "criterion": "row-remap-failed", "action": "rma"}, 2),
+        ({**labels, "criterion": "efficiency-vs-fleet", "action": "monitor"}, 1),
     ]
-    assert chosen(result["decision"]) == [{"decision": "rejected"}]
-    fails = {labels["host"]: value for labels, value in result["host_verdicts"] if labels["verdict"] == "fail"}
-    assert fails == {"h1": 0, "h2": 3, "h3": 0}
+    assert nonzero(metrics["decision"]) == [{"decision": "rejected"}]
+    counts = {sample["host"]: value for sample, value in metrics["host_verdicts"] if sample["verdict"] == "fail"}
+    assert counts == {"h1": 0, "h2": 3, "h3": 0}
 
 
-def test_a_failure_has_its_value_and_limit_in_the_unit_that_it_names(report: FleetReport) -> None:
+def test_failure_has_value_and_limit_with_unit(report: FleetReport) -> None:
     floor = {
         "operator": "ge",
         "unit": "B/s",
@@ -89,59 +91,59 @@ def test_a_failure_has_its_value_and_limit_in_the_unit_that_it_names(report: Fle
         "params": {"op": "read"},
     }
     slow = replace(failure(criterion="memory-vs-fleet"), value=4.2e12, limit=4.3e12, **floor)  # type: ignore[arg-type]
-    word = replace(failure(), value="580", limit="570", operator="eq")
-    text = render_prometheus(replace(report, verdicts=(*report.verdicts, slow, word)))
-    result = series(text)
-    ((value, told), (limit, wanted)) = (result[f"failure_{kind}"][0] for kind in ("value", "limit"))
-    assert (told, wanted) == (4.2e12, 4.3e12)
-    assert value == limit
-    assert {key: value[key] for key in ("serial", "criterion", "name", "params", "unit", "operator")} == {
+    text_value = replace(failure(), value="580", limit="570", operator="eq")
+    text = render_prometheus(replace(report, verdicts=(*report.verdicts, slow, text_value)))
+    metrics = series(text)
+    ((labels, value), (limit_labels, limit)) = (metrics[f"failure_{kind}"][0] for kind in ("value", "limit"))
+    assert (value, limit) == (4.2e12, 4.3e12)
+    assert labels == limit_labels
+    assert {key: labels[key] for key in ("serial", "criterion", "name", "params", "unit", "operator")} == {
         "serial": "h2-1", "criterion": "memory-vs-fleet", "name": "memory.bandwidth", "params": "read", "unit": "B/s",
         "operator": "ge",
     }  # fmt: skip
-    assert len(result["failure_value"]) == 1, "a text is no sample"
+    assert len(metrics["failure_value"]) == 1, "a text has no sample"
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 
 def test_waived_failure_is_separate(report: FleetReport) -> None:
     waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
-    result = series(render_prometheus(replace(report, verdicts=(*report.verdicts, replace(failure(), waiver=waiver)))))
-    assert "failures" not in result
-    assert [value for _, value in result["waived"]] == [1]
-    assert "failure_value" not in result
+    metrics = series(render_prometheus(replace(report, verdicts=(*report.verdicts, replace(failure(), waiver=waiver)))))
+    assert "failures" not in metrics
+    assert [value for _, value in metrics["waived"]] == [1]
+    assert "failure_value" not in metrics
 
 
 def test_truncated_lists_are_not_exported_as_zero(report: FleetReport) -> None:
-    result = series(render_prometheus(replace(report, detail="exceptions", verdicts=(failure(),))))
-    assert {labels["verdict"] for labels, _ in result["host_verdicts"]} == {"fail", "inconclusive"}
+    metrics = series(render_prometheus(replace(report, detail="exceptions", verdicts=(failure(),))))
+    assert {labels["verdict"] for labels, _ in metrics["host_verdicts"]} == {"fail", "inconclusive"}
 
 
-def test_a_rehearsal_never_reads_as_an_accepted_fleet(report: FleetReport) -> None:
+def test_rehearsal_is_not_exported_as_accepted(report: FleetReport) -> None:
     text = render_prometheus(replace(report, rehearsal=True))
-    result = series(text)
-    assert chosen(result["decision"]) == [{"decision": "REHEARSAL accepted"}]
-    assert {labels["decision"] for labels, _ in result["host_decision"]} & {"accepted"} == set()
+    metrics = series(text)
+    assert nonzero(metrics["decision"]) == [{"decision": "REHEARSAL accepted"}]
+    assert {labels["decision"] for labels, _ in metrics["host_decision"]} & {"accepted"} == set()
     assert all("REHEARSAL" in line for line in text.splitlines() if line.startswith("# HELP"))
 
 
-def test_a_fleet_that_is_all_wrong_is_no_flood(report: FleetReport) -> None:
+def test_number_of_failure_series_is_limited(report: FleetReport) -> None:
     many = tuple(failure(scope=f"gpu={number}", action="reseat") for number in range(MAX_FAILURES + 20))
-    result = series(render_prometheus(replace(report, verdicts=(*many, failure(action="rma")))))
-    assert len(result["failures"]) == MAX_FAILURES
-    assert result["failures"][0][0]["action"] == "rma"
-    assert result["failures_left_out"] == [({}, 21)]
+    metrics = series(render_prometheus(replace(report, verdicts=(*many, failure(action="rma")))))
+    assert len(metrics["failures"]) == MAX_FAILURES
+    assert metrics["failures"][0][0]["action"] == "rma"
+    assert metrics["failures_left_out"] == [({}, 21)]
 
 
 @pytest.mark.parametrize(
     "hostile", ['"} 1\nfake 9', "\\", '\\"', "line\nline", "# TYPE fake gauge", "\x1b[31m\u202e", "a" * 5000]
 )
-def test_what_a_host_says_stays_inside_its_label(report: FleetReport, hostile: str) -> None:
+def test_host_text_stays_inside_its_label(report: FleetReport, hostile: str) -> None:
     text = render_prometheus(replace(report, verdicts=(failure(serial=hostile, scope=f"hca={hostile}"),)))
-    result = series(text)
-    assert len(result["failures"]) == 1
-    assert "fake" not in result
-    reported = len(" … [4872 characters left out]")
-    assert max(len(value) for value in result["failures"][0][0].values()) <= LABEL_LIMIT + reported
+    metrics = series(text)
+    assert len(metrics["failures"]) == 1
+    assert "fake" not in metrics
+    note_length = len(" … [4872 characters left out]")
+    assert max(len(value) for value in metrics["failures"][0][0].values()) <= LABEL_LIMIT + note_length
     assert "\x1b" not in text
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
@@ -149,4 +151,4 @@ def test_what_a_host_says_stays_inside_its_label(report: FleetReport, hostile: s
 def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", "h3"))
     rackproof("report", tmp_path / "r1")
-    assert chosen(series((tmp_path / "r1" / "verdicts.prom").read_text())["decision"]) == [{"decision": "accepted"}]
+    assert nonzero(series((tmp_path / "r1" / "verdicts.prom").read_text())["decision"]) == [{"decision": "accepted"}]

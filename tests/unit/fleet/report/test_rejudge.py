@@ -1,4 +1,4 @@
-"""An old run under another pack: what the pack changed changes, and nothing else; nothing is written unless asked."""
+"""Test `rackproof judge`: another pack changes only its own verdicts, and nothing is written without --write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.accepted import call, report_of, run_directory
 
 PACK = """\
 schema: rackproof.criteria/1
-summary: ours
+summary: site
 criteria:
   - {{id: {id}, name: memory.bandwidth, scope: gpu, where: {{op: copy}}, operator: ge, value: {value}, unit: B/s, action: rma,
      source: "the contract, annex 3"}}
@@ -25,17 +25,17 @@ def pack(path: Path, criterion: str, value: str) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that was accepted and reported."""
+    """Return the directory of an accepted run with its report."""
     directory = run_directory(tmp_path / "old")
     assert call("report", directory) == 0
     return directory
 
 
-def without_kind(verdicts: list[dict[str, object]], but: str) -> list[dict[str, object]]:
-    return [verdict for verdict in verdicts if verdict["criterion"] != but]
+def without_criterion(verdicts: list[dict[str, object]], criterion: str) -> list[dict[str, object]]:
+    return [verdict for verdict in verdicts if verdict["criterion"] != criterion]
 
 
-def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_changed(
+def test_tighter_pack_changes_only_its_own_verdicts(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (run / "report.json").read_bytes()
@@ -44,14 +44,14 @@ def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_
     assert call("judge", run, "--criteria", tighter, "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["was"]["status"], document["status"]) == ("PASS", "FAIL")
-    reported = [(item["kind"], item["new"]) for item in document["changes"]]
-    changed = {(kind, now["host"], now["scope"], now["criterion"]) for kind, now in reported}
+    new = [(change["kind"], change["new"]) for change in document["changes"]]
+    changed = {(kind, verdict["host"], verdict["scope"], verdict["criterion"]) for kind, verdict in new}
     assert changed == {("verdict", host, f"gpu={index}", "hbm-copy") for host in ("h1", "h2") for index in (0, 1)}
     assert {(item["old"]["verdict"], item["new"]["verdict"]) for item in document["changes"]} == {("pass", "fail")}
     assert (run / "report.json").read_bytes() == before
     old = report_of(run)["verdicts"]
     assert call("judge", run, "--criteria", tighter, "--write") == 1
-    assert without_kind(report_of(run)["verdicts"], "hbm-copy") == without_kind(old, "hbm-copy")
+    assert without_criterion(report_of(run)["verdicts"], "hbm-copy") == without_criterion(old, "hbm-copy")
     assert report_of(run)["decision"] == "rejected"
 
 
@@ -65,12 +65,12 @@ def test_new_criterion_and_changed_limit_are_distinguished(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "ours", "1.0e+12")) == 0
+    assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "site", "1.0e+12")) == 0
     assert "PASS, unchanged\n4 new; " in capsys.readouterr().out
     assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
     assert "PASS, unchanged\n4 other limits or reasons; " in capsys.readouterr().out
 
 
-def test_run_without_a_report_has_nothing_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judge_without_a_report_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("judge", run_directory(tmp_path / "fresh")) == 2
     assert "there is nothing to compare with" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The rendered report: its content, and that text from hosts stays text."""
+"""Test the rendered report: its content, and that text from hosts is never interpreted."""
 
 from __future__ import annotations
 
@@ -61,28 +61,34 @@ SIZES = (8, 65536, 1 << 20, 1 << 30)
 GIB = 1 << 30
 
 
-def parts(host: int, count: int = 2) -> tuple[Gpu, ...]:
+def gpus_of(host: int, count: int = 2) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(index=i, serial=f"16{host}{i}", uuid=f"GPU-{host}-{i}", name="NVIDIA H200", pci_bus_id=f"0000:{i}9:00.0")
         for i in range(count)
     )
 
 
-def pack(name: str, scope: str, least: float) -> Pack:
+def pack(name: str, scope: str, minimum: float) -> Pack:
     common: dict[str, Any] = {"operator": "ge", "basis": "measured", "source": "measured, 4x H200 SXM"}
     return Pack(
         name=name,
         gpu_names=("NVIDIA H200",) if scope == "gpu" else (),
         criteria=(
             Criterion(
-                id="gemm-bf16", name="gemm.throughput", scope=scope, unit="FLOP/s", value=least, action="rma", **common
+                id="gemm-bf16",
+                name="gemm.throughput",
+                scope=scope,
+                unit="FLOP/s",
+                value=minimum,
+                action="rma",
+                **common,
             ),
             Criterion(
                 id="all-reduce",
                 name="collective.all_reduce.busbw",
                 where={"size_bytes": GIB},
                 unit="B/s",
-                value=least / 2000,
+                value=minimum / 2000,
                 action="inspect_hardware",
                 **common,
             ),
@@ -158,23 +164,23 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
         log_tail="",
     )
-    linked = Metric(name="gpu.peer.link", unit="1", values={"gpu=0,peer=1": "NV18", "gpu=1,peer=0": "NV18"})
-    metrics = (linked,) if more else ()
+    link = Metric(name="gpu.peer.link", unit="1", values={"gpu=0,peer=1": "NV18", "gpu=1,peer=0": "NV18"})
+    metrics = (link,) if more else ()
     snapshot = Snapshot(stage="benchmark", phase="after", at="2026-11-14T09:40:00Z", duration_s=0.1, metrics=metrics)
-    made = Record(
+    default = Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
         host=host.name,
         began=plan.created,
         ended="2026-11-14T10:14:52Z",
         rackproof="1.0.0",
-        gpus=() if plan.rehearsal else parts(number, len(host.devices)),
+        gpus=() if plan.rehearsal else gpus_of(number, len(host.devices)),
         software={"driver": "580.159.04", "torch": "2.11.0"},
         snapshots=(snapshot,),
         observations=tuple(observations),
         launches=(launch,),
     )
-    return replace(made, **over)
+    return replace(default, **over)
 
 
 def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
@@ -203,12 +209,12 @@ def other_benchmarks(number: int = 0) -> list[Observation]:
     """Return the observations of the other benchmarks on a host of two GPUs."""
     observations = []
     for gpu in ("gpu=0", "gpu=1"):
-        off = 1e9 * number
+        offset = 1e9 * number
         observations += [
-            measured("memory.bandwidth", 4.27e12 + off, "B/s", gpu, op="copy"),
-            measured("host_copy.bandwidth", 5.55e10 + off, "B/s", gpu, direction="host_to_device", sharing="alone"),
+            measured("memory.bandwidth", 4.27e12 + offset, "B/s", gpu, op="copy"),
+            measured("host_copy.bandwidth", 5.55e10 + offset, "B/s", gpu, direction="host_to_device", sharing="alone"),
             measured("integrity.wrong_words", 7 * number if gpu == "gpu=1" else 0, "1", gpu, pattern="zeros"),
-            measured("stress.throughput", 6.9e14 + off, "FLOP/s", gpu, dtype="bf16"),
+            measured("stress.throughput", 6.9e14 + offset, "FLOP/s", gpu, dtype="bf16"),
             measured("stress.power", 698.2, "W", gpu, dtype="bf16"),
             measured("stress.efficiency", 9.9e11, "FLOP/J", gpu, dtype="bf16"),
             measured("stress.flop_per_cycle", 4.66e5, "FLOP/cycle", gpu, dtype="bf16"),
@@ -224,11 +230,11 @@ def other_benchmarks(number: int = 0) -> list[Observation]:
             measured("peer_copy.access", speed > 2e11, "1", pair),
             measured("peer_copy.latency", 2.1e-6, "s", pair),
         ]
-    chosen = {"placement": "out_of_place", "size_bytes": GIB, "algorithm": "NVLS", "protocol": "SIMPLE"}
+    params = {"placement": "out_of_place", "size_bytes": GIB, "algorithm": "NVLS", "protocol": "SIMPLE"}
     observations += [
-        measured("collective.all_gather.busbw", 3.5e11, "B/s", **chosen),
+        measured("collective.all_gather.busbw", 3.5e11, "B/s", **params),
         measured(
-            "collective.all_gather.busbw", 3.4e11, "B/s", **{**chosen, "placement": "in_place", "algorithm": "RING"}
+            "collective.all_gather.busbw", 3.4e11, "B/s", **{**params, "placement": "in_place", "algorithm": "RING"}
         ),
         measured("collective.all_gather.latency", 1.9e-5, "s", placement="out_of_place", size_bytes=8),
         measured("collective.all_gather.graph_latency", 8.1e-6, "s", size_bytes=8),
@@ -243,11 +249,11 @@ def other_benchmarks(number: int = 0) -> list[Observation]:
     seconds = {"gemm": 10.0, "collective": 60.0 + number, "training": 30.0}
     return [
         *observations,
-        *(measured("benchmark.duration", took, "s", benchmark=name) for name, took in seconds.items()),
+        *(measured("benchmark.duration", duration_s, "s", benchmark=name) for name, duration_s in seconds.items()),
     ]
 
 
-def judged(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
+def judge_records(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
     evidence = {
         host.name: Evidence(records=(records[number],))
         if number in records
@@ -258,30 +264,32 @@ def judged(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
 
 
 def accepted(hosts: int = 2, devices: int = 2) -> FleetReport:
-    made = plan(hosts, devices)
-    return judged(made, {number: record(made, number) for number in range(hosts)})
+    fleet_plan = plan(hosts, devices)
+    return judge_records(fleet_plan, {number: record(fleet_plan, number) for number in range(hosts)})
 
 
 def rejected() -> FleetReport:
-    made = plan()
-    return judged(made, {0: record(made, 0), 1: record(made, 1, slow=1)})
+    fleet_plan = plan()
+    return judge_records(fleet_plan, {0: record(fleet_plan, 0), 1: record(fleet_plan, 1, slow=1)})
 
 
 def incomplete() -> FleetReport:
-    made = plan()
-    return judged(made, {0: record(made, 0)}, events={"gpu-01": ["unreachable at preflight: ssh timed out"]})
+    fleet_plan = plan()
+    return judge_records(
+        fleet_plan, {0: record(fleet_plan, 0)}, events={"gpu-01": ["unreachable at preflight: ssh timed out"]}
+    )
 
 
 def rehearsal() -> FleetReport:
-    made = plan(rehearsal=True)
-    return judged(made, {number: record(made, number) for number in range(2)})
+    fleet_plan = plan(rehearsal=True)
+    return judge_records(fleet_plan, {number: record(fleet_plan, number) for number in range(2)})
 
 
-EVERY = (render_html, render_markdown, render_summary)
+RENDERERS = (render_html, render_markdown, render_summary)
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, in order, its text, and the text of some elements."""
+    """A parsed page: its elements with their attributes, in order, its text, and the text of some elements."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -321,7 +329,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize(
-    ("made", "status"),
+    ("report", "status"),
     [
         (accepted(), "PASS"),
         (rejected(), "FAIL"),
@@ -330,10 +338,10 @@ class Page(HTMLParser):
     ],
     ids=["accepted", "rejected", "incomplete", "rehearsal"],
 )
-def test_every_format_shows_the_status(made: FleetReport, status: str) -> None:
-    assert f"FINAL ACCEPTANCE: {status}\n" in render_summary(made)
-    assert render_markdown(made).startswith(f"# FINAL ACCEPTANCE: {status}\n")
-    page = Page(render_html(made))
+def test_every_format_shows_the_status(report: FleetReport, status: str) -> None:
+    assert f"FINAL ACCEPTANCE: {status}\n" in render_summary(report)
+    assert render_markdown(report).startswith(f"# FINAL ACCEPTANCE: {status}\n")
+    page = Page(render_html(report))
     assert f"FINAL ACCEPTANCE: {status}" in page.text
     assert ("title", f"{status} – rack12-a – Rackproof") in page.inside
 
@@ -358,10 +366,10 @@ def test_summary_shows_status_and_lines() -> None:
     ]
 
 
-@pytest.mark.parametrize("careless", [False, True], ids=["as merged", "with a status that forgot it"])
-def test_rehearsal_never_reads_as_accepted(careless: bool) -> None:
+@pytest.mark.parametrize("wrong_status", [False, True], ids=["status of the merge", "status without REHEARSAL"])
+def test_rehearsal_never_reads_as_accepted(wrong_status: bool) -> None:
     report = rehearsal()
-    if careless:
+    if wrong_status:
         report = replace(report, acceptance=replace(report.acceptance, status="PASS"))
     for text in (Page(render_html(report)).text, render_markdown(report), render_summary(report)):
         assert "REHEARSAL" in text
@@ -389,8 +397,8 @@ def test_rejection_names_part_value_and_action() -> None:
 
 
 def test_missing_host_is_named_without_charts() -> None:
-    made = plan(hosts=1)
-    report = judged(made, {}, quarantined=[Quarantined(path="hosts/x.json", reason="of another run")])
+    fleet_plan = plan(hosts=1)
+    report = judge_records(fleet_plan, {}, quarantined=[Quarantined(path="hosts/x.json", reason="wrong run")])
     html = render_html(report)
     page = Page(html)
     for expected in (
@@ -424,12 +432,11 @@ def test_links_resolve_and_ids_are_unique() -> None:
     assert len([tag for tag, _ in page.elements if tag == "h1"]) == 1
 
 
-def test_policy_allows_only_our_style_and_script() -> None:
+def test_content_security_policy_allows_only_own_style_and_script() -> None:
     page = Page(render_html(accepted()))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
-    inline = dict(
-        item for item in page.inside if item[0] in ("style", "script")
-    )  # of the scripts the last: the one that runs
+    # The last script is the one that runs.
+    inline = dict(item for item in page.inside if item[0] in ("style", "script"))
     assert [attributes.get("type") for tag, attributes in page.elements if tag == "script"] == [
         "application/json",
         None,
@@ -461,10 +468,10 @@ HOSTILE = [
 ]
 
 
-def invaded(word: str) -> FleetReport:
+def report_with_text(word: str) -> FleetReport:
     """Return a report with every section, in which each string from a host or the inventory is `word`."""
-    made = plan()
-    host = record(made, 1, slow=1)
+    fleet_plan = plan()
+    host = record(fleet_plan, 1, slow=1)
     launch = host.launches[0]
     rank = Rank(rank=0, local_rank=0, phase=word, exit_code=1, log_tail=word)
     absent = Observation(
@@ -507,9 +514,9 @@ def invaded(word: str) -> FleetReport:
         observations=(*host.observations, absent, of_device, curve, *hostile),
         snapshots=(replace(host.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=link),)),),
     )
-    report = judged(
-        made,
-        {0: record(made, 0), 1: host},
+    report = judge_records(
+        fleet_plan,
+        {0: record(fleet_plan, 0), 1: host},
         events={"gpu-01": [word]},
         quarantined=[Quarantined(path=word, reason=word)],
     )
@@ -553,15 +560,15 @@ def structure(html: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_host_text_is_only_text_in_html(word: str) -> None:
-    html = render_html(invaded(word))
-    assert structure(html) == structure(render_html(invaded("word")))
+def test_host_text_is_escaped_in_html(word: str) -> None:
+    html = render_html(report_with_text(word))
+    assert structure(html) == structure(render_html(report_with_text("word")))
     page = Page(html)
     assert all(href.startswith("#") for href in page.values("href"))
     assert [tag for tag, _ in page.elements].count("script") == 2
     assert formatting.clean(word)[:40].strip() in page.text
     assert any(formatting.clean(word)[:40].strip() in text for text in page.data["texts"])
-    assert shape(page.data) == shape(Page(render_html(invaded("word"))).data)
+    assert shape(page.data) == shape(Page(render_html(report_with_text("word"))).data)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
     assert html.encode()
 
@@ -576,10 +583,10 @@ def shape(data: Any) -> Any:
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_host_text_is_only_code_in_markdown(word: str) -> None:
-    outside = outside_code(render_markdown(invaded(word)))
+def test_host_text_is_in_code_spans_in_markdown(word: str) -> None:
+    outside = outside_code(render_markdown(report_with_text(word)))
     assert not re.search(r"[`<\[\]@~{}\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]|http|www|xxxxx", outside)
-    assert outside == outside_code(render_markdown(invaded("word")))
+    assert outside == outside_code(render_markdown(report_with_text("word")))
 
 
 def outside_code(markdown: str) -> str:
@@ -591,7 +598,7 @@ def outside_code(markdown: str) -> str:
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
 def test_host_text_cannot_control_the_terminal(word: str) -> None:
-    first, status, *lines, last = render_summary(invaded(word)).split("\n")
+    first, status, *lines, last = render_summary(report_with_text(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
     assert len(lines) == 4
     assert all(line.startswith("- ") and line.isprintable() for line in lines)
@@ -676,7 +683,7 @@ def test_scopes_are_described_in_words(scopes: list[str], text: str) -> None:
     assert scope_text.describe_scopes(scopes) == text
 
 
-def test_rows_fold_parts_and_sizes_without_losing_values() -> None:
+def test_rows_merge_parts_and_sizes_without_losing_values() -> None:
     same = {"name": "collective.all_reduce.wrong_elements", "unit": "1", "operator": "eq", "scope": "host"}
     rows = verdict_rows.merge_verdicts(
         [
@@ -744,21 +751,21 @@ def test_page_of_a_large_fleet_is_limited_in_size() -> None:
 
 
 def test_floor_for_every_operation_is_one_row() -> None:
-    made = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none")
-    evidence = builders.evidence(made)
+    fleet_plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none")
+    evidence = builders.evidence(fleet_plan)
 
     def slower(item: Observation) -> Observation:
         return replace(item, value=3.3e11) if item.name == "collective.gather.busbw" else item
 
     evidence["h1"] = builders.with_observations(evidence["h1"], slower)
-    verdicts = merge(made, evidence, read_packs([])).verdicts
+    verdicts = merge(fleet_plan, evidence, read_packs([])).verdicts
     rows = {
         row.criterion: row
         for row in verdict_rows.merge_verdicts(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
     }
-    own, fleet = rows["busbw-4-gpus"], rows["busbw-vs-fleet-8gib"]
-    assert (own.name, own.scope, own.count, own.margin) == ("collective.*.busbw", "host", 17, "+3.2 %")
-    assert (own.value, own.wanted) == ("330 … 366 GB/s", "≥ 319.9 GB/s")
+    floor, fleet = rows["busbw-4-gpus"], rows["busbw-vs-fleet-8gib"]
+    assert (floor.name, floor.scope, floor.count, floor.margin) == ("collective.*.busbw", "host", 17, "+3.2 %")
+    assert (floor.value, floor.wanted) == ("330 … 366 GB/s", "≥ 319.9 GB/s")
     assert (fleet.count, fleet.wanted) == (17, "≥ 329.4 GB/s")
     gather = replace(next(item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib"), limit=3.0e11)
     same = [item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib" and item.host == "h1"]
@@ -767,8 +774,8 @@ def test_floor_for_every_operation_is_one_row() -> None:
 
 
 def test_page_with_every_benchmark_is_limited_in_size() -> None:
-    made = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8)
-    report = merge(made, builders.evidence(made), read_packs([]))
+    fleet_plan = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8)
+    report = merge(fleet_plan, builders.evidence(fleet_plan), read_packs([]))
     assert report.decision == "accepted"
     size = len(render_html(report)) / len(report.hosts)
     print(f"{size / 1e3:.1f} kB of HTML a host of 8 GPUs")
@@ -777,33 +784,37 @@ def test_page_with_every_benchmark_is_limited_in_size() -> None:
 
 
 def test_huge_numbers_are_rendered() -> None:
-    made = plan()
-    huge = tuple(replace(item, value=10**400) for item in record(made, 1).observations)
+    fleet_plan = plan()
+    huge = tuple(replace(item, value=10**400) for item in record(fleet_plan, 1).observations)
     report = accepted()
     report = replace(report, hosts=(report.hosts[0], replace(report.hosts[1], measurements=huge)))
-    for render in EVERY:
+    for render in RENDERERS:
         assert render(report)
 
 
-@pytest.mark.parametrize("render", EVERY)
+@pytest.mark.parametrize("render", RENDERERS)
 def test_rendering_is_deterministic(render: Any) -> None:
     assert render(rejected()) == render(rejected())
 
 
-def full(**over: Any) -> FleetReport:
-    """Return the report of two hosts with all benchmarks."""
-    made = plan()
-    return judged(made, {number: record(made, number, more=other_benchmarks(number), **over) for number in range(2)})
+def two_hosts(**over: Any) -> FleetReport:
+    """Return the report of two hosts that ran all benchmarks."""
+    fleet_plan = plan()
+    return judge_records(
+        fleet_plan, {number: record(fleet_plan, number, more=other_benchmarks(number), **over) for number in range(2)}
+    )
 
 
-def many(bad: int = 2) -> FleetReport:
-    """Return the report of more hosts than are listed one by one; one of them is slow."""
-    made = plan(hosts=20)
-    return judged(made, {n: record(made, n, slow=1 if n == bad else -1, more=other_benchmarks(n)) for n in range(20)})
+def twenty_hosts(slow: int = 2) -> FleetReport:
+    """Return the report of twenty hosts, too many to be listed one by one. Host `slow` has a slow GPU."""
+    fleet_plan = plan(hosts=20)
+    return judge_records(
+        fleet_plan, {n: record(fleet_plan, n, slow=1 if n == slow else -1, more=other_benchmarks(n)) for n in range(20)}
+    )
 
 
 def test_times_of_fleet_and_hosts() -> None:
-    times = timing.times(full())
+    times = timing.times(two_hosts())
     assert [(row.name, row.median, row.longest, row.slowest_host) for row in times.rows] == [
         ("GEMM", "10 s", "10 s", "gpu-00"),
         ("Collectives", "60.5 s", "61 s", "gpu-01"),
@@ -813,12 +824,14 @@ def test_times_of_fleet_and_hosts() -> None:
     assert [bar.label for bar in times.bars] == ["median of 2 hosts", "gpu-00", "gpu-01"]
     for bar in times.bars:
         assert sum(float(part.width) for part in bar.segments) == pytest.approx(100, abs=0.5)
-    assert timing.summary_line(full()).startswith("6 min 52 s per host: start and end 5 min 12 s, Collectives 60.5 s")
-    assert "- Time: 6 min 52 s per host" in render_summary(full())
+    assert timing.summary_line(two_hosts()).startswith(
+        "6 min 52 s per host: start and end 5 min 12 s, Collectives 60.5 s"
+    )
+    assert "- Time: 6 min 52 s per host" in render_summary(two_hosts())
 
 
 def test_only_the_slowest_of_many_hosts_have_a_bar() -> None:
-    report = many()
+    report = twenty_hosts()
     report = replace(report, hosts=tuple(replace(host, launches=()) for host in report.hosts))
     times = timing.times(report)
     assert [bar.label for bar in times.bars] == ["median of 20 hosts", *(f"gpu-{n}" for n in (19, 18, 17, 16, 15))]
@@ -831,9 +844,12 @@ def test_no_bars_without_durations() -> None:
 
 
 def test_gpu_table_shows_precision_and_failures() -> None:
-    made = plan()
-    hosts = {0: record(made, 0, more=other_benchmarks()), 1: record(made, 1, slow=1, more=other_benchmarks(1))}
-    table = gpus_table(judged(made, hosts))
+    fleet_plan = plan()
+    hosts = {
+        0: record(fleet_plan, 0, more=other_benchmarks()),
+        1: record(fleet_plan, 1, slow=1, more=other_benchmarks(1)),
+    }
+    table = gpus_table(judge_records(fleet_plan, hosts))
     assert table.groups == (("GEMM, TFLOP/s", 1), ("Memory bandwidth, GB/s", 1), ("Host copies, GB/s", 1))
     assert table.columns == ("bf16", "copy", "host to device, alone")
     assert [(row.head, row.note) for row in table.rows] == [
@@ -853,7 +869,7 @@ def gpus_table(report: FleetReport) -> figure.Table:
 
 
 def test_gpu_table_of_many_hosts_shows_range_and_findings() -> None:
-    table = gpus_table(many())
+    table = gpus_table(twenty_hosts())
     assert [row.head for row in table.rows] == [
         "lowest of the fleet",
         "median of the fleet",
@@ -862,19 +878,19 @@ def test_gpu_table_of_many_hosts_shows_range_and_findings() -> None:
         "gpu-02 GPU 1",
     ]
     assert table.rows[0].cells[0].text == "601"
-    assert [matrix.host for matrix in peers.peers(many()).matrices] == ["gpu-02"]
+    assert [matrix.host for matrix in peers.peers(twenty_hosts()).matrices] == ["gpu-02"]
 
 
 def test_unmeasured_figure_shows_its_status() -> None:
-    report = full()
+    report = two_hosts()
     first = report.hosts[0]
-    gone = tuple(
+    with_error = tuple(
         replace(item, status=ERROR, value=None, samples=None, reason="out of memory")
         if (item.name, item.scope) == ("memory.bandwidth", "gpu=1")
         else item
         for item in first.measurements
     )
-    table = gpus_table(replace(report, hosts=(replace(first, measurements=gone), report.hosts[1])))
+    table = gpus_table(replace(report, hosts=(replace(first, measurements=with_error), report.hosts[1])))
     assert [(row.cells[1].text, row.cells[1].css) for row in table.rows[:2]] == [
         ("4270", ""),
         ("error", "inconclusive"),
@@ -882,7 +898,7 @@ def test_unmeasured_figure_shows_its_status() -> None:
 
 
 def test_stress_table_shows_power_clock_and_throttle_reason() -> None:
-    table = gpus.stress(full())
+    table = gpus.stress(two_hosts())
     assert table
     assert table.caption == "Matrix products on all GPUs at once, bf16"
     assert table.columns == ("TFLOP/s", "W", "TFLOP/s/W", "kFLOP/cycle", "MHz", "°C", "throttled by")
@@ -898,15 +914,15 @@ def test_stress_table_shows_power_clock_and_throttle_reason() -> None:
 
 
 def test_error_counters_list_nonzero_devices() -> None:
-    [counter] = gpus.error_counters(full())
+    [counter] = gpus.error_counters(two_hosts())
     assert (counter.title, counter.readings, counter.devices) == ("Memory integrity: wrong words", 4, 4)
     assert counter.errors == ("gpu-01 GPU 1, zeros: 7",)
-    [clean] = gpus.error_counters(replace(full(), hosts=full().hosts[:1]))
+    [clean] = gpus.error_counters(replace(two_hosts(), hosts=two_hosts().hosts[:1]))
     assert clean.errors == ()
 
 
 def test_peer_matrix_shows_rate_link_and_missing_access() -> None:
-    measured = peers.peers(full())
+    measured = peers.peers(two_hosts())
     assert (measured.pairs, measured.range) == (4, "lowest 190 GB/s, median 290 GB/s, highest 390 GB/s")
     matrix = measured.matrices[0]
     assert (matrix.host, matrix.devices) == ("gpu-00", (0, 1))
@@ -917,10 +933,10 @@ def test_peer_matrix_shows_rate_link_and_missing_access() -> None:
 
 
 def test_communication_paths_group_hosts() -> None:
-    [path] = communication.communication_paths(full())
+    [path] = communication.communication_paths(two_hosts())
     assert (path.used_by, path.transport, path.nvls, path.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
     assert path.algorithms == "NVLS/SIMPLE: all_gather; RING/SIMPLE: all_gather"
-    report = full()
+    report = two_hosts()
     other = tuple(
         replace(item, value="SHM/direct") if item.name == "collective.transport" else item
         for item in report.hosts[1].measurements
@@ -937,14 +953,14 @@ def test_communication_paths_group_hosts() -> None:
     ]
 
 
-def test_buffers_reused_or_not_have_separate_charts() -> None:
-    text = Page(render_html(full())).text
+def test_in_place_and_out_of_place_have_separate_charts() -> None:
+    text = Page(render_html(two_hosts())).text
     assert "all gather, in place" in text
     assert "all gather, out of place" in text
 
 
 def test_workloads_have_a_column_per_host_or_a_range() -> None:
-    few = workloads.workloads(full())
+    few = workloads.workloads(two_hosts())
     assert few
     assert few.columns == ("gpu-00", "gpu-01")
     assert [(row.head, row.note, row.cells[0].text) for row in few.rows] == [
@@ -953,7 +969,7 @@ def test_workloads_have_a_column_per_host_or_a_range() -> None:
         ("Checkpoint", "identical", "yes"),
         ("Transformer", "mfu", "45.1 %"),
     ]
-    span = workloads.workloads(many())
+    span = workloads.workloads(twenty_hosts())
     assert span
     assert span.columns == ("lowest", "median", "highest", "reported by")
     assert [cell.text for cell in span.rows[0].cells] == ["92.1 %", "92.1 %", "92.1 %", "20 of 20"]
@@ -961,13 +977,13 @@ def test_workloads_have_a_column_per_host_or_a_range() -> None:
 
 def test_detail_of_a_finding_is_shown() -> None:
     report = rejected()
-    lost = "the ranks talk over NET/Socket, not InfiniBand: NCCL's fast path is lost"
-    verdicts = tuple(replace(item, detail=lost) if item.verdict == FAIL else item for item in report.verdicts)
+    detail = "the ranks communicate over NET/Socket, not InfiniBand: NCCL does not use its fast path"
+    verdicts = tuple(replace(item, detail=detail) if item.verdict == FAIL else item for item in report.verdicts)
     report = replace(report, verdicts=verdicts)
     page = Page(render_html(report))
-    assert lost in page.text
-    assert lost in page.data["texts"]
-    assert lost in render_markdown(report)
+    assert detail in page.text
+    assert detail in page.data["texts"]
+    assert detail in render_markdown(report)
 
 
 def test_exact_passes_share_one_row() -> None:
@@ -995,9 +1011,9 @@ def test_exact_passes_share_one_row() -> None:
 
 
 def one_of_everything() -> FleetReport:
-    made = plan()
+    fleet_plan = plan()
     failed = replace(
-        record(made, 1).launches[0],
+        record(fleet_plan, 1).launches[0],
         outcome="deadline",
         reason="not finished after 600 s (rank 1 in collective all_reduce 8 B)",
         ranks=(Rank(rank=1, local_rank=1, phase="collective", exit_code=None, log_tail="NCCL WARN\n  peer is gone"),),
@@ -1006,15 +1022,15 @@ def one_of_everything() -> FleetReport:
     ordered = tuple(
         Part(host=host.name, kind="gpu", serial=gpu.serial, origin=f"order.csv line {line}")
         for line, (host, gpu) in enumerate(
-            ((host, gpu) for host in made.hosts for gpu in parts(made.hosts.index(host))), 2
+            ((host, gpu) for host in fleet_plan.hosts for gpu in gpus_of(fleet_plan.hosts.index(host))), 2
         )
     )
-    made = replace(made, manifest=(*ordered[:-1], replace(ordered[-1], serial="1699")))
-    return judged(
-        made,
+    fleet_plan = replace(fleet_plan, manifest=(*ordered[:-1], replace(ordered[-1], serial="1699")))
+    return judge_records(
+        fleet_plan,
         {
-            0: record(made, 0, more=other_benchmarks()),
-            1: record(made, 1, slow=1, more=other_benchmarks(1), launches=(failed,), software=older),
+            0: record(fleet_plan, 0, more=other_benchmarks()),
+            1: record(fleet_plan, 1, slow=1, more=other_benchmarks(1), launches=(failed,), software=older),
         },
         events={"gpu-01": ["failed at benchmark: launch: rc 1"]},
         quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan has no such host")],
@@ -1030,7 +1046,7 @@ def test_golden(name: str, render: Any) -> None:
     assert (GOLDEN / name).read_text(encoding="utf-8") == text
 
 
-def exchanged(a: str, b: str, rail: int, rate: float | None) -> Observation:
+def pair_rate(a: str, b: str, rail: int, rate: float | None) -> Observation:
     over: dict[str, Any] = {"status": ERROR, "value": None, "reason": "timed out"} if rate is None else {}
     return replace(measured("pairs.bandwidth", rate or 1.0, "B/s", f"gpu={rail},partner={b}"), stage="gang", **over)
 
@@ -1043,7 +1059,7 @@ def test_pair_matrix_shows_every_pair() -> None:
         replace(
             host,
             measurements=tuple(
-                exchanged(host.name, other, rail, 2.4e10 if rail and (host.name, other) in slow else 4.8e10)
+                pair_rate(host.name, other, rail, 2.4e10 if rail and (host.name, other) in slow else 4.8e10)
                 for other in names
                 if other != host.name
                 for rail in (0, 1)
@@ -1059,10 +1075,10 @@ def test_pair_matrix_shows_every_pair() -> None:
         "24 GB/s",
         "50 %",
     )
-    own = pairs.host_pairs(hosts[0])
-    assert (own["partners"], own["rails"]) == (names[1:], ["0", "1"])
-    assert (own["bands"], own["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    lost = replace(hosts[3], measurements=(exchanged(names[3], names[0], 0, None), *hosts[3].measurements[1:]))
+    first = pairs.host_pairs(hosts[0])
+    assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
+    assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
+    lost = replace(hosts[3], measurements=(pair_rate(names[3], names[0], 0, None), *hosts[3].measurements[1:]))
     [matrix] = pairs.pair_matrices(replace(report, hosts=(*hosts[:3], lost)))
     assert matrix.failed == 1
     assert "lost" in dict(matrix.paths)
@@ -1073,7 +1089,7 @@ def test_separate_gangs_have_separate_matrices() -> None:
     names = [host.name for host in report.hosts]
     partner = {names[0]: names[1], names[1]: names[0], names[2]: names[3], names[3]: names[2]}
     hosts = tuple(
-        replace(host, measurements=(exchanged(host.name, partner[host.name], 0, 4.8e10),)) for host in report.hosts
+        replace(host, measurements=(pair_rate(host.name, partner[host.name], 0, 4.8e10),)) for host in report.hosts
     )
     matrices = pairs.pair_matrices(replace(report, hosts=hosts))
     assert [matrix.hosts for matrix in matrices] == [tuple(names[:2]), tuple(names[2:])]
@@ -1127,13 +1143,13 @@ def test_strip_of_a_large_fleet_is_a_histogram() -> None:
 
 
 def test_waived_findings_are_separate() -> None:
-    waiver = Waiver(criterion="gemm-bf16", who="A. Kim", why="on its way back", until="2026-12-31", host="gpu-01")
+    waiver = Waiver(criterion="gemm-bf16", who="A. Kim", why="sent back", until="2026-12-31", host="gpu-01")
     report = rejected()
     report = replace(
         report, verdicts=tuple(replace(v, waiver=waiver) if v.verdict == FAIL else v for v in report.verdicts)
     )
     page = Page(render_html(report))
-    assert "waived by A. Kim until 2026-12-31: on its way back" in page.text
+    assert "waived by A. Kim until 2026-12-31: sent back" in page.text
     assert "Return the part" not in page.text
     assert page.data["counts"] == {"1": [0, 0, 1]}
     assert page.data["action"] == {}

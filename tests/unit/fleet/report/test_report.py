@@ -1,4 +1,4 @@
-"""From a run directory to the report: what cannot be believed is quarantined, and the exit code tells the decision."""
+"""Test `rackproof report`: invalid records are quarantined, and the exit code gives the decision."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ PACKS = read_packs([])
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of three hosts that are in order."""
-    directory = tmp_path_factory.mktemp("whole") / "r1"
+def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run directory of three healthy hosts."""
+    directory = tmp_path_factory.mktemp("healthy") / "r1"
     write_run(directory, builders.plan("h1", "h2", "h3"))
     return directory
 
 
 @pytest.fixture
-def run(whole: Path, tmp_path: Path) -> Path:
-    """The same, to be changed."""
-    return shutil.copytree(whole, tmp_path / "r1")
+def run(healthy_run: Path, tmp_path: Path) -> Path:
+    """Return a copy of it that the test may change."""
+    return shutil.copytree(healthy_run, tmp_path / "r1")
 
 
 def write_run(directory: Path, plan: Plan) -> None:
+    """Write the plan and the records of healthy hosts."""
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            position = f"gangs/{record.gang}" if record.gang else "hosts"
-            documents.write(directory / position / f"{host.name}.json", to_json(record))
+            folder = f"gangs/{record.gang}" if record.gang else "hosts"
+            documents.write(directory / folder / f"{host.name}.json", to_json(record))
 
 
 def report_of(directory: Path) -> FleetReport:
@@ -58,24 +59,24 @@ def report_of(directory: Path) -> FleetReport:
     return merge(loaded.plan, loaded.evidence, PACKS, events=loaded.events, quarantined=loaded.quarantined)
 
 
-def test_accepted_run_exits_0_and_leaves_its_reports(run: Path) -> None:
-    done = rackproof("report", run)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "FINAL ACCEPTANCE: PASS\n- Hosts: 3 of 3 accepted (6 GPUs)" in done.stdout
-    written = documents.read(run / "report.json", "report", max_bytes=10_000_000)
-    assert written["decision"] == "accepted"
-    assert written["acceptance"]["status"] == "PASS"
-    assert written["coverage"]["expected"] == written["coverage"]["measured"] > 0
+def test_accepted_run_exits_0_and_writes_its_reports(run: Path) -> None:
+    process = rackproof("report", run)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "FINAL ACCEPTANCE: PASS\n- Hosts: 3 of 3 accepted (6 GPUs)" in process.stdout
+    report = documents.read(run / "report.json", "report", max_bytes=10_000_000)
+    assert report["decision"] == "accepted"
+    assert report["acceptance"]["status"] == "PASS"
+    assert report["coverage"]["expected"] == report["coverage"]["measured"] > 0
     assert {"report.html", "report.md"} <= {path.name for path in run.iterdir()}
 
 
 def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
     path = run / "hosts" / "h2.json"
-    whole = path.read_text()
-    path.write_text(whole[: len(whole) // 2])
-    done = rackproof("report", run, "--host", "h2")
-    first, *lines, last = done.stdout.splitlines()
-    assert (done.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    process = rackproof("report", run, "--host", "h2")
+    first, *lines, last = process.stdout.splitlines()
+    assert (process.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
     assert any(line.startswith("- INCOMPLETE: h2: record: quarantined: hosts/h2.json: not JSON") for line in lines)
     assert not any("h1" in line or "FINAL" in line for line in lines)
     assert (run / "pages" / "h2.html").is_file()
@@ -84,9 +85,9 @@ def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
 
 def test_json_has_decision_and_summary(run: Path) -> None:
     (run / "hosts" / "h2.json").unlink()
-    done = rackproof("report", run, "--json")
-    document = json.loads(done.stdout)
-    assert done.returncode == 2
+    process = rackproof("report", run, "--json")
+    document = json.loads(process.stdout)
+    assert process.returncode == 2
     assert (document["decision"], document["acceptance"]["status"]) == ("incomplete", "INCOMPLETE")
     assert any("h2" in line and "hosts/h2.json is missing" in line for line in document["acceptance"]["summary"])
 
@@ -135,7 +136,7 @@ def enormous(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("corrupt", "reason"),
     [
         (stale, "run r0, expected r1"),
         (other_nonce, "nonce"),
@@ -146,15 +147,15 @@ def enormous(path: Path) -> None:
         (enormous, f"more than the allowed {documents.MAX_BYTES}"),
     ],
 )
-def test_invalid_record_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
-    spoil(run / "hosts" / "h2.json")
+def test_invalid_record_is_quarantined(run: Path, corrupt: Callable[[Path], None], reason: str) -> None:
+    corrupt(run / "hosts" / "h2.json")
     report = report_of(run)
     assert report.decision == "incomplete"
     assert [item.path for item in report.quarantined] == ["hosts/h2.json"]
-    assert why in report.quarantined[0].reason
-    bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
-    assert [(verdict.host, verdict.verdict) for verdict in bad] == [("h2", "inconclusive")]
-    assert "hosts/h2.json" in bad[0].reason
+    assert reason in report.quarantined[0].reason
+    others = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.verdict) for verdict in others] == [("h2", "inconclusive")]
+    assert "hosts/h2.json" in others[0].reason
 
 
 def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
@@ -165,7 +166,7 @@ def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
 
 
 def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> None:
-    gone = {
+    unreachable = {
         "at": builders.WHEN,
         "play": "Gang",
         "what": "unreachable",
@@ -173,10 +174,10 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> N
         "task": "Run the launch",
         "message": "ssh: timed out",
     }
-    (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
+    (run / "events.jsonl").write_text(f"{json.dumps(unreachable)}\n")
     report = report_of(run)
-    bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
-    assert [(verdict.host, verdict.reason) for verdict in bad] == [
+    others = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.reason) for verdict in others] == [
         ("h3", "unreachable at Gang: Run the launch: ssh: timed out")
     ]
     passed = {"at": builders.WHEN, "play": "Gang", "what": "passed"}
@@ -187,9 +188,16 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> N
 
 
 def test_missing_record_names_the_remedy(run: Path) -> None:
-    """Where the journal says why, the remedy is there."""
-    gone = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h3", "task": "Wait", "message": "it ended"}
-    (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
+    """If the journal has the cause, the reason gives the cause instead of the remedy."""
+    failed = {
+        "at": builders.WHEN,
+        "play": "Gang",
+        "what": "failed",
+        "host": "h3",
+        "task": "Wait",
+        "message": "it ended",
+    }
+    (run / "events.jsonl").write_text(f"{json.dumps(failed)}\n")
     for host in ("h1", "h3"):
         (run / "hosts" / f"{host}.json").unlink()
     truncated(run / "hosts" / "h2.json")
@@ -206,7 +214,7 @@ def test_broken_journal_is_quarantined(run: Path) -> None:
     assert report_of(run).decision == "incomplete"
 
 
-def test_rehearsal_never_reads_as_an_accepted_gpu_fleet(tmp_path: Path) -> None:
+def test_rehearsal_status_says_rehearsal(tmp_path: Path) -> None:
     plan = builders.plan(profile="rehearsal")
     status = merge(plan, {}, PACKS).acceptance.status
     assert status == "REHEARSAL INCOMPLETE"
@@ -222,9 +230,9 @@ def test_merge_does_not_depend_on_the_order_of_evidence(run: Path) -> None:
     ("name", "message"), [("nowhere", "plan.json: No such file"), (".", "plan.json: No such file")]
 )
 def test_directory_without_a_plan_exits_2(tmp_path: Path, name: str, message: str) -> None:
-    done = rackproof("report", tmp_path / name)
-    assert done.returncode == 2
-    assert message in done.stderr
+    process = rackproof("report", tmp_path / name)
+    assert process.returncode == 2
+    assert message in process.stderr
 
 
 def test_links_between_gpus_are_in_the_report(run: Path) -> None:
@@ -234,45 +242,45 @@ def test_links_between_gpus_are_in_the_report(run: Path) -> None:
     record["snapshots"][-1]["metrics"].append(link)
     path.write_text(json.dumps(record))
     assert rackproof("report", run).returncode == 0
-    written = documents.read(run / "report.json", "report", max_bytes=10_000_000)
-    assert [host.get("links", {}) for host in written["hosts"]] == [{"gpu=0,peer=1": "NV18"}, {}, {}]
+    report = documents.read(run / "report.json", "report", max_bytes=10_000_000)
+    assert [host.get("links", {}) for host in report["hosts"]] == [{"gpu=0,peer=1": "NV18"}, {}, {}]
 
 
 def test_reason_for_a_missing_reference_value_is_reported(run: Path) -> None:
     loaded = load(run)
-    why = {"gemm.throughput": "nobody published one", "gpu.never_seen": "nor this"}
-    packs = [replace(pack, unknown=why) if pack.name == "h200-sxm" else pack for pack in PACKS]
+    unknown = {"gemm.throughput": "no published value", "gpu.not_measured": "no published value either"}
+    packs = [replace(pack, unknown=unknown) if pack.name == "h200-sxm" else pack for pack in PACKS]
     report = merge(loaded.plan, loaded.evidence, packs)
-    assert report.unknown == {"gemm.throughput": "nobody published one"}
-    assert "nobody published one" in render_html(report)
-    assert "nobody published one" in render_markdown(report)
+    assert report.unknown == {"gemm.throughput": "no published value"}
+    assert "no published value" in render_html(report)
+    assert "no published value" in render_markdown(report)
 
 
 def test_summary_has_the_state_of_each_benchmark(run: Path) -> None:
-    def without(name: str) -> tuple[str, ...]:
+    def summary_without(name: str) -> tuple[str, ...]:
         loaded = load(run)
-        changed = builders.with_observations(
+        incomplete = builders.with_observations(
             loaded.evidence["h2"],
             lambda item: None if item.name == name and item.params.get("benchmark", "stress") == "stress" else item,
         )
-        return merge(loaded.plan, {**loaded.evidence, "h2": changed}, PACKS).acceptance.summary
+        return merge(loaded.plan, {**loaded.evidence, "h2": incomplete}, PACKS).acceptance.summary
 
     for name in ("stress.power", "benchmark.duration"):
-        summary = without(name)
+        summary = summary_without(name)
         assert "Stress: INCOMPLETE" in summary
         assert "GEMM: PASS" in summary
         assert "Host and GPU health: PASS" in summary
 
 
-def changed(run: Path, change: Callable[[Observation], Observation | None]) -> tuple[str, ...]:
-    """The summary after the same was done to every host's record."""
+def summary_after(run: Path, change: Callable[[Observation], Observation | None]) -> tuple[str, ...]:
+    """Return the summary after changing the observations of every host."""
     loaded = load(run)
-    evidence = {host: builders.with_observations(left, change) for host, left in loaded.evidence.items()}
+    evidence = {host: builders.with_observations(of_host, change) for host, of_host in loaded.evidence.items()}
     return merge(loaded.plan, evidence, PACKS).acceptance.summary
 
 
 def test_unjudged_speed_is_not_a_plain_pass(tmp_path: Path) -> None:
-    """Of one host, whose rates of training no criterion has a figure for, and whose host copies one has."""
+    """One host alone: no criterion has a figure for its training rates, but one has for its host copies."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary
@@ -281,41 +289,41 @@ def test_unjudged_speed_is_not_a_plain_pass(tmp_path: Path) -> None:
         assert f"{title}: PASS (values; speed not judged)" in summary
     for title in ("GEMM", "Host copies", "Collectives", "Checkpoint", "Data loading"):
         assert f"{title}: PASS" in summary
-    words = {check.title: (check.word, check.state) for check in checks(report)}
-    assert words["Training"] == ("PASS (values; speed not judged)", "pass")
+    states = {check.title: (check.word, check.state) for check in checks(report)}
+    assert states["Training"] == ("PASS (values; speed not judged)", "pass")
     assert "PASS (values; speed not judged)" in render_html(report)
 
 
-def test_speed_is_judged_where_the_fleet_is_large_enough(run: Path) -> None:
+def test_speed_is_judged_in_a_large_enough_fleet(run: Path) -> None:
     assert {"Training: PASS", "Training variants: PASS", "Transformer: PASS"} <= set(report_of(run).acceptance.summary)
 
 
-def test_each_operation_that_no_criterion_judges_is_named(tmp_path: Path) -> None:
+def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     unknown = {"broadcast", "gather"}
 
-    def elsewhere(item: Observation) -> Observation:
-        hit = item.name.startswith("collective.") and item.name.split(".")[1] in unknown
-        return replace(item, params={**item.params, "world_size": 3}) if hit else item
+    def with_other_world_size(item: Observation) -> Observation:
+        is_unknown = item.name.startswith("collective.") and item.name.split(".")[1] in unknown
+        return replace(item, params={**item.params, "world_size": 3}) if is_unknown else item
 
     line = "Bandwidth within hosts: NOT JUDGED"
-    why = "(no criterion for this GPU, count and size)"
+    reason = "(no criterion for this GPU, count and size)"
     assert not any(item.startswith(line) for item in report_of(tmp_path / "r1").acceptance.summary)
-    assert f"{line} for broadcast, gather {why}" in changed(tmp_path / "r1", elsewhere)
+    assert f"{line} for broadcast, gather {reason}" in summary_after(tmp_path / "r1", with_other_world_size)
     unknown |= {"reduce", "scatter"}
-    assert f"{line} for 4 of 10 operations {why}" in changed(tmp_path / "r1", elsewhere)
+    assert f"{line} for 4 of 10 operations {reason}" in summary_after(tmp_path / "r1", with_other_world_size)
     unknown |= {name.split(".")[1] for name in BUSBW}
-    assert f"{line} {why}" in changed(tmp_path / "r1", elsewhere)
+    assert f"{line} {reason}" in summary_after(tmp_path / "r1", with_other_world_size)
 
 
-def test_operation_that_is_judged_on_some_hosts_only_is_named(tmp_path: Path) -> None:
+def test_operation_judged_on_only_some_hosts_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     loaded = load(tmp_path / "r1")
 
-    def elsewhere(item: Observation) -> Observation:
+    def with_other_world_size(item: Observation) -> Observation:
         return replace(item, params={**item.params, "world_size": 3}) if item.name in BUSBW else item
 
-    evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], elsewhere)}
+    evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], with_other_world_size)}
     summary = merge(loaded.plan, evidence, PACKS).acceptance.summary
     assert "Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts (no criterion for this GPU, count and size)" in summary
 
@@ -326,9 +334,9 @@ BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settin
 PACK = """\
 ---
 schema: rackproof.criteria/1
-summary: ours
+summary: site
 criteria:
-  - id: ours
+  - id: site
     name: memory.bandwidth
     where: {{op: copy}}
     operator: ge
@@ -347,26 +355,26 @@ def criteria(path: Path, value: str = "4.0e+12", unit: str = "B/s", more: str = 
 
 
 def test_site_criteria_judge_and_are_named(run: Path, tmp_path: Path) -> None:
-    done = rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml"))
-    assert done.returncode == 0
-    assert "- Criteria: h200-sxm, ours" in done.stdout
-    assert rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml", "9.0e+12")).returncode == 1
+    process = rackproof("report", run, "--criteria", criteria(tmp_path / "site.yml"))
+    assert process.returncode == 0
+    assert "- Criteria: h200-sxm, site" in process.stdout
+    assert rackproof("report", run, "--criteria", criteria(tmp_path / "site.yml", "9.0e+12")).returncode == 1
 
 
-def test_inconsistent_site_criteria_are_refused(run: Path, tmp_path: Path) -> None:
-    done = rackproof("report", run, "--criteria", criteria(tmp_path / "slip.yml", "9500", "GB/s"))
-    assert done.returncode == 64
-    assert "slip: ours: GB/s: not the unit of the observation; use B/s" in done.stderr
+def test_inconsistent_site_criteria_are_rejected(run: Path, tmp_path: Path) -> None:
+    process = rackproof("report", run, "--criteria", criteria(tmp_path / "wrong.yml", "9500", "GB/s"))
+    assert process.returncode == 64
+    assert "wrong: site: GB/s: not the unit of the observation; use B/s" in process.stderr
     assert not (run / "report.json").exists()
 
 
 def test_site_criterion_without_a_match_is_not_a_pass(run: Path, tmp_path: Path) -> None:
-    elsewhere = criteria(tmp_path / "gang.yml", more="    stage: gang")
-    done = rackproof("report", run, "--criteria", elsewhere)
-    assert done.returncode == 2
-    assert "no observation matches this criterion" in done.stdout
-    may = criteria(tmp_path / "may.yml", more="    stage: gang\n    optional: true")
-    assert rackproof("report", run, "--criteria", may).returncode == 0
+    pack = criteria(tmp_path / "gang.yml", more="    stage: gang")
+    process = rackproof("report", run, "--criteria", pack)
+    assert process.returncode == 2
+    assert "no observation matches this criterion" in process.stdout
+    optional = criteria(tmp_path / "optional.yml", more="    stage: gang\n    optional: true")
+    assert rackproof("report", run, "--criteria", optional).returncode == 0
 
 
 def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
@@ -378,40 +386,40 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "verb", "remedy"),
+    ("library", "verb", "remedy"),
     [
         ("jinja2", "report", "pip install 'rackproof[control]', in a checkout '.[control]'"),
         ("pynvml", "doctor", "pip install 'rackproof', in a checkout '.'"),
     ],
 )
-def test_missing_library_names_the_remedy(whole: Path, lacking: str, verb: str, remedy: str) -> None:
+def test_missing_library_names_the_remedy(healthy_run: Path, library: str, verb: str, remedy: str) -> None:
     program = (
-        f"import sys; sys.modules[{lacking!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
+        f"import sys; sys.modules[{library!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", program, verb, *([str(whole)] if verb == "report" else [])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{lacking} is not installed: {remedy}" in done.stderr
+    command = [sys.executable, "-c", program, verb, *([str(healthy_run)] if verb == "report" else [])]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert f"{library} is not installed: {remedy}" in process.stderr
 
 
 def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "plan.json").chmod(0)
-    own = os.geteuid()
+    user = os.geteuid()
     try:
-        if own == 0:  # root may read everything
+        if user == 0:  # root may read everything
             os.seteuid(65534)
         with pytest.raises(RunError, match="Permission denied: read the run as the user who made it"):
             load(tmp_path)
     finally:
-        os.seteuid(own)
+        os.seteuid(user)
 
 
-@pytest.mark.parametrize("more", [[], ["--host=h1"]])
-def test_unwritable_report_is_not_a_decision(run: Path, more: list[str]) -> None:
-    """An incomplete fleet is 2 and has its report; here what lies there is another's."""
-    page = run / ("pages/h1.html" if more else "report.html")
+@pytest.mark.parametrize("options", [[], ["--host=h1"]])
+def test_unwritable_report_is_not_a_decision(run: Path, options: list[str]) -> None:
+    """A report that cannot be written exits 74, so that no script takes it for an incomplete fleet (2)."""
+    page = run / ("pages/h1.html" if options else "report.html")
     page.mkdir(parents=True)
-    done = rackproof("report", run, *more)
-    assert (done.returncode, done.stdout) == (74, "")
-    assert f"rackproof: {page.parent}: Is a directory: the report there is old or incomplete" in done.stderr
+    process = rackproof("report", run, *options)
+    assert (process.returncode, process.stdout) == (74, "")
+    assert f"rackproof: {page.parent}: Is a directory: the report there is old or incomplete" in process.stderr

@@ -1,4 +1,4 @@
-"""The report on a run directory: the same at any size, by any number of processes, in any order of records."""
+"""Test that a run's report does not depend on fleet size, number of processes or order of records."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ PACKS = read_packs(())
 Change = Callable[[Record], Record]
 
 
-def changed(change: Callable[[Observation], Observation]) -> Change:
-    """A record with something done to its observations."""
+def on_observations(change: Callable[[Observation], Observation]) -> Change:
+    """Return a change of a record that changes each of its observations."""
     return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
 
 def set_to(name: str, scope: str, value: Any) -> Change:
-    """One figure as it should not be."""
+    """Return a change of a record that sets one figure to `value`."""
 
     def change(observation: Observation) -> Observation:
         return (
             replace(observation, value=value) if (observation.name, observation.scope) == (name, scope) else observation
         )
 
-    return changed(change)
+    return on_observations(change)
 
 
-def unmeasured(record: Record) -> Record:
-    """A figure that could not be had."""
-    lost = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
-    error = replace(lost, status="error", value=None, reason="no memory")
+def with_error(record: Record) -> Record:
+    """Return the record with a figure that could not be measured."""
+    measured = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
+    error = replace(measured, status="error", value=None, reason="no memory")
     return replace(
-        record, observations=tuple(error if observation is lost else observation for observation in record.observations)
+        record,
+        observations=tuple(error if observation is measured else observation for observation in record.observations),
     )
 
 
-def counted_up(record: Record) -> Record:
-    """An uncorrectable error in the last snapshot."""
+def with_ecc_error(record: Record) -> Record:
+    """Return the record with an uncorrectable error in the last snapshot."""
     *before, last = record.snapshots
     metrics = tuple(
         replace(metric, values={**metric.values, "gpu=1": 2})
@@ -64,14 +65,14 @@ def counted_up(record: Record) -> Record:
     return replace(record, snapshots=(*before, replace(last, metrics=metrics)))
 
 
-def twin(record: Record) -> Record:
-    """A serial that the first host has too."""
+def with_duplicate_serial(record: Record) -> Record:
+    """Return the record with the serial of a GPU of the first host."""
     first, *others = record.gpus
     return replace(record, gpus=(replace(first, serial="r00000-h0-0"), *others))
 
 
-def without_one(record: Record) -> Record:
-    """A GPU that neither driver nor bus has; the report tells its slot by the other hosts."""
+def without_gpu(record: Record) -> Record:
+    """Return the record without a GPU. Neither driver nor PCI bus shows it; the report infers its slot from other hosts."""
     counts = ("gpu.count", "gpu.pci_count")
     shots = tuple(
         replace(shot, metrics=tuple(replace(m, values={"host": 1}) if m.name in counts else m for m in shot.metrics))
@@ -80,39 +81,39 @@ def without_one(record: Record) -> Record:
     return replace(record, gpus=record.gpus[:1], snapshots=shots)
 
 
-def other_driver(record: Record) -> Record:
+def with_other_nccl(record: Record) -> Record:
     return replace(record, software={**record.software, "nccl": "2.20.1"})
 
 
 FAULTS: dict[str, Change | None] = {
-    "slow by the datasheet": set_to("gemm.throughput", "gpu=1", 1e14),
-    "slow by the fleet": set_to("memory.bandwidth", "gpu=0", 4.1e12),
+    "slower than the datasheet": set_to("gemm.throughput", "gpu=1", 1e14),
+    "slower than the fleet": set_to("memory.bandwidth", "gpu=0", 4.1e12),
     "wrong bits": set_to("digest.value", "gpu=1", "0123456789abcdef"),
-    "an error": unmeasured,
-    "an ECC error": counted_up,
-    "a twin": twin,
-    "a GPU missing": without_one,
-    "another NCCL": other_driver,
+    "not measured": with_error,
+    "ECC error": with_ecc_error,
+    "duplicate serial": with_duplicate_serial,
+    "missing GPU": without_gpu,
+    "other NCCL version": with_other_nccl,
     "no record": None,
-    "another run's": lambda record: replace(record, nonce="f" * 32),
-    "nothing": lambda record: record,
+    "record of another run": lambda record: replace(record, nonce="f" * 32),
+    "none": lambda record: record,
 }
 
 
-def small(directory: Path, fault: str = "nothing", count: int = 10) -> Run:
+def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
     """Write and load a fleet of a few hosts, one of them with a fault."""
-    of = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # a gang has two hosts or more
-    name, change = of.hosts[min(5, count - 1)].name, FAULTS[fault]
-    fleets.write(directory, of, {name: change})
-    if change in (twin, without_one):  # both of its records tell what GPUs it has
-        record = change(fleets.records(of, name)[1])  # type: ignore[misc]
+    plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # a gang has two hosts or more
+    name, change = plan.hosts[min(5, count - 1)].name, FAULTS[fault]
+    fleets.write(directory, plan, {name: change})
+    if change in (with_duplicate_serial, without_gpu):  # both of its records list its GPUs
+        record = change(fleets.records(plan, name)[1])  # type: ignore[misc]
         documents.write_text(directory / "gangs" / record.gang / f"{name}.json", fleets.text(record))
     return load(directory)
 
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports on more than four hosts list exceptions alone, and hold no measurements of accepted hosts."""
+    """Limit reports on more than four hosts: only exceptions, and no measurements of accepted hosts."""
     monkeypatch.setattr(hosts, "FULL_HOSTS", 4)
     monkeypatch.setattr(hosts, "MEASURED_HOSTS", 4)
 
@@ -126,35 +127,35 @@ def exceptions(report: FleetReport) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_brief_report_says_what_the_full_one_says(tmp_path: Path, fault: str, request: pytest.FixtureRequest) -> None:
-    run = small(tmp_path, fault)
+def test_brief_report_matches_the_full_report(tmp_path: Path, fault: str, request: pytest.FixtureRequest) -> None:
+    run = small_fleet(tmp_path, fault)
     full = report_of(run, PACKS, jobs=1)
     request.getfixturevalue("brief")
     reports = [report_of(run, PACKS, jobs=jobs) for jobs in (1, 2)]
     evidence = dict(reversed(list(run.evidence.items())))
     reports.append(merge(run.plan, evidence, PACKS, events=run.events, quarantined=run.quarantined))
-    assert bool(exceptions(full)) == (fault != "nothing")
+    assert bool(exceptions(full)) == (fault != "none")
     for report in reports:
         assert (report.detail, full.detail) == (EXCEPTIONS, ALL)
         assert exceptions(report) == exceptions(full)
         assert report.left_out + len(report.verdicts) == len(full.verdicts)
         for name in ("judged", "decision", "acceptance", "coverage", "unjudged", "unknown", "quarantined", "ended"):
             assert getattr(report, name) == getattr(full, name), name
-        for mine, theirs in zip(report.hosts, full.hosts, strict=True):
+        for host, full_host in zip(report.hosts, full.hosts, strict=True):
             for name in ("name", "decision", "coverage", "gpus", "software", "packs", "events"):
-                assert getattr(mine, name) == getattr(theirs, name), (mine.name, name)
+                assert getattr(host, name) == getattr(full_host, name), (host.name, name)
     slots = [item.detail for item in full.verdicts if item.name == "gpu.count" and item.verdict == FAIL]
-    where = "nothing at PCI 0000:01:00.0, by the address alone, where 9 of 9 hosts with 2 GPUs have one"
-    assert slots == ([where] if fault == "a GPU missing" else [])
+    slot = "nothing at PCI 0000:01:00.0, by the address alone, where 9 of 9 hosts with 2 GPUs have one"
+    assert slots == ([slot] if fault == "missing GPU" else [])
 
 
 @pytest.mark.parametrize("count", [hosts.FULL_HOSTS - 1, hosts.FULL_HOSTS, hosts.FULL_HOSTS + 1, 63, 64, 65, 200])
 def test_report_does_not_depend_on_the_number_of_hosts(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One slow host in a fleet of any size: the same findings, which are what the judge alone says of every host."""
+    """The report of a fleet of any size with one slow host has the same findings as `judge`."""
     monkeypatch.setattr(workers, "ONE_PROCESS_HOSTS", 100)
-    run = small(tmp_path, "slow by the datasheet", count)
+    run = small_fleet(tmp_path, "slower than the datasheet", count)
     first, second = (report_of(run, PACKS, jobs=jobs) for jobs in (1, 2))
     assert first == second
     evidence = dict(run.evidence.items())
@@ -181,34 +182,34 @@ def full_report(run: Run) -> FleetReport:
         return report_of(run, PACKS, jobs=1)
 
 
-def launch_together(directory: Path, of: Plan, members: dict[str, tuple[str, ...]]) -> None:
+def launch_together(directory: Path, plan: Plan, members: dict[str, tuple[str, ...]]) -> None:
     """Change the members of the launches of these hosts."""
     for name, together in members.items():
-        for record in (record for record in fleets.records(of, name) if record.gang):
+        for record in (record for record in fleets.records(plan, name) if record.gang):
             launches = tuple(replace(launch, members=together) for launch in record.launches)
             path = directory / "gangs" / record.gang / f"{name}.json"
             documents.write_text(path, fleets.text(replace(record, launches=launches)))
 
 
 @pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("case", ["a smaller gang", "two groups", "another host is slow"])
-def test_brief_report_says_who_measured_together(tmp_path: Path, case: str) -> None:
-    run = small(tmp_path, "slow by the datasheet" if case == "another host is slow" else "nothing")
+@pytest.mark.parametrize("case", ["smaller gang", "two groups", "slow host"])
+def test_brief_report_names_hosts_measured_together(tmp_path: Path, case: str) -> None:
+    run = small_fleet(tmp_path, "slower than the datasheet" if case == "slow host" else "none")
     gang = next(iter(run.plan.gangs().values()))
-    groups = {"a smaller gang": [gang[:-1]], "two groups": [gang[:4], gang[4:]]}.get(case, [])
+    groups = {"smaller gang": [gang[:-1]], "two groups": [gang[:4], gang[4:]]}.get(case, [])
     launch_together(tmp_path, run.plan, {name: group for group in groups for name in group})
     run = load(tmp_path)
-    result, plain = report_of(run, PACKS, jobs=1), full_report(run)
-    assert result.acceptance == plain.acceptance
-    lines = [line for line in plain.acceptance.summary if line.startswith("Gang ")]
-    assert len(lines) == {"a smaller gang": 1, "two groups": 2}.get(case, 0)
+    brief, full = report_of(run, PACKS, jobs=1), full_report(run)
+    assert brief.acceptance == full.acceptance
+    lines = [line for line in full.acceptance.summary if line.startswith("Gang ")]
+    assert len(lines) == {"smaller gang": 1, "two groups": 2}.get(case, 0)
 
 
 @pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("plainly", [True, False])
-def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, plainly: bool) -> None:
-    run = small(tmp_path, "slow by the datasheet", 3 if plainly else 10)
-    slow, well = run.plan.hosts[2 if plainly else 5].name, run.plan.hosts[0].name
+@pytest.mark.parametrize("in_full", [True, False])
+def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, in_full: bool) -> None:
+    run = small_fleet(tmp_path, "slower than the datasheet", 3 if in_full else 10)
+    slow, healthy = run.plan.hosts[2 if in_full else 5].name, run.plan.hosts[0].name
     (criterion,) = {item.criterion for item in full_report(run).verdicts if item.verdict == FAIL and item.host == slow}
     waiver = Waiver(criterion=criterion, host=slow, who="Ada Example", why="agreed in annex 3", until="2099-12-31")
     items = [
@@ -217,15 +218,15 @@ def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, plainl
     ]
     choice = Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items))
     run = replace(run, plan=replace(run.plan, waivers=(waiver,), choice=choice))
-    for name, status in ((slow, "PASS WITH WAIVERS"), (well, "PASS")):
+    for name, status in ((slow, "PASS WITH WAIVERS"), (healthy, "PASS")):
         page = report_on_host(run, PACKS, name, jobs=1).acceptance
         assert page.status == f"{status} (1 of 2 benchmarks chosen)"
         assert "NOT CHOSEN, so not judged: gemm (benchmark)" in page.summary
 
 
 @pytest.mark.usefixtures("brief")
-def test_report_is_the_same_by_any_number_of_processes(tmp_path: Path) -> None:
-    run = small(tmp_path, "slow by the fleet", 24)
+def test_report_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    run = small_fleet(tmp_path, "slower than the fleet", 24)
     texts = {quick.text(to_json(report_of(run, PACKS, jobs=jobs))) for jobs in (1, 2, 3)}
     assert len(texts) == 1
     document = json.loads(texts.pop())
@@ -233,12 +234,12 @@ def test_report_is_the_same_by_any_number_of_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_page_of_one_host_brings_back_what_the_report_leaves_out(tmp_path: Path) -> None:
-    run = small(tmp_path, "slow by the fleet")
-    report, plain = report_of(run, PACKS, jobs=1), full_report(run)
+def test_page_of_one_host_has_everything_that_the_report_leaves_out(tmp_path: Path) -> None:
+    run = small_fleet(tmp_path, "slower than the fleet")
+    report, full = report_of(run, PACKS, jobs=1), full_report(run)
     assert not any(host.measurements for host in report.hosts if host.decision == "accepted")
     for name in (run.plan.hosts[5].name, run.plan.hosts[6].name):
         alone = report_on_host(run, PACKS, name, jobs=1)
         assert alone.detail == ALL
-        assert sorted(map(str, alone.verdicts)) == sorted(str(item) for item in plain.verdicts if item.host == name)
-        assert alone.hosts == tuple(host for host in plain.hosts if host.name == name)
+        assert sorted(map(str, alone.verdicts)) == sorted(str(item) for item in full.verdicts if item.host == name)
+        assert alone.hosts == tuple(host for host in full.hosts if host.name == name)

@@ -1,4 +1,4 @@
-"""No sentence of the judge is read by code: reworded at random, a report shows and sends the same."""
+"""Test that no code parses the judge's sentences: a report with random texts shows and sends the same otherwise."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ FAULTS = (
 )
 SEEDS = (1, 2)
 TITLES = (LineKind.CHECK,)
-"""Lines whose title and text are words of the report, and not sentences: they are shown as they are."""
+"""Kinds of lines whose title and text are fixed terms, not sentences. They are not replaced."""
 
 
-class Words:
-    """A random text for every sentence, always the same for the same one."""
+class RandomTexts:
+    """Replaces each text by a random one; equal texts get equal replacements."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 - no secret
@@ -47,30 +47,30 @@ class Words:
 
     def __call__(self, text: str) -> str:
         if text not in self._texts:
-            words = ("".join(self._random.choices(string.ascii_letters, k=8)) for _ in range(len(text) // 9 + 1))
-            self._texts[text] = " ".join(words)
+            random_words = ("".join(self._random.choices(string.ascii_letters, k=8)) for _ in range(len(text) // 9 + 1))
+            self._texts[text] = " ".join(random_words)
         return self._texts[text]
 
 
-def reworded(report: FleetReport, words: Words) -> FleetReport:
-    """The report with another text in place of every sentence."""
+def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
+    """Return the report with every sentence replaced."""
     lines = tuple(
-        line if line.kind in TITLES else replace(line, title=words(line.title), text=words(line.text))
+        line if line.kind in TITLES else replace(line, title=texts(line.title), text=texts(line.text))
         for line in report.acceptance.lines
     )
     return replace(
         report,
         acceptance=replace(report.acceptance, lines=lines),
         verdicts=tuple(
-            replace(verdict, reason=words(verdict.reason), detail=words(verdict.detail)) for verdict in report.verdicts
+            replace(verdict, reason=texts(verdict.reason), detail=texts(verdict.detail)) for verdict in report.verdicts
         ),
-        quarantined=tuple(replace(item, reason=words(item.reason)) for item in report.quarantined),
-        changes=tuple(replace(change, text=words(change.text)) for change in report.changes),
+        quarantined=tuple(replace(item, reason=texts(item.reason)) for item in report.quarantined),
+        changes=tuple(replace(change, text=texts(change.text)) for change in report.changes),
         hosts=tuple(
             replace(
                 host,
-                events=tuple(map(words, host.events)),
-                launches=tuple(replace(launch, reason=words(launch.reason)) for launch in host.launches),
+                events=tuple(map(texts, host.events)),
+                launches=tuple(replace(launch, reason=texts(launch.reason)) for launch in host.launches),
             )
             for host in report.hosts
         ),
@@ -79,22 +79,22 @@ def reworded(report: FleetReport, words: Words) -> FleetReport:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> FleetReport:
-    """A report with as many kinds of verdicts as a simulated fleet can have."""
+    """Return a report with as many kinds of verdicts as a simulated fleet can have."""
     return report_of(run_of(tmp_path_factory.mktemp("wording") / "r1", *FAULTS, hosts=13))
 
 
 def tags(document: str) -> list[str]:
-    """The XML without its texts and the values of its attributes, but for the counts and types."""
+    """Return the XML without texts and attribute values, except counts and types."""
     return re.findall(r'</?[a-z-]+|(?:tests|failures|errors|skipped|type)="[^"]*"', document)
 
 
 def rows(markdown: str) -> list[str]:
-    """How each line of a page begins, and how many cells it has."""
+    """Return the first two characters and the number of cells of each line."""
     return [f"{line[:2]}{line.count('|')}" for line in markdown.splitlines()]
 
 
-def shown(report: FleetReport) -> dict[str, Any]:
-    """What a report shows, apart from its sentences."""
+def content(report: FleetReport) -> dict[str, Any]:
+    """Return everything that a report shows except its sentences."""
     return {
         "decision": (report.decision, report.acceptance.status),
         "headline": headline.sentence(report),
@@ -113,17 +113,17 @@ def shown(report: FleetReport) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_report_shows_the_same_in_other_words(report: FleetReport, seed: int) -> None:
-    other = reworded(report, Words(seed))
+def test_reworded_report_shows_the_same(report: FleetReport, seed: int) -> None:
+    other = reworded(report, RandomTexts(seed))
     assert other.verdicts[0].reason != report.verdicts[0].reason
-    before, after = shown(report), shown(other)
-    for what, value in before.items():
-        assert after[what] == value, what
+    before, after = content(report), content(other)
+    for name, value in before.items():
+        assert after[name] == value, name
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_judging_again_with_a_version_of_other_words_changes_nothing(report: FleetReport, seed: int) -> None:
-    old = document(replace(reworded(report, Words(seed)), rackproof="0.9.0"))
+def test_reworded_reasons_of_another_version_are_no_change(report: FleetReport, seed: int) -> None:
+    old = document(replace(reworded(report, RandomTexts(seed)), rackproof="0.9.0"))
     assert changed_verdicts(old, report) == ()
 
 
@@ -134,23 +134,23 @@ def document(report: FleetReport) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("in_use", [True, False])
-def test_notification_has_the_same_state_in_other_words(tmp_path: Path, seed: int, in_use: bool) -> None:
+def test_reworded_notification_has_the_same_state(tmp_path: Path, seed: int, in_use: bool) -> None:
     def change(plan: Plan, directory: Path) -> None:
         if in_use:
             skipped(plan, directory)
 
-    made, plan = judged(tmp_path, change, rackproof_gang="none")
-    words = Words(seed)
-    sent = payload(made, plan, link="", directory=tmp_path)
-    for verdict in made["verdicts"]:
-        verdict["reason"] = words(verdict["reason"])
-    again = payload(made, plan, link="", directory=tmp_path)
-    assert sent == again
+    report_document, plan = judged(tmp_path, change, rackproof_gang="none")
+    texts = RandomTexts(seed)
+    sent = payload(report_document, plan, link="", directory=tmp_path)
+    for verdict in report_document["verdicts"]:
+        verdict["reason"] = texts(verdict["reason"])
+    reworded_payload = payload(report_document, plan, link="", directory=tmp_path)
+    assert sent == reworded_payload
     assert sent["state"] == ("busy" if in_use else "accepted")
 
 
 def test_fleet_has_many_kinds_of_verdicts_and_lines(report: FleetReport) -> None:
-    """What the other tests reword is not one kind alone."""
+    """The report that the other tests reword has many kinds of verdicts."""
     kinds = {verdict.kind for verdict in report.verdicts}
     assert kinds >= {
         *(VerdictKind.LIMIT, VerdictKind.CHANGE, VerdictKind.PEERS, VerdictKind.IDENTITY),

@@ -1,4 +1,7 @@
-"""A signed run, by the real ssh-keygen: every change is named, nobody else can sign, and the report is what the records give."""
+"""Test `rackproof sign` and `rackproof verify` with the real ssh-keygen.
+
+`verify` names every changed file, rejects keys that are not allowed, and judges the run again to check the report.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ import pytest
 
 from fleet.records import run_lock
 from fleet.report import hosts
+from fleet.report.formats import FORMATS
 from fleet.report.judge_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
-from fleet.signature.sums import LEFT_OUT, from_text
+from fleet.signature.sums import UNSIGNED_FILES, parse_sums
 from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError
@@ -29,9 +33,9 @@ from tests.unit.fleet.report.test_report import write_run
 PLAN = builders.plan("h1", "h2", profile="smoke", rackproof_gang="none")
 PACK = """---
 schema: rackproof.criteria/1
-summary: ours
+summary: site
 criteria:
-  - id: gemm-ours
+  - id: gemm-site
     name: gemm.throughput
     scope: gpu
     where: {dtype: bf16}
@@ -39,7 +43,7 @@ criteria:
     value: LIMIT
     unit: FLOP/s
     action: inspect_hardware
-    source: "ours, for a test"
+    source: "a test limit"
 """
 
 
@@ -51,7 +55,7 @@ def key(directory: Path, name: str, passphrase: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two keys, and a file that allows the first of them to sign."""
+    """Return a directory with two keys, and a file that allows only the first of them to sign."""
     directory = tmp_path_factory.mktemp("keys")
     for name in ("alice", "mallory"):
         key(directory, name)
@@ -77,10 +81,11 @@ def run(signed: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def verify(keys: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def call(run: Path, *options: str) -> tuple[int, str]:
+        """Return exit code and output of `rackproof verify`."""
         capsys.readouterr()
         code = main(["verify", str(run), "--allowed-signers", str(keys / "signers"), *options])
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
 
     return call
 
@@ -88,15 +93,15 @@ def verify(keys: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tupl
 Verify = Callable[..., tuple[int, str]]
 
 
-def test_a_signed_run_holds_and_says_who_signed_what(run: Path, verify: Verify) -> None:
-    code, said = verify(run)
+def test_signed_run_verifies_and_names_its_signer(run: Path, verify: Verify) -> None:
+    code, output = verify(run)
     assert code == 0
-    assert "run r1: PASS" in said
-    assert "signed by alice@example.com (ED25519 SHA256:" in said
-    assert "the records give this report" in said
+    assert "run r1: PASS" in output
+    assert "signed by alice@example.com (ED25519 SHA256:" in output
+    assert "the report matches the records" in output
 
 
-def test_other_programs_can_check_it(run: Path, keys: Path) -> None:
+def test_sha256sum_and_ssh_keygen_verify_the_run(run: Path, keys: Path) -> None:
     assert (
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=run, check=False).returncode
         == 0
@@ -107,13 +112,13 @@ def test_other_programs_can_check_it(run: Path, keys: Path) -> None:
     assert subprocess.run(command, input=sums, check=False, capture_output=True).returncode == 0
 
 
-def test_every_file_is_signed_but_for_what_is_said_to_be_left_out(run: Path) -> None:
-    listed = set(from_text((run / "SHA256SUMS").read_text()))
+def test_all_files_are_signed_except_listed_exceptions(run: Path) -> None:
+    listed = set(parse_sums((run / "SHA256SUMS").read_text()))
     present = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert present - listed == {"SHA256SUMS", "SHA256SUMS.sig"}
     assert {"plan.json", "hosts/h1.json", "hosts/h2.json", "report.json", "report.html", "observations.csv"} <= listed
     statement = documents.read(run / "signed.json", "signed")
-    assert statement["left_out"] == dict(LEFT_OUT)
+    assert statement["left_out"] == dict(UNSIGNED_FILES)
     assert (statement["decision"], statement["mark"]) == ("accepted", "")
 
 
@@ -122,7 +127,7 @@ def append(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "change", "named"),
+    ("path", "change", "message"),
     [
         ("hosts/h1.json", append, "changed: hosts/h1.json"),
         ("report.html", append, "changed: report.html"),
@@ -138,17 +143,17 @@ def append(path: Path) -> None:
         ("SHA256SUMS.sig", lambda path: path.write_text("nonsense"), "signature: "),
     ],
 )
-def test_whatever_was_changed_is_named(
-    run: Path, verify: Verify, what: str, change: Callable[[Path], object], named: str
+def test_changed_file_is_named(
+    run: Path, verify: Verify, path: str, change: Callable[[Path], object], message: str
 ) -> None:
-    change(run / what)
-    code, said = verify(run)
+    change(run / path)
+    code, output = verify(run)
     assert code == 1
-    assert f"- {named}" in said or named in said
-    assert "DOES NOT HOLD" in said
+    assert message in output
+    assert "DOES NOT HOLD" in output
 
 
-def test_what_is_left_out_may_change(run: Path, verify: Verify) -> None:
+def test_unsigned_files_may_change(run: Path, verify: Verify) -> None:
     (run / "journal.jsonl").write_text("{}\n")
     (run / "rma" / "x").mkdir(parents=True)
     (run / "rma" / "x" / "README.md").touch()
@@ -157,30 +162,30 @@ def test_what_is_left_out_may_change(run: Path, verify: Verify) -> None:
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_only_an_allowed_key_signs(run: Path, keys: Path, verify: Verify) -> None:
+def test_key_that_is_not_allowed_fails_verification(run: Path, keys: Path, verify: Verify) -> None:
     assert main(["sign", str(run), "--key", str(keys / "mallory")]) == 0
-    code, said = verify(run)
+    code, output = verify(run)
     assert code == 1
-    assert "which is not an allowed signer" in said
+    assert "which is not an allowed signer" in output
 
 
-def test_a_signature_for_another_use_is_none(run: Path, keys: Path, verify: Verify) -> None:
+def test_signature_with_another_namespace_is_rejected(run: Path, keys: Path, verify: Verify) -> None:
     (run / "SHA256SUMS.sig").unlink()
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", "git", "-f", str(keys / "alice"), str(run / "SHA256SUMS")]
     subprocess.run(command, check=True, capture_output=True)
     assert verify(run)[0] == 1
 
 
-def test_the_signer_asked_for_must_be_the_one(run: Path, verify: Verify) -> None:
+def test_required_signer_must_match(run: Path, verify: Verify) -> None:
     assert verify(run, "--no-judge", "--signer", "alice@example.com")[0] == 0
-    code, said = verify(run, "--no-judge", "--signer", "bob@example.com")
-    assert (code, "not by bob@example.com" in said) == (1, True)
+    code, output = verify(run, "--no-judge", "--signer", "bob@example.com")
+    assert (code, "not by bob@example.com" in output) == (1, True)
 
 
-def test_json_output_agrees(run: Path, verify: Verify) -> None:
+def test_json_output_matches_exit_code(run: Path, verify: Verify) -> None:
     (run / "hosts" / "h2.json").unlink()
-    code, said = verify(run, "--json")
-    document = json.loads(said)
+    code, output = verify(run, "--json")
+    document = json.loads(output)
     assert (document["code"], document["problems"]) == (code, ["missing: hosts/h2.json"])
 
 
@@ -189,21 +194,20 @@ def test_report_that_differs_from_its_records_is_not_signed(
 ) -> None:
     (run / "hosts" / "h2.json").unlink()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
-    said = capsys.readouterr().err
-    assert "decision: accepted in report.json, incomplete from the records" in said
-    assert f"rackproof report {run}" in said
+    output = capsys.readouterr().err
+    assert "decision: accepted in report.json, incomplete from the records" in output
+    assert f"rackproof report {run}" in output
 
 
-def test_every_view_that_a_report_leaves_is_made_again_before_it_is_signed(
+def test_run_with_a_changed_report_file_is_not_signed(
     keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "r1", PLAN)
     before = set((tmp_path / "r1").iterdir())
     assert main(["report", str(tmp_path / "r1")]) == 0
-    made = {path for path in set((tmp_path / "r1").iterdir()) - before if path.name not in LEFT_OUT}
-    made -= {tmp_path / "r1" / "report.json"}
-    assert len(made) >= 5
-    for path in made:
+    written = {path for path in set((tmp_path / "r1").iterdir()) - before if path.name not in UNSIGNED_FILES}
+    assert {path.name for path in written} == {"report.json", *FORMATS} - {"observations.parquet"}
+    for path in written - {tmp_path / "r1" / "report.json"}:
         content = path.read_bytes()
         append(path)
         capsys.readouterr()
@@ -215,7 +219,7 @@ def test_every_view_that_a_report_leaves_is_made_again_before_it_is_signed(
 
 
 @pytest.mark.parametrize("options", [(), ("--all-observations",)])
-def test_a_large_fleet_is_signed_with_the_observations_that_were_asked_for(
+def test_large_fleet_is_signed_with_and_without_all_observations(
     options: tuple[str, ...], keys: Path, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts, "FULL_HOSTS", 1)
@@ -227,58 +231,56 @@ def test_a_large_fleet_is_signed_with_the_observations_that_were_asked_for(
 
 def test_forged_view_is_detected_despite_a_good_signature(run: Path, keys: Path, verify: Verify) -> None:
     (run / "report.html").write_text("<h1>All hosts are faster than ever</h1>")
-    by_hand(run, keys)
-    code, said = verify(run)
-    assert (code, "report.html does not match report.json" in said) == (1, True)
+    sign_without_judging(run, keys)
+    code, output = verify(run)
+    assert (code, "report.html does not match report.json" in output) == (1, True)
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_a_view_that_cannot_be_made_again_is_signed_and_said_to_be(
+def test_parquet_is_signed_unchecked_without_pyarrow(
     run: Path, keys: Path, verify: Verify, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
     (run / "observations.parquet").write_bytes(b"PAR1")
     capsys.readouterr()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
     reported = "observations.parquet was not rendered again: pyarrow is not installed here"
     assert reported in capsys.readouterr().out
-    code, said = verify(run)
-    assert (code, reported in said) == (0, True)
+    code, output = verify(run)
+    assert (code, reported in output) == (0, True)
 
 
-def test_views_of_another_version_are_not_made_again(
+def test_report_files_of_another_version_are_not_rendered_again(
     run: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.signature.signing.VERSION", "99.0")
-    code, said = verify(run)
-    assert (code, "views not rendered again: another version" in said) == (0, True)
+    code, output = verify(run)
+    assert (code, "report files not rendered again: another version" in output) == (0, True)
 
 
-def test_what_changes_while_it_is_judged_is_not_signed(run: Path, keys: Path) -> None:
+def test_file_that_changes_during_judging_prevents_signing(run: Path, keys: Path) -> None:
     (run / "SHA256SUMS.sig").unlink()
 
-    def judged_and_changed(directory: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
+    def judge_and_change_a_record(directory: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
         report = judge_report(directory, criteria, waivers)
         append(directory / "hosts" / "h2.json")
         return report
 
     with pytest.raises(RunError, match=r"hosts/h2\.json changed while the run was judged"):
-        signing.sign(run, keys / "alice", Rules(), judged_and_changed)
+        signing.sign(run, keys / "alice", Rules(), judge_and_change_a_record)
     assert not (run / "SHA256SUMS.sig").exists()
 
 
 @pytest.mark.parametrize("path", [".report.html.abcd1234", "hosts/.h2.json.a_c4e6g8"])
-def test_a_file_that_was_left_half_written_is_not_signed(
-    path: str, run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_temporary_file_prevents_signing(path: str, run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / path).touch()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
     assert f"{run / path}: temporary file of an interrupted write: remove" in capsys.readouterr().err
 
 
-def by_hand(run: Path, keys: Path) -> None:
-    """Sums and signature as somebody makes them who has the key and not our scruples."""
-    paths = sorted(from_text((run / "SHA256SUMS").read_text()))
+def sign_without_judging(run: Path, keys: Path) -> None:
+    """Sign the run without judging it, as a dishonest owner of the key could."""
+    paths = sorted(parse_sums((run / "SHA256SUMS").read_text()))
     done = subprocess.run(["sha256sum", *paths], cwd=run, check=True, capture_output=True)
     (run / "SHA256SUMS").write_bytes(done.stdout)
     (run / "SHA256SUMS.sig").unlink()
@@ -290,52 +292,51 @@ def test_forged_report_is_detected_despite_a_good_signature(run: Path, keys: Pat
     record = json.loads((run / "hosts" / "h2.json").read_text())
     record["observations"] = [observation for observation in record["observations"] if observation["scope"] != "gpu=1"]
     documents.write(run / "hosts" / "h2.json", record)
-    by_hand(run, keys)
-    code, said = verify(run)
+    sign_without_judging(run, keys)
+    code, output = verify(run)
     assert code == 1
     assert (
-        "report.json does not match the records: decision: accepted in report.json, incomplete from the records" in said
+        "report.json does not match the records: decision: accepted in report.json, incomplete from the records"
+        in output
     )
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_a_pack_that_changed_since_is_named_and_the_run_is_not_called_forged(
+def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     run: Path, keys: Path, verify: Verify, tmp_path: Path
 ) -> None:
-    pack = tmp_path / "ours.yml"
+    pack = tmp_path / "site.yml"
     pack.write_text(PACK.replace("LIMIT", "5.0e+14"))
     assert main(["report", str(run), "--criteria", str(pack)]) == 0
     assert main(["sign", str(run), "--key", str(keys / "alice"), "--criteria", str(pack)]) == 0
-    assert verify(run)[0] == 0, "the signer's own packs are used where they still are"
+    assert verify(run)[0] == 0, "the signer's packs are still at their paths, so verify uses them"
     pack.write_text(PACK.replace("LIMIT", "5.1e+14"))
-    code, said = verify(run)
-    assert code == 2, "the limit in the report is another"
-    assert f"packs and waivers that changed since signing: {pack}" in said
-    assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in said
-    assert ": gemm-ours: pass, with another limit or reason" in said
+    code, output = verify(run)
+    assert code == 2, "the report has another limit"
+    assert f"packs and waivers that changed since signing: {pack}" in output
+    assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
+    assert ": gemm-site: pass, with another limit or reason" in output
     pack.unlink()
-    code, said = verify(run)
-    assert (code, "not judged again: " in said) == (2, True)
+    code, output = verify(run)
+    assert (code, "not judged again: " in output) == (2, True)
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_reporting_again_keeps_the_signature_or_says_that_it_is_void(
-    run: Path, verify: Verify, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_report_keeps_the_signature_or_warns(run: Path, verify: Verify, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().err == ""
     assert verify(run)[0] == 0
     (run / "hosts" / "h2.json").unlink()
     assert main(["report", str(run)]) == 2
-    said = capsys.readouterr().err
-    assert "changed since it was signed: hosts/h2.json" in said
-    assert f"rackproof sign {run}" in said
+    output = capsys.readouterr().err
+    assert "changed since it was signed: hosts/h2.json" in output
+    assert f"rackproof sign {run}" in output
 
 
 def sign_without_terminal(path: Path, **environment: str) -> str:
-    """The signature of a few bytes, or what is told where there is none."""
-    kept = {
+    """Return the signature of a few bytes, or the last line of the error, without a terminal to ask for a passphrase."""
+    inherited = {
         name: value for name, value in os.environ.items() if name not in ("SSH_AUTH_SOCK", "DISPLAY", "SSH_ASKPASS")
     }
     code = "import sys; from pathlib import Path; from fleet.signature import ssh; print(ssh.sign(b'x', Path(sys.argv[1])))"
@@ -346,18 +347,18 @@ def sign_without_terminal(path: Path, **environment: str) -> str:
         check=False,
         cwd=ROOT,
         start_new_session=True,
-        env={**kept, **environment},
+        env={**inherited, **environment},
     )
     return done.stdout or done.stderr.splitlines()[-1]
 
 
 def test_passphrase_without_a_terminal_is_reported(tmp_path: Path) -> None:
-    said = sign_without_terminal(key(tmp_path, "locked", "secret"))
-    assert "wrong passphrase" in said
-    assert "ssh-add" in said
+    output = sign_without_terminal(key(tmp_path, "locked", "secret"))
+    assert "wrong passphrase" in output
+    assert "ssh-add" in output
 
 
-def test_a_key_that_cannot_be_used_leaves_the_old_signature(
+def test_unusable_key_keeps_the_old_signature(
     run: Path, tmp_path: Path, verify: Verify, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
@@ -380,7 +381,7 @@ def agent(tmp_path: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_a_key_in_an_agent_signs(keys: Path, tmp_path: Path, agent: str) -> None:
+def test_key_in_ssh_agent_signs(keys: Path, tmp_path: Path, agent: str) -> None:
     environment = {**os.environ, "SSH_AUTH_SOCK": agent}
     subprocess.run(["ssh-add", "-q", str(keys / "alice")], check=True, env=environment)
     public = Path(shutil.copy(keys / "alice.pub", tmp_path / "alice.pub"))
@@ -392,31 +393,31 @@ def test_a_key_in_an_agent_signs(keys: Path, tmp_path: Path, agent: str) -> None
 def test_missing_files_are_reported(
     run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said(*arguments: str) -> tuple[int, str]:
+    def rackproof(*arguments: str) -> tuple[int, str]:
         return main(list(arguments)), capsys.readouterr().err
 
-    run_, signers = str(run), str(keys / "signers")
-    assert said("sign", run_, "--key", str(tmp_path / "none"))[0] == 64
-    assert said("verify", run_, "--allowed-signers", str(tmp_path / "none"))[0] == 64
-    assert said("verify", str(tmp_path), "--allowed-signers", signers)[0] == 2
+    directory, signers = str(run), str(keys / "signers")
+    assert rackproof("sign", directory, "--key", str(tmp_path / "none"))[0] == 64
+    assert rackproof("verify", directory, "--allowed-signers", str(tmp_path / "none"))[0] == 64
+    assert rackproof("verify", str(tmp_path), "--allowed-signers", signers)[0] == 2
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
-        code, text = said("verify", run_, "--allowed-signers", signers)
-        assert (code, "ssh-keygen is not installed: install OpenSSH" in text) == (2, True)
+        code, error = rackproof("verify", directory, "--allowed-signers", signers)
+        assert (code, "ssh-keygen is not installed: install OpenSSH" in error) == (2, True)
     (run / "SHA256SUMS.sig").unlink()
-    code, text = said("verify", run_, "--allowed-signers", signers)
-    assert (code, "not signed" in text) == (2, True)
+    code, error = rackproof("verify", directory, "--allowed-signers", signers)
+    assert (code, "not signed" in error) == (2, True)
 
 
-def test_a_run_that_goes_on_is_not_signed(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_in_progress_is_not_signed(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_lock.acquire(run)
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 75
     assert "sign it after its report is written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["nonsense", f"{'0' * 64} one-space", f"{'0' * 63}g  x"])
-def test_a_line_that_is_no_sum_is_refused(line: str) -> None:
+def test_invalid_or_duplicate_line_is_rejected(line: str) -> None:
     with pytest.raises(Exception, match="not a checksum and a path"):
-        from_text(f"{'0' * 64}  a\n{line}\n")
+        parse_sums(f"{'0' * 64}  a\n{line}\n")
     with pytest.raises(Exception, match="duplicate path"):
-        from_text(f"{'0' * 64}  a\n{'1' * 64}  a\n")
+        parse_sums(f"{'0' * 64}  a\n{'1' * 64}  a\n")
