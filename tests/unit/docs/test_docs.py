@@ -44,6 +44,9 @@ ELSEWHERE = {
         "agent/cli/uptime.py",
         "fleet/report/host_list.py",
         "tests/unit/fleet/report/test_host_list.py",
+        "roles/banner/meta/main.yml",
+        "roles/banner/tasks/main.yml",
+        "playbooks/banner.yml",
     },
     "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # SuperBench's
 }
