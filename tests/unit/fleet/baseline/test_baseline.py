@@ -34,7 +34,7 @@ PACKS = read_packs(())
 # --- what several runs are settled to
 
 
-def test_one_wrong_value_among_twenty_is_no_baseline() -> None:
+def test_outlier_among_twenty_values_is_ignored() -> None:
     """SuperBench takes a 10 000 among nineteen 401s as baseline 10 000."""
     result = settle([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
@@ -42,7 +42,7 @@ def test_one_wrong_value_among_twenty_is_no_baseline() -> None:
 
 @pytest.mark.parametrize("wrong", [10_000.0, 0.0, 300.0, 440.0, -1e9])
 @pytest.mark.parametrize("count", [5, 10, 20])
-def test_two_in_five_may_be_wrong_together(wrong: float, count: int) -> None:
+def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> None:
     source = random.Random(count)  # noqa: S311
     right = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
     mixed = right + [wrong] * (count * 2 // 5)
@@ -58,18 +58,18 @@ def test_two_in_five_may_be_wrong_together(wrong: float, count: int) -> None:
     right=st.lists(st.floats(400.0, 402.0), min_size=12, max_size=12),
     wrong=st.lists(st.floats(-1e6, 1e6), min_size=8, max_size=8),
 )
-def test_level_stays_among_the_sound_values_whatever_the_others_are(right: list[float], wrong: list[float]) -> None:
+def test_level_stays_within_the_correct_values(right: list[float], wrong: list[float]) -> None:
     assert 396.0 <= settle(right + wrong).value <= 406.0
 
 
-def test_of_fewer_than_five_the_median_stands_and_the_noise_is_not_made_small() -> None:
+def test_fewer_than_five_values_give_median_and_large_noise() -> None:
     result = settle([400.0, 401.0, 500.0])
     assert (result.value, result.left_out) == (401.0, 0)
     assert result.sigma > 50
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
-def test_nothing_is_settled_from_nothing(values: list[float]) -> None:
+def test_level_of_no_finite_values_is_an_error(values: list[float]) -> None:
     with pytest.raises(ValueError, match="nothing to settle"):
         settle(values)
 
@@ -81,7 +81,7 @@ def samples(p50: float, cv: float, n: int = 25, exact: float | None = None) -> S
     return Samples(n=n, min=p50 * 0.9, p50=p50, max=p50 * 1.1, cv=cv, precision=exact)
 
 
-def test_interval_of_the_record_is_believed_before_a_normal_model() -> None:
+def test_recorded_precision_takes_precedence_over_a_normal_model() -> None:
     assert precision(samples(100.0, 0.5, exact=0.0196)) == pytest.approx(0.01)
     assert precision(samples(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
 
@@ -123,7 +123,7 @@ def test_limit_is_never_within_the_noise(operator: str, fraction: float, sigma: 
     assert result[0] == pytest.approx(wanted)
 
 
-def test_runs_that_scatter_widely_make_no_limit() -> None:
+def test_noisy_runs_give_no_limit() -> None:
     assert limit(criterion(fraction=0.98), level(0.10)) is None
 
 
@@ -157,7 +157,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def test_accepted_run_is_kept_by_serial_with_where_it_comes_from(kept: Path) -> None:
+def test_accepted_run_is_stored_by_serial_with_its_origin(kept: Path) -> None:
     assert {str(path.relative_to(kept)) for path in kept.rglob("*.json")} == {
         *(f"hosts/{host}.json" for host in ("h1", "h2")),
         *(f"gpus/{host}-{index}.json" for host in ("h1", "h2") for index in (0, 1)),
@@ -169,9 +169,7 @@ def test_accepted_run_is_kept_by_serial_with_where_it_comes_from(kept: Path) -> 
     assert (copy["value"], copy["values"]) == (4.27e12, {"good": 4.27e12})
 
 
-def test_run_that_is_not_accepted_is_refused_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "bad", change=slowed("memory.bandwidth", 0.5, **COPY))
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
     assert "run `rackproof report" in capsys.readouterr().err
@@ -194,7 +192,7 @@ def test_run_that_is_not_accepted_is_refused_and_nothing_is_written(
     ],
     ids=["lacks a verdict", "another type", "more than a report has"],
 )
-def test_report_that_the_records_do_not_give_makes_no_baseline(
+def test_report_that_differs_from_the_records_is_refused(
     change: Callable[[dict[str, Any]], dict[str, Any]], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(tmp_path / "good")
@@ -207,7 +205,7 @@ def test_report_that_the_records_do_not_give_makes_no_baseline(
     assert not (tmp_path / "base").exists()
 
 
-def test_report_that_is_a_link_makes_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_symlinked_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "good")
     assert call("report", run) == 0
     (run / "report.json").rename(tmp_path / "elsewhere.json")
@@ -216,7 +214,7 @@ def test_report_that_is_a_link_makes_no_baseline(tmp_path: Path, capsys: pytest.
     assert "report.json: Too many levels of symbolic links" in capsys.readouterr().err
 
 
-def test_waived_run_is_taken_with_the_waivers_named(tmp_path: Path) -> None:
+def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1", change=slowed("memory.bandwidth", 0.974, **COPY))
     waivers = tmp_path / "w.yml"
     waivers.write_text(
@@ -238,7 +236,7 @@ def test_waived_run_is_taken_with_the_waivers_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
-def test_what_no_gpu_showed_is_never_a_baseline_of_gpus(kind: str, tmp_path: Path) -> None:
+def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, tmp_path: Path) -> None:
     plan = small("h1")
     planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
     assert baseline_store.kind_of(planned) == kind
@@ -249,7 +247,7 @@ def test_what_no_gpu_showed_is_never_a_baseline_of_gpus(kind: str, tmp_path: Pat
     assert "is invalid" in other.of_host("h1", ()).problem
 
 
-def test_baseline_of_another_kind_is_refused_even_where_it_lies(kept: Path, tmp_path: Path) -> None:
+def test_baseline_of_another_kind_is_refused(kept: Path, tmp_path: Path) -> None:
     document = documents.read(kept / "hosts" / "h1.json", "baseline")
     documents.write(kept / "hosts" / "h1.json", {**document, "kind": "simulated"})
     assert "kind simulated, expected gpu" in baseline_store.of_host(kept, "gpu", "h1").problem
@@ -301,7 +299,7 @@ def test_list_and_show(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean h1-" in capsys.readouterr().err
 
 
-def test_part_with_simulated_baselines_only_names_the_kind(
+def test_show_names_the_kind_of_an_existing_baseline(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(
@@ -319,7 +317,7 @@ def test_part_with_simulated_baselines_only_names_the_kind(
 
 
 @pytest.mark.parametrize("serial", ["../../etc/passwd", "", "a" * 300, "ümlaut", ".hidden"])
-def test_serial_from_a_host_leads_to_no_path(serial: str) -> None:
+def test_serial_cannot_escape_the_baseline_directory(serial: str) -> None:
     path = baseline_store.path_of("gpu", serial)
     assert path.startswith("gpus/")
     assert path.count("/") == 1
@@ -337,18 +335,18 @@ def compared(kept: Path, directory: Path, change: Change = lambda record: record
     return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
 
 
-def test_same_again_passes(kept: Path, tmp_path: Path) -> None:
+def test_unchanged_run_passes(kept: Path, tmp_path: Path) -> None:
     assert compared(kept, tmp_path / "after") == []
 
 
-def test_loss_beyond_noise_fails_that_part_alone(kept: Path, tmp_path: Path) -> None:
+def test_loss_beyond_noise_fails_only_that_part(kept: Path, tmp_path: Path) -> None:
     verdicts = compared(kept, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
     assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
 
 
-def test_part_that_scatters_more_since_is_not_excused_by_it(kept: Path, tmp_path: Path) -> None:
+def test_noisier_part_still_fails(kept: Path, tmp_path: Path) -> None:
     slow = slowed("stress.throughput", 0.95)
 
     def change(record: Record) -> Record:
@@ -364,7 +362,7 @@ def test_part_that_scatters_more_since_is_not_excused_by_it(kept: Path, tmp_path
     assert [item.criterion for item in verdicts if item.criterion.startswith("baseline")] == ["baseline-stress"]
 
 
-def test_new_part_is_inconclusive_and_names_the_one_before(kept: Path, tmp_path: Path) -> None:
+def test_replacement_part_is_inconclusive_and_names_the_old_part(kept: Path, tmp_path: Path) -> None:
     verdicts = compared(kept, tmp_path / "after", swapped("h2", 1, "S-NEW"))
     assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
@@ -380,7 +378,7 @@ def test_host_without_baseline_is_inconclusive(kept: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["index.json", "gpus/h1-0.json"])
-def test_copy_that_was_changed_after_the_plan_is_not_believed(name: str, kept: Path, tmp_path: Path) -> None:
+def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, kept: Path, tmp_path: Path) -> None:
     compared(kept, tmp_path / "after")
     path = tmp_path / "after" / "baseline" / name
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
@@ -390,7 +388,7 @@ def test_copy_that_was_changed_after_the_plan_is_not_believed(name: str, kept: P
     assert all(item.verdict == INCONCLUSIVE and "is invalid" in item.reason for item in verdicts)
 
 
-def test_what_is_accepted_later_does_not_change_what_the_run_is_judged_by(kept: Path, tmp_path: Path) -> None:
+def test_later_changes_of_the_baseline_do_not_affect_a_planned_run(kept: Path, tmp_path: Path) -> None:
     compared(kept, tmp_path / "after")
     for path in kept.rglob("*.json"):
         path.unlink()
@@ -398,7 +396,7 @@ def test_what_is_accepted_later_does_not_change_what_the_run_is_judged_by(kept: 
     assert [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS] == []
 
 
-def test_report_names_regressions_and_parts_that_differ(
+def test_report_lists_regressions_and_replaced_parts(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def both(record: Record) -> Record:
@@ -416,7 +414,7 @@ def test_report_names_regressions_and_parts_that_differ(
     assert "Since it was accepted" in (tmp_path / "after" / "report.md").read_text()
 
 
-def test_run_without_baseline_is_judged_as_before(tmp_path: Path) -> None:
+def test_run_without_baseline_has_no_baseline_verdicts(tmp_path: Path) -> None:
     run = load(run_directory(tmp_path / "plain"))
     assert not [item for item in judge(run.plan, run.evidence, PACKS) if item.criterion.startswith("baseline")]
 
@@ -432,7 +430,7 @@ def inventory(path: Path, **variables: object) -> Path:
     return path
 
 
-def test_plan_names_the_baseline_by_its_digest_and_keeps_it_when_resumed(kept: Path, tmp_path: Path) -> None:
+def test_plan_has_the_digest_of_the_baseline_and_keeps_it_when_resumed(kept: Path, tmp_path: Path) -> None:
     listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(kept))
     run = tmp_path / "runs" / "after"
     assert call("plan", "-i", listing, "--run-dir", run) == 0
@@ -444,7 +442,7 @@ def test_plan_names_the_baseline_by_its_digest_and_keeps_it_when_resumed(kept: P
     assert documents.read(run / "plan.json", "plan")["baseline"] == plan["baseline"]
 
 
-def test_plan_with_a_baseline_that_is_nowhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_a_missing_baseline_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(tmp_path / "nowhere"))
     assert call("plan", "-i", listing, "--run-dir", tmp_path / "runs" / "after") == 64
     assert "accept a run first" in capsys.readouterr().err
@@ -454,9 +452,7 @@ def test_plan_with_a_baseline_that_is_nowhere_is_refused(tmp_path: Path, capsys:
 HOSTILE = '"><script>\x1b[2J=cmd|x../../etc\u202e' + "z" * 400
 
 
-def test_serial_that_is_an_attack_is_kept_compared_and_shown_harmlessly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_serial_is_stored_compared_and_shown_safely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "runs" / "good", change=swapped("h1", 0, HOSTILE))
     base = tmp_path / "base"
     assert call("report", run) == 0
@@ -481,7 +477,7 @@ def test_serial_that_is_an_attack_is_kept_compared_and_shown_harmlessly(
 MEASURED_RUNS = ROOT / "docs" / "measurements"
 
 
-def test_gpu_that_another_process_slowed_is_named_by_what_it_did_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_gpu_slowed_by_another_process_is_a_regression(capsys: pytest.CaptureFixture[str]) -> None:
     """The same machine with four H200, while another process computed on GPU 2 for 4.9 % of the time."""
     runs = (MEASURED_RUNS / "h200x4-beside-references", MEASURED_RUNS / "h200x4-slowed-gpu")
     assert call("diff", *runs, "--json") == 1

@@ -163,7 +163,7 @@ def faults(report: FleetReport) -> set[tuple[str, str, str]]:
     return {(item.host, item.scope, item.verdict) for item in report.verdicts if item.name == "gang.fault"}
 
 
-def test_a_gang_in_order_is_launched_once() -> None:
+def test_healthy_gang_is_launched_once() -> None:
     site = Site(plan("h1", "h2", "h3"))
     decision = site.play()
     assert site.started == [LaunchPlan(gang="r1", members=("h1", "h2", "h3"), number=1)]
@@ -183,7 +183,7 @@ def test_several_gangs_start_at_once() -> None:
     ]
 
 
-def test_who_is_named_leaves_and_the_rest_is_measured_without_it() -> None:
+def test_culprit_is_excluded_and_the_rest_is_measured() -> None:
     dead = named("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
     decision = site.play()
@@ -208,7 +208,7 @@ def test_every_launch_stays_in_the_record() -> None:
     assert launches == {"h1": ["failed", "finished"], "h2": ["failed"], "h3": ["failed", "finished"]}
 
 
-def test_a_host_that_is_lost_is_named_by_the_others_and_launches_no_more() -> None:
+def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
     lost = named("host_silent", "h3")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost), gone={"h3"})
     site.gone = set()
@@ -226,7 +226,7 @@ def test_a_host_that_is_lost_is_named_by_the_others_and_launches_no_more() -> No
     assert (stage.host, stage.reason) == ("h3", "nothing was observed; there is no record of the stage from this host")
 
 
-def test_a_host_out_of_reach_from_the_start_is_left_out_and_inconclusive() -> None:
+def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
     site = Site(plan("h1", "h2", "h3"), gone={"h3"})
     site.play()
     assert site.full() == [("h1", "h2")]
@@ -245,7 +245,7 @@ def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
     assert {verdict for _, _, verdict in faults(site.report())} == {"inconclusive"}
 
 
-def test_half_of_the_hosts_that_fell_silent_at_once_are_left_out_and_not_rejected() -> None:
+def test_silent_half_of_the_hosts_is_excluded_but_not_rejected() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(named("host_silent", "h3", "h4")))
     site.play()
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
@@ -284,7 +284,7 @@ def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
     assert most <= math.log2(size) + 3
 
 
-def test_one_of_an_incompatible_pair_leaves_and_both_are_reported() -> None:
+def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
     site = Site(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
     site.play()
     assert site.full() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
@@ -303,14 +303,14 @@ def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[s
     assert site.report().decision == "accepted"
 
 
-def test_a_probe_that_fails_by_chance_too_gets_no_link_blamed() -> None:
+def test_probe_that_fails_by_chance_suspects_no_link() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), flaky=2)
     assert site.play().excluded == {}
     assert site.full() == [("h1", "h2", "h3", "h4")] * 2
     assert site.report().decision == "accepted"
 
 
-def test_a_gang_of_which_no_two_hosts_work_ends_without_a_culprit() -> None:
+def test_gang_without_a_working_pair_ends_without_a_culprit() -> None:
     names = ("h1", "h2", "h3", "h4")
     site = Site(plan(*names), bad=set(names))
     assert set(site.play().excluded) == set(names)
@@ -319,7 +319,7 @@ def test_a_gang_of_which_no_two_hosts_work_ends_without_a_culprit() -> None:
     assert faults(site.report()) == {(name, "gang=r1", "inconclusive") for name in names}
 
 
-def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
+def test_finished_launch_with_only_errors_counts_as_failed() -> None:
     """Where NCCL cannot start, every rank says so and ends well."""
     site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
 
@@ -334,7 +334,7 @@ def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
     assert faults(site.report()) == {("h2", "host", "fail")}
 
 
-def test_a_slow_host_that_spoils_the_gangs_figures_leaves_so_that_the_others_have_theirs() -> None:
+def test_host_that_slows_the_collectives_is_excluded() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), slow={"h3"})
     assert site.play().excluded == {}
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
@@ -347,7 +347,7 @@ def test_a_slow_host_that_spoils_the_gangs_figures_leaves_so_that_the_others_hav
     assert "Gang r1: 3 of 4 hosts were measured together (h1, h2, h4), without h3" in report.acceptance.summary
 
 
-def test_a_slow_host_that_spoils_nothing_stays() -> None:
+def test_slow_host_is_kept_if_the_collectives_pass() -> None:
     site = Site(replace(plan("h1", "h2", "h3", "h4"), criteria=()), slow={"h3"})
     site.plan = replace(site.plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in site.plan.hosts))
     site.play()
@@ -355,7 +355,7 @@ def test_a_slow_host_that_spoils_nothing_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
-def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason(kind: str) -> None:
+def test_host_that_started_no_rank_is_excluded_with_its_reason(kind: str) -> None:
     """Its launcher was not begun, or ended before any rank was."""
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named(kind, "h2")))
     for start in site.decide().launches:
@@ -379,7 +379,7 @@ def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason(kind: str) ->
         ({"h2": 1, "h3": 2}, [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4"), ("h1", "h4")]),
     ],
 )
-def test_a_host_with_a_rank_that_has_no_device_leaves_at_once(
+def test_host_with_a_rank_without_device_is_excluded_at_once(
     unable: Mapping[str, int], launches: Sequence[tuple[str, ...]]
 ) -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), unable=unable)
@@ -401,7 +401,7 @@ def test_probe_with_a_missing_device_suspects_no_host(host: str, since: int) -> 
     assert faults(site.report()) == {(host, "gpu=1", "inconclusive")}
 
 
-def test_hosts_of_which_nothing_was_measured_were_not_measured_together() -> None:
+def test_launch_without_measurements_does_not_count_as_measured_together() -> None:
     """Although the launch of those that have all their devices came to its end."""
     for names, unable in ((("h1", "h2"), {"h2": 1}), (("h1", "h2", "h3"), {"h3": 1, "h2": 2})):
         site = Site(plan(*names), unable=unable)
@@ -422,7 +422,7 @@ def test_renumbered_gpus_do_not_blame_the_last_number() -> None:
     assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
 
 
-def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it() -> None:
+def test_launch_interrupted_by_the_control_node_blames_no_host() -> None:
     """It was killed in between: those that it had started waited for the others in vain."""
     site = Site(plan("h1", "h2", "h3"))
     (first,) = site.decide().launches
@@ -435,7 +435,7 @@ def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it()
     assert site.report().decision == "accepted"
 
 
-def test_a_host_that_is_absent_again_leaves() -> None:
+def test_host_absent_twice_is_excluded() -> None:
     absent = named("host_absent", "h3")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
     for _ in range(2):
@@ -446,7 +446,7 @@ def test_a_host_that_is_absent_again_leaves() -> None:
     assert site.full() == [("h1", "h2", "h3")] * 2 + [("h1", "h2")]
 
 
-def test_the_same_records_are_answered_the_same_and_a_finished_gang_is_launched_no_more() -> None:
+def test_equal_records_give_equal_decisions_and_a_finished_gang_is_done() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
     while starts := site.decide().launches:
         assert site.decide().launches == starts
@@ -492,7 +492,7 @@ def rackproof(*arguments: str | Path, stdin: str = "") -> str:
     return done.stdout
 
 
-def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
+def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     site = Site(lean(plan("h1", "h2", "h3")), culprit=stopped_by(named("rank_ended", "h2")))
     run = written(site, tmp_path)
     assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
@@ -524,7 +524,7 @@ def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
     assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
 
 
-def test_what_a_launch_measured_survives_the_record_as_a_file() -> None:
+def test_launch_survives_the_round_trip_through_a_record() -> None:
     site = Site(plan("h1", "h2"))
     site.play()
     account = replace(site.launches["h1"][0], culprit=named("rank_ended", "h2"))

@@ -53,7 +53,7 @@ def test_wrong_variable_names_host_and_variable(variables: dict[str, Any], messa
     assert message in str(caught.value)
 
 
-def test_variables_of_others_are_none_of_our_business() -> None:
+def test_variables_of_other_tools_are_ignored() -> None:
     check_variables({"h1": {"ansible_user": "root", "site_name": "x"}})
 
 
@@ -93,12 +93,12 @@ def test_hostile_host_name_is_refused() -> None:
         check_variables({"../../etc": {}})
 
 
-def test_a_run_id_that_is_no_directorys_name_is_refused_in_words() -> None:
+def test_run_id_that_is_no_directory_name_is_refused() -> None:
     with pytest.raises(UsageError, match="host h1: rackproof_run_id: 'a/b': a run's name has letters, digits, dots"):
         check_variables({"h1": {"rackproof_run_id": "a/b"}})
 
 
-def test_missing_gpu_count_is_asked_for() -> None:
+def test_missing_gpu_count_is_refused() -> None:
     with pytest.raises(UsageError, match="host h1: rackproof_gpu_count is missing"):
         make_plan(read_profile("smoke"), builders.inventory(), run_id="r", nonce=builders.NONCE, created=builders.WHEN)
 
@@ -108,34 +108,34 @@ def test_gpu_count_and_devices_must_agree() -> None:
         builders.plan(rackproof_gpu_devices=[0])
 
 
-def test_rack_with_one_host_where_two_are_needed_is_named() -> None:
+def test_rack_with_one_host_cannot_form_a_gang() -> None:
     with pytest.raises(UsageError, match=r"gang r1 has 1 host \(h1\), 2 are needed"):
         builders.plan("h1")
     assert builders.plan("h1", rackproof_gang="none").gangs() == {}
 
 
-def test_run_wide_variable_must_not_differ() -> None:
+def test_run_wide_variable_must_be_equal_on_all_hosts() -> None:
     hosts = builders.inventory("h1", "h2", rackproof_gpu_count=1)
     hosts["h2"]["rackproof_epochs"] = 3
     with pytest.raises(UsageError, match="rackproof_epochs is None on host h1 and 3 on host h2"):
         make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
 
 
-def test_operators_choices_reach_the_plan() -> None:
+def test_training_variables_reach_the_plan() -> None:
     plan = builders.plan(rackproof_epochs=7, rackproof_batch_size=32)
     assert all(stage.benchmarks["training"] == {"epochs": 7, "batch_size": 32} for stage in plan.stages)
     only = builders.plan(rackproof_validation_only=True)
     assert not any(item.name.startswith("training.") for item in only.expected)
 
 
-def test_single_gpu_host_owes_no_collectives_of_its_own() -> None:
+def test_single_gpu_host_is_expected_to_run_gang_collectives_only() -> None:
     plan = builders.plan(gpu_count=1)
     stages = {item.stage for item in plan.expected_of(plan.hosts[0]) if item.name.startswith("collective.")}
     assert stages == {"gang"}
 
 
 @pytest.mark.parametrize("profile", ["smoke", "standard", "rehearsal"])
-def test_plan_is_what_its_schema_says_and_comes_back(profile: str) -> None:
+def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
     plan = builders.plan(profile=profile)
     document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="plan")
@@ -184,7 +184,7 @@ def test_unknown_profile_suggests_the_nearest_name(tmp_path: Path, text: str, me
         ({"rackproof_criteria": ["no/such.yml"]}, [], "no/such.yml: No such file or directory"),
     ],
 )
-def test_command_exits_64_with_a_message_and_no_traceback(
+def test_invalid_plan_exits_64_with_a_message(
     tmp_path: Path, variables: dict[str, Any], arguments: list[str], message: str
 ) -> None:
     path = listing(tmp_path, {"h1": {"ansible_host": "10.0.0.1", **variables}})
@@ -220,7 +220,7 @@ def test_real_inventory_is_read_through_ansible(tmp_path: Path) -> None:
     assert read_inventory([str(path)]) == {"a": {"ansible_host": "10.0.0.1", "rackproof_rack": "rack1"}}
 
 
-def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> None:
+def test_run_is_resumed_with_its_plan_and_refused_with_another(tmp_path: Path) -> None:
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", "rackproof_profile": "rehearsal"} for name in ("h1", "h2")}
 
     def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -240,7 +240,7 @@ def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> Non
     assert {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()} == before, "it is another's"
 
 
-def test_pairs_are_planned_with_every_host_met_and_on_the_gpus_that_all_hosts_have() -> None:
+def test_pairs_are_planned_on_the_gpus_that_both_hosts_have() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=4)
     hosts["h3"]["rackproof_gpu_count"] = 2
     plan = make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)

@@ -37,7 +37,7 @@ def profile_with(tmp_path: Path, benchmarks: str, name: str = "mine.yml", stage:
 # ---- the inventory's variables ----
 
 
-def test_what_the_inventory_says_of_a_host_stands_in_the_plan() -> None:
+def test_host_variables_reach_the_plan() -> None:
     hosts = builders.inventory(
         rackproof_gpu_count=3,
         rackproof_gpu_devices=[1, 4, 6],
@@ -55,7 +55,7 @@ def test_what_the_inventory_says_of_a_host_stands_in_the_plan() -> None:
     assert one.environment == {"NCCL_IB_HCA": "mlx5"}
 
 
-def test_what_the_inventory_does_not_say_is_taken_for_nothing() -> None:
+def test_missing_host_variables_have_defaults() -> None:
     plan = made({"h1": {"rackproof_gpu_count": 2}, "h2": {"rackproof_gpu_count": 2}})
     host = plan.host("h1")
     assert (host.address, host.rack, host.devices) == ("h1", "unassigned", (0, 1))
@@ -64,7 +64,7 @@ def test_what_the_inventory_does_not_say_is_taken_for_nothing() -> None:
     assert (plan.criteria, plan.grafana_url, plan.reason) == ((), "", "")
 
 
-def test_what_holds_for_the_whole_run_stands_in_the_plan() -> None:
+def test_run_wide_settings_reach_the_plan() -> None:
     part = Part(host="h1", kind="nic", serial="b8cef603006d7a1c")
     waiver = Waiver(criterion="ecc", who="ops", why="on order", until="2026-12-31")
     frozen = PlannedBaseline(directory="/srv/baseline", digest="0" * 64)
@@ -82,7 +82,7 @@ def test_what_holds_for_the_whole_run_stands_in_the_plan() -> None:
     assert (plan.profile, plan.rehearsal) == ("smoke", False)
 
 
-def test_a_gang_is_a_rack_or_all_hosts_or_none() -> None:
+def test_gang_is_a_rack_or_all_hosts_or_none() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=1)
     for name in ("h3", "h4"):
         hosts[name]["rackproof_rack"] = "r2"
@@ -97,18 +97,18 @@ def test_a_gang_is_a_rack_or_all_hosts_or_none() -> None:
     assert [stage.name for stage in plan.stages] == ["benchmark", "gang"]
 
 
-def test_no_gang_stage_without_a_gang() -> None:
+def test_plan_without_a_gang_has_no_gang_stage() -> None:
     alone = made(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
     assert [stage.name for stage in alone.stages] == ["benchmark"]
     assert {item.stage for item in alone.expected} == {"benchmark"}
 
 
-def test_a_profile_without_the_stage_has_no_gangs(tmp_path: Path) -> None:
+def test_profile_without_gang_stage_has_no_gangs(tmp_path: Path) -> None:
     plan = made(builders.inventory("h1", rackproof_gpu_count=1), str(profile_with(tmp_path, "benchmarks: {gemm: {}}")))
     assert (plan.gangs(), plan.host("h1").gang) == ({}, "")
 
 
-def test_so_many_hosts_as_the_inventory_says_make_a_gang() -> None:
+def test_gang_needs_the_minimum_number_of_hosts() -> None:
     three = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=1, rackproof_gang_minimum=3)
     assert made(three).gangs() == {"r1": ("h1", "h2", "h3")}
     del three["h3"]
@@ -136,14 +136,14 @@ def test_rehearsal_plans_processes_and_no_gpu_observations() -> None:
         "rackproof_profile",
     ],
 )
-def test_a_variable_of_the_whole_run_that_only_one_host_has_is_refused(key: str) -> None:
+def test_run_wide_variable_on_one_host_only_is_refused(key: str) -> None:
     hosts = builders.inventory(rackproof_gpu_count=1)
     hosts["h2"][key] = "x"
     with pytest.raises(UsageError, match=f"{key} is None on host h1 and 'x' on host h2"):
         made(hosts)
 
 
-def test_choices_for_training_touch_training_alone_and_only_where_they_are_made() -> None:
+def test_training_variables_change_training_only() -> None:
     plan = builders.plan(profile="smoke", rackproof_epochs=7)
     assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
     assert "epochs" not in plan.stage("gang").benchmarks["collective"]
@@ -178,13 +178,13 @@ def test_duration_accepts_days_hours_minutes_and_seconds(text: str, result: floa
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1h30", "-1h", "1.5h", "30m1h", "1h ", "1H", "1h\n"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="write a duration such as 24h"):
         seconds(text)
 
 
 @pytest.mark.parametrize(("chosen", "result"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])
-def test_a_soak_lasts_as_long_as_was_chosen_or_as_its_profile_says(chosen: str | None, result: float) -> None:
+def test_soak_duration_comes_from_inventory_or_profile(chosen: str | None, result: float) -> None:
     variables: dict[str, Any] = {"rackproof_soak_duration": chosen} if chosen else {}
     stage = builders.plan(profile="soak", rackproof_soak_stop_on="never", **variables).stage("soak")
     assert (stage.duration_s, stage.stop_on) == (result, "never")
@@ -193,7 +193,7 @@ def test_a_soak_lasts_as_long_as_was_chosen_or_as_its_profile_says(chosen: str |
 
 
 @pytest.mark.parametrize("chosen", ["0s", "31d1s", "32d"])
-def test_a_soak_of_no_time_or_of_more_than_a_month_is_refused(chosen: str) -> None:
+def test_soak_duration_out_of_range_is_refused(chosen: str) -> None:
     with pytest.raises(UsageError, match=f"rackproof_soak_duration {chosen}: give more than 0 and at most 31 d"):
         builders.plan(profile="soak", rackproof_soak_duration=chosen)
 
@@ -201,7 +201,7 @@ def test_a_soak_of_no_time_or_of_more_than_a_month_is_refused(chosen: str) -> No
 # ---- profiles ----
 
 
-def test_a_profile_may_lie_anywhere_and_end_in_either_way(tmp_path: Path) -> None:
+def test_profile_may_be_any_yml_or_yaml_file(tmp_path: Path) -> None:
     for name in ("mine.yml", "mine.yaml"):
         assert read_profile(str(profile_with(tmp_path, "benchmarks: {gemm: {}}", name)))["name"] == "mine"
     with pytest.raises(UsageError, match=r"profile .*other\.yaml: no such file: give the path"):
@@ -227,14 +227,14 @@ def test_shipped_profiles_are_listed_in_order() -> None:
         "scaling: {precision: bf16}",
     ],
 )
-def test_settings_at_their_limits_are_taken(tmp_path: Path, settings: str) -> None:
+def test_settings_at_their_limits_are_accepted(tmp_path: Path, settings: str) -> None:
     read_profile(str(profile_with(tmp_path, f"benchmarks: {{{settings}}}")))
 
 
 # ---- what is read back, and asked of a plan ----
 
 
-def test_everything_in_a_plan_comes_back_from_its_document() -> None:
+def test_whole_plan_survives_the_round_trip() -> None:
     item = Chosen(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the shortest")
     choice = Choice(budget_s=60.0, cost_s=3.0, runs=2, items=(item,))
     plan = made(
@@ -248,7 +248,7 @@ def test_everything_in_a_plan_comes_back_from_its_document() -> None:
     assert choice_from_json(json.loads(json.dumps(to_json(choice)))) == choice
 
 
-def test_unplanned_lookup_returns_nothing() -> None:
+def test_lookup_of_an_unplanned_name_raises_key_error() -> None:
     plan = builders.plan()
     for ask in (lambda: plan.host("h9"), lambda: plan.stage("soak"), lambda: plan.of_cell(1)):
         with pytest.raises(KeyError):
@@ -256,7 +256,7 @@ def test_unplanned_lookup_returns_nothing() -> None:
     assert plan.stage("gang").name == "gang"
 
 
-def test_the_plan_of_some_hosts_is_theirs_in_their_order() -> None:
+def test_plan_of_some_hosts_keeps_their_order() -> None:
     plan = made(
         builders.inventory("h1", "h2", "h3", rackproof_gpu_count=2),
         manifest=parts("h1", 2) + parts("h2", 2) + parts("h3", 2),
@@ -271,7 +271,7 @@ def expectation(name: str, scope: str, *, stage: str = "benchmark", peers: bool 
     return Expectation(stage=stage, name=name, scope=scope, params={}, peers=peers)
 
 
-def test_where_an_observation_is_to_be_made() -> None:
+def test_scopes_of_an_expected_observation() -> None:
     plan = builders.plan("h1", "h2", gpu_count=2)
     host = plan.host("h1")
     assert plan.scopes_of(host, expectation("x", "device")) == ("gpu=0", "gpu=1")
@@ -284,7 +284,7 @@ def test_where_an_observation_is_to_be_made() -> None:
     assert alone.scopes_of(alone.host("h1"), expectation("pairs.bandwidth", "peers", stage="gang")) == ()
 
 
-def test_what_is_measured_between_ranks_needs_two_and_a_gangs_stage_a_gang() -> None:
+def test_observations_between_ranks_need_two_ranks_and_gang_stages_need_a_gang() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=2)
     hosts["h3"]["rackproof_gpu_count"] = 1
     hosts["h4"]["rackproof_gang"] = "none"
@@ -305,7 +305,7 @@ def test_what_is_measured_between_ranks_needs_two_and_a_gangs_stage_a_gang() -> 
 # ---- the inventory itself ----
 
 
-def test_an_inventory_as_json_is_read_and_checked(tmp_path: Path) -> None:
+def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "inventory.json"
 
     def listing(**hosts: dict[str, Any]) -> list[str]:
@@ -337,7 +337,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, besid
 
 
 @pytest.mark.parametrize("nearby", [True, False])
-def test_ansible_is_asked_for_any_other_inventory_and_for_several(
+def test_other_inventories_are_read_by_ansible_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearby: bool
 ) -> None:
     reported = tmp_path / "told"
@@ -368,7 +368,7 @@ def test_missing_ansible_names_what_to_install(tmp_path: Path, monkeypatch: pyte
         read_inventory(["a,"])
 
 
-def test_groups_that_hold_one_another_are_each_read_once() -> None:
+def test_cyclic_groups_are_read_once() -> None:
     result = hosts_of(
         {
             "_meta": {"hostvars": {"a": {"rackproof_rack": "r1"}}},
@@ -388,13 +388,13 @@ def test_duplicate_addresses_are_reported_with_their_port() -> None:
     check_addresses({"a": local, "b": local, "c": {"ansible_host": "10.0.0.1"}})
 
 
-def test_missing_group_suggests_the_nearest_name() -> None:
+def test_missing_group_without_a_similar_name_has_no_suggestion() -> None:
     with pytest.raises(UsageError) as caught:
         hosts_of({"_meta": {}, "web": {}})
     assert "did you mean" not in str(caught.value)
 
 
-def test_one_of_several_noise_sources_is_named(tmp_path: Path) -> None:
+def test_unknown_choice_of_a_setting_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"scaling\.precision has no fp23 \(did you mean fp32\?\): there are fp32, bf16"
     ):

@@ -119,7 +119,7 @@ def test_cost_under_the_same_profile_takes_precedence() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
-def test_budget_holds_whatever_the_order_of_the_history(budget_s: float) -> None:
+def test_budget_holds_for_any_order_of_the_history(budget_s: float) -> None:
     runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
     choice = pick(budget_s, *runs)
     assert choice == pick(budget_s, *reversed(runs))
@@ -187,7 +187,7 @@ def plan_of(*arguments: str | Path, **variables: Any) -> Done:
     return rackproof("plan", "-i", "-", "--profile", "revalidate", *arguments, stdin=json.dumps(listing))
 
 
-def test_plan_holds_selection_and_reason(earlier: Path) -> None:
+def test_plan_contains_selection_and_reason(earlier: Path) -> None:
     done = plan_of("--budget", "60", "--history", earlier, "--json", rackproof_reason="replaced GPU 3")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

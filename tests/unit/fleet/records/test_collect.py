@@ -61,7 +61,7 @@ def log_of(tmp_path: Path, lines: list[str], name: str = "pods.log") -> Path:
     return path
 
 
-def test_a_fleet_whose_records_came_by_log_is_accepted(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_records_collected_from_a_log_are_judged(run: Path, plan: Plan, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, *HOSTS)))
     assert (done.returncode, done.stderr) == (0, "")
     assert "collected hosts/h1.json" in done.stdout
@@ -78,14 +78,14 @@ def test_pod_without_output_leaves_the_fleet_incomplete(run: Path, plan: Plan, t
     assert "h2" in report.stdout
 
 
-def test_a_record_arrives_byte_for_byte(plan: Plan) -> None:
+def test_record_is_transferred_byte_for_byte(plan: Plan) -> None:
     record = text_of(builders.records(plan, "h1")[0])
     reported, problems = frames.read(frames.lines(record, run_id="r1", host="h1", node="gpu-a"), source="log")
     assert problems == []
     assert [(item.text, item.host, item.node) for item in reported] == [(record, "h1", "gpu-a")]
 
 
-def test_no_line_is_longer_than_a_pipe_keeps_whole(plan: Plan) -> None:
+def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan) -> None:
     assert max(len(line) + 1 for line in lines_of(plan, *HOSTS, node="n" * 253)) <= frames.LINE_BYTES
 
 
@@ -99,14 +99,14 @@ def test_no_line_is_longer_than_a_pipe_keeps_whole(plan: Plan) -> None:
     ],
     ids=["kubectl --prefix", "containerd's file", "mpirun --tag-output", "Docker's file"],
 )
-def test_what_stands_around_a_line_does_not_matter(
+def test_prefixes_and_wrappers_of_log_lines_are_ignored(
     around: Callable[[str], str], run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     done = rackproof("collect", run, log_of(tmp_path, [around(line) for line in lines_of(plan, *HOSTS)]))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_lines_of_several_pods_in_any_order_and_twice(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_lines_of_several_pods_may_be_mixed_and_repeated(run: Path, plan: Plan, tmp_path: Path) -> None:
     lines = lines_of(plan, *HOSTS)
     lines = [*lines[1::2], *reversed(lines), *lines[::2]]
     assert rackproof("collect", run, log_of(tmp_path, lines)).returncode == 0
@@ -166,7 +166,7 @@ def spoil_size(lines: list[str]) -> list[str]:
         (spoil_size, "does not come to its own checksum"),
     ],
 )
-def test_a_log_that_changed_a_line_is_refused_by_name(
+def test_damaged_log_line_rejects_its_record_only(
     spoil: Callable[[list[str]], list[str]], says: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     many = {str(number): hashlib.sha256(str(number).encode()).hexdigest() for number in range(200)}
@@ -213,7 +213,7 @@ def test_forged_line_is_rejected_by_name(
     assert "collected hosts/h2.json" in done.stdout
 
 
-def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
+def test_decompression_bomb_is_rejected() -> None:
     (line,) = frames.lines(b"x" * 1000, run_id="r1", host="h1")
     frame = json.loads(line.removeprefix(frames.MARK))
     bomb = next(frames.lines(b"\0" * 50_000_000, run_id="r1", host="h1"))
@@ -232,7 +232,7 @@ def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
         ({"host": "h9"}, "host h9 is not in the plan"),
     ],
 )
-def test_a_stranger_is_set_aside(over: dict[str, str], says: str, run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_foreign_record_is_quarantined(over: dict[str, str], says: str, run: Path, plan: Plan, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1", **over)))
     assert done.returncode == 2
     assert says in done.stderr
@@ -242,7 +242,7 @@ def test_a_stranger_is_set_aside(over: dict[str, str], says: str, run: Path, pla
     assert {event["what"] for event in events} == {"quarantined"}
 
 
-def test_a_record_that_says_another_host_than_its_lines_is_refused(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_record_of_another_host_than_its_frame_is_rejected(run: Path, plan: Plan, tmp_path: Path) -> None:
     record = builders.records(plan, "h1")[0]
     lines = list(frames.lines(text_of(record), run_id="r1", host="h2"))
     done = rackproof("collect", run, log_of(tmp_path, lines))
@@ -250,7 +250,7 @@ def test_a_record_that_says_another_host_than_its_lines_is_refused(run: Path, pl
     assert "the record is of host h1, its frame says h2" in done.stderr
 
 
-def test_only_a_longer_record_replaces_an_earlier_one(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_only_a_later_record_replaces_an_earlier_one(run: Path, plan: Plan, tmp_path: Path) -> None:
     early = log_of(tmp_path, lines_of(plan, "h1", ended="2026-11-21T04:01:00Z"), "early.log")
     late = log_of(tmp_path, lines_of(plan, "h1", ended="2026-11-21T04:09:00Z"), "late.log")
     for log, ended in ((early, "04:01"), (late, "04:09"), (early, "04:09")):
@@ -265,9 +265,7 @@ def emitted_lines(record: Record) -> list[str]:
 LATER = "2026-11-21T04:09:00Z"
 
 
-def test_a_record_that_holds_all_of_the_earlier_and_more_is_the_same_grown(
-    run: Path, plan: Plan, tmp_path: Path
-) -> None:
+def test_record_that_extends_the_earlier_one_replaces_it(run: Path, plan: Plan, tmp_path: Path) -> None:
     whole = builders.records(plan, "h1")[0]
     early = replace(whole, observations=whole.observations[:3], snapshots=whole.snapshots[:1], launches=())
     for record in (early, replace(whole, ended=LATER)):
@@ -288,7 +286,7 @@ def test_a_record_that_holds_all_of_the_earlier_and_more_is_the_same_grown(
     ],
     ids=["lacks a figure", "another figure", "lacks a snapshot", "lacks a launch", "another GPU", "another version"],
 )
-def test_a_record_that_takes_something_back_replaces_none_unless_the_operator_says_so(
+def test_record_that_changes_earlier_data_needs_the_attempt_option(
     change: Callable[[Record], dict[str, Any]], run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     record = replace(builders.records(plan, "h1")[0], software={"torch": "2.7"})
@@ -309,9 +307,7 @@ def test_a_record_that_takes_something_back_replaces_none_unless_the_operator_sa
 
 
 @pytest.mark.parametrize(("attempt", "began"), [("first", "T04:00"), ("last", "T05:00")])
-def test_of_two_attempts_the_operator_says_which_counts(
-    attempt: str, began: str, run: Path, plan: Plan, tmp_path: Path
-) -> None:
+def test_operator_chooses_between_two_attempts(attempt: str, began: str, run: Path, plan: Plan, tmp_path: Path) -> None:
     again = {"began": "2026-11-21T05:00:00Z", "ended": "2026-11-21T05:09:00Z"}
     log = log_of(tmp_path, lines_of(plan, "h1") + lines_of(plan, "h1", **again))
     done = rackproof("collect", run, log)
@@ -322,7 +318,7 @@ def test_of_two_attempts_the_operator_says_which_counts(
     assert began in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["began"]
 
 
-def test_a_volume_is_searched_and_links_in_it_are_not_followed(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_volume_is_searched_without_following_links(run: Path, plan: Plan, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     for host in HOSTS:
         for record in builders.records(plan, host):
@@ -337,7 +333,7 @@ def test_a_volume_is_searched_and_links_in_it_are_not_followed(run: Path, plan: 
     assert "0 records collected, 4 unchanged" in rackproof("collect", run, volume).stdout
 
 
-def test_a_broken_record_on_a_volume_is_refused_and_the_others_are_taken(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_damaged_record_on_a_volume_is_rejected_and_others_are_collected(run: Path, plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "volume" / "hosts").mkdir(parents=True)
     (tmp_path / "volume" / "hosts" / "h1.json").write_bytes(text_of(builders.records(plan, "h1")[0])[:-40])
     (tmp_path / "volume" / "hosts" / "h2.json").write_bytes(text_of(builders.records(plan, "h2")[0]))
@@ -356,13 +352,13 @@ def test_a_broken_record_on_a_volume_is_refused_and_the_others_are_taken(run: Pa
         (["RUN"], 64, "the following arguments are required: SOURCE"),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: list[str], code: int, says: str, run: Path) -> None:
+def test_wrong_usage_gives_one_line(arguments: list[str], code: int, says: str, run: Path) -> None:
     done = rackproof("collect", *[str(run) if word == "RUN" else word for word in arguments])
     assert done.returncode == code
     assert says in done.stderr
 
 
-def test_a_log_without_a_record_is_named(run: Path, tmp_path: Path) -> None:
+def test_log_without_a_record_is_reported(run: Path, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, []))
     assert done.returncode == 2
     assert "pods.log: no record found: collect the whole log" in done.stderr

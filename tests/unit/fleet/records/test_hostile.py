@@ -96,7 +96,7 @@ NO_FILES = [fifo, directory, endless, itself, sparse, *([device] if os.getuid() 
 
 @pytest.mark.parametrize("spoil", NO_FILES, ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("name", ["hosts/h1.json", "events.jsonl", "plan.json"])
-def test_what_is_no_plain_file_is_no_evidence(
+def test_special_file_is_rejected_as_evidence(
     run: Path, name: str, spoil: Spoil, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if spoil is device:
@@ -118,7 +118,7 @@ def test_what_is_no_plain_file_is_no_evidence(
 
 @pytest.mark.parametrize("spoil", [*NO_FILES, *[]], ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
-def test_a_report_that_is_no_plain_file_is_not_believed(
+def test_special_file_is_rejected_as_report(
     run: Path, verb: str, spoil: Spoil, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(run / "report.json")
@@ -127,7 +127,7 @@ def test_a_report_that_is_no_plain_file_is_not_believed(
     assert "report.json" in said or verb == "watch"
 
 
-def test_a_directory_of_records_that_is_a_link_is_not_followed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_symlinked_record_directory_is_rejected(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "hosts").rename(run.parent / "elsewhere")
     (run / "hosts").symlink_to(run.parent / "elsewhere")
     assert command(run, capsys)[0] == 2
@@ -137,9 +137,7 @@ def test_a_directory_of_records_that_is_a_link_is_not_followed(run: Path, capsys
 @pytest.mark.parametrize(
     "name", ["report.html", "report.md", "report.json", "junit.xml", "observations.csv", "verdicts.prom"]
 )
-def test_symlinked_reports_are_replaced_and_not_followed(
-    run: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_symlinked_report_is_replaced_not_followed(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     victim = run.parent / "victim"
     victim.write_text("untouched")
     (run / name).symlink_to(victim)
@@ -237,7 +235,7 @@ def soak(**columns: list[float]) -> Spoil:
         (soak(n=[2**63, 2**63]), "figures in one bucket"),
     ],
 )
-def test_a_record_that_is_no_record_costs_its_host_and_no_other(
+def test_invalid_record_affects_its_host_only(
     run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(run)
@@ -249,7 +247,7 @@ def test_a_record_that_is_no_record_costs_its_host_and_no_other(
 
 
 @pytest.mark.parametrize("value", [1e60, -1e60, 1e-60, 2**63, 0, "x", True])
-def test_impossible_figures_give_a_report_and_no_pass(
+def test_impossible_figures_are_rejected_in_the_report(
     tmp_path: Path, value: float | str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "r1"
@@ -295,7 +293,7 @@ def test_text_counter_fails_its_host_only(run: Path, capsys: pytest.CaptureFixtu
     ]
 
 
-def test_bad_bytes_in_what_a_host_said_leave_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_text_in_events_still_gives_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     event = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h1", "task": "t", "message": HALF}
     (run / "events.jsonl").write_text(json.dumps(event) + "\n")
     assert command(run, capsys)[0] == 2
@@ -336,9 +334,7 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
         (plan(lambda made: made["hosts"][0].update(devices=[0.0])), "hosts.0.devices.0: 0.0 is not of type 'integer'"),
     ],
 )
-def test_a_plan_that_is_no_plan_is_refused(
-    run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_plan_is_refused(run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(run)
     code, said = command(run, capsys)
     assert code == 2
@@ -347,7 +343,7 @@ def test_a_plan_that_is_no_plan_is_refused(
     assert not (run / "report.json").exists()
 
 
-def test_a_plan_of_a_host_whose_name_no_file_can_have(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_name_too_long_for_a_file_name_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan(lambda made: made["hosts"][0].update(name="h" * 253))(run)
     assert command(run, capsys)[0] == 2
 
@@ -355,7 +351,7 @@ def test_a_plan_of_a_host_whose_name_no_file_can_have(run: Path, capsys: pytest.
 # Cut at every byte
 
 
-def test_a_record_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+def test_record_truncated_at_any_byte_is_rejected(tmp_path: Path) -> None:
     of = fuzz.small_run(tmp_path / "r1")
     path = tmp_path / "r1" / "hosts" / "h1.json"
     made = json.loads(path.read_bytes())
@@ -368,7 +364,7 @@ def test_a_record_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
         assert bool(refused) != bool(left.records)
 
 
-def test_a_large_record_cut_anywhere_is_refused(run: Path) -> None:
+def test_truncated_large_record_is_rejected(run: Path) -> None:
     whole = (run / "hosts" / "h1.json").read_bytes().rstrip()
     for length in range(0, len(whole), 211):
         assert quick.Reader().record(whole[:length]) is None
@@ -377,9 +373,7 @@ def test_a_large_record_cut_anywhere_is_refused(run: Path) -> None:
 
 
 @pytest.mark.parametrize("schema", ["plan", "report"])
-def test_what_the_control_node_wrote_is_refused_where_it_is_cut(
-    run: Path, schema: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_plan_or_report_is_rejected(run: Path, schema: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(run, capsys)[0] == 0
     whole = (run / f"{schema}.json").read_bytes().rstrip()
     for length in range(0, len(whole), max(1, len(whole) // 3000)):
@@ -392,7 +386,7 @@ def test_what_the_control_node_wrote_is_refused_where_it_is_cut(
     assert command(run, capsys, "watch", "--json")[0] in (0, 2)
 
 
-def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
+def test_journal_truncated_within_a_line_is_rejected(run: Path) -> None:
     """But between its lines, where nobody can tell that there were more."""
     event = {
         "at": builders.WHEN,
@@ -411,7 +405,7 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
         assert bool(result.rejected or result.events) == (length not in lines), length
 
 
-def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
+def test_resumed_run_keeps_complete_journal_lines(tmp_path: Path) -> None:
     """Wherever it was cut: what was torn is dropped, and nothing else."""
     run_lock.acquire(tmp_path / "r1")
     path = tmp_path / "r1" / run_directory.JOURNAL
@@ -438,7 +432,7 @@ waivers:
 """
 
 
-def test_a_file_of_waivers_cut_at_any_byte_waives_nothing_more(tmp_path: Path) -> None:
+def test_truncated_waiver_file_waives_nothing_more(tmp_path: Path) -> None:
     path = tmp_path / "waivers.yml"
     path.write_text(WAIVERS)
     whole = read_waivers(str(path), ("h1", "h2"))
@@ -463,14 +457,14 @@ def test_a_file_of_waivers_cut_at_any_byte_waives_nothing_more(tmp_path: Path) -
         "a: 1\na: 2", "",
     ],
 )  # fmt: skip
-def test_what_is_no_yaml_of_ours_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+def test_invalid_waiver_yaml_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "waivers.yml"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"waivers\.yml"):
         read_waivers(str(path), ())
 
 
-def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> None:
+def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         fuzz.furnish(tmp_path)
     run = tmp_path / fuzz.COMPARED
@@ -491,7 +485,7 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
 # By the thousand
 
 
-def test_thousands_of_mutations_find_nothing() -> None:
+def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
     """The same ones each time: `make fuzz` and its weekly job look for new ones."""
     signal.alarm(3600)  # seconds of two processors, of which the others' tests leave it little
     counts, reported = fuzz.run(10_000, jobs=2, seed=1, say=lambda _: None)
@@ -504,7 +498,7 @@ def test_thousands_of_mutations_find_nothing() -> None:
     assert counts["gang records"] > 1_000
 
 
-def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:
+def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
     """It has to be able to find something."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
@@ -534,7 +528,7 @@ def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:
         assert why in fuzz.wrong(document, sound | {shared: sound[shared].replace(old, new)}, criteria)
 
 
-def test_the_watch_sees_what_is_written_elsewhere(tmp_path: Path) -> None:
+def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
     result: list[str] = []
     (tmp_path / "run").mkdir()
     with fuzz._watched(tmp_path, [tmp_path / "run"], result.append):

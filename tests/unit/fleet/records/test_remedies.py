@@ -25,7 +25,7 @@ from fleet.records.remedies import with_remedy
         ),
     ],
 )
-def test_what_has_no_remedy_gets_one(said: str, remedy: str) -> None:
+def test_known_error_gets_a_remedy(said: str, remedy: str) -> None:
     assert remedy in with_remedy(said)
 
 
@@ -38,5 +38,5 @@ def test_what_has_no_remedy_gets_one(said: str, remedy: str) -> None:
         "No space left on device",
     ],
 )
-def test_what_says_it_all_stays_as_it_is(said: str) -> None:
+def test_other_message_is_unchanged(said: str) -> None:
     assert with_remedy(said) == said

@@ -672,7 +672,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_who_is_named_and_by_what_evidence(case: str) -> None:
+def test_suspects_and_their_evidence(case: str) -> None:
     pairs, asked = CASES[case]
     assert summarized(find_suspects(pairs, **asked)) == SAID.get(case, [])
     if len({pair.a for pair in pairs}) > 1:
@@ -699,7 +699,7 @@ def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
     )
 
 
-def test_the_few_sums() -> None:
+def test_medians_spread_and_rule_of_succession() -> None:
     assert [upper_median(values) for values in ([1.0], [1.0, 2.0], [3.0, 1.0, 2.0], [4.0, 1.0, 2.0, 3.0])] == [
         1,
         2,
@@ -771,7 +771,7 @@ def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
         assert set(result.good) == set("abcdefghijklmnop"[:size])
 
 
-def test_what_is_known_is_not_launched_again() -> None:
+def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
     """A part of what worked works; what holds a part that failed fails."""
     names = list("abcdef")
     asked = Bisection(names).next_launches([])
@@ -803,7 +803,7 @@ def test_bisection_finds_two_bad_links() -> None:
         assert {item.kind for item in result.suspects} == {"link"}
 
 
-def test_a_link_that_failed_once_and_worked_before_is_launched_once_more() -> None:
+def test_link_that_worked_and_then_failed_is_launched_again() -> None:
     history = [[Outcome(hosts=("a", "b"), worked=worked)] for worked in (True, False)]
     history.append([Outcome(hosts=pair, worked=True) for pair in (("c", "d"), ("a", "c"), ("b", "d"))])
     planner = Bisection("abcd")
@@ -812,7 +812,7 @@ def test_a_link_that_failed_once_and_worked_before_is_launched_once_more() -> No
     assert groups == [["a", "b"]]
 
 
-def test_bisection_without_a_result_says_so() -> None:
+def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
     two, launches = searched(2, links=["ab"])
     assert launches == 0
     assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
@@ -834,7 +834,7 @@ def test_bisection_without_a_result_says_so() -> None:
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
-def test_probe_that_fails_by_chance_makes_no_suspect(size: int, bad: str) -> None:
+def test_probe_that_fails_by_chance_suspects_no_host(size: int, bad: str) -> None:
     """Whichever it is: what is launched again has its own outcome."""
     for chance in range(12):
         result, _ = searched(size, bad, chance=chance)
@@ -932,7 +932,9 @@ def test_attempt_combines_the_records_of_its_hosts() -> None:
         ((launch(), launch()), [builders.observation("straggler.compute", 1.0, stage="gang")], (True, False, False)),
     ],
 )  # fmt: skip
-def test_whether_an_attempt_worked(launches: Any, observed: Any, flags: tuple[bool, bool, bool]) -> None:
+def test_launch_works_if_it_finished_with_measurements(
+    launches: Any, observed: Any, flags: tuple[bool, bool, bool]
+) -> None:
     result = one(*launches, seen=observed)
     if observed and observed[0].name == "straggler.compute" and result.worked:
         flags = (True, False, True)
@@ -940,7 +942,7 @@ def test_whether_an_attempt_worked(launches: Any, observed: Any, flags: tuple[bo
     assert is_stuck(result) is not result.worked
 
 
-def test_a_probe_works_where_all_of_it_was_done() -> None:
+def test_probe_works_if_it_completed_its_benchmark() -> None:
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     for observed in ([], [done]):
         result = one(launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), seen=observed)
@@ -961,7 +963,7 @@ def test_a_probe_works_where_all_of_it_was_done() -> None:
         ((culprit("host_absent", "h4"),) * 2, ["h4"], []), ((culprit("host_absent", "h2"),) * 2, ["h2"], ["h2"]),
     ],
 )  # fmt: skip
-def test_who_is_blamed_and_how_surely(reports: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
+def test_culprits_of_a_launch_and_their_certainty(reports: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
     result = one(*(launch(outcome="failed", culprit=each) for each in reports))
     assert [*result.culprits()] == [*blamed]
     hosts = [host for each in [result.culprit] if each for host in each.hosts]
@@ -970,7 +972,7 @@ def test_who_is_blamed_and_how_surely(reports: Sequence[Culprit | None], blamed:
     assert is_stuck(result) is not bool(blamed)
 
 
-def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
+def test_host_that_started_no_rank_is_the_only_culprit() -> None:
     none = launch(outcome="failed", ranks=(), reason="no GPU")
     result = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
     assert result.not_started == {"h2": "no GPU"}
@@ -980,7 +982,7 @@ def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
     assert one(launch(ranks=())).not_started == {}
 
 
-def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
+def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     """The others came to their end, with nothing to measure. It is no proof of a fault."""
     finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
     result = one(finished, failed, finished)
@@ -1006,11 +1008,13 @@ def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
         (culprit("host_lost", "h4"), NAMES, False), (None, NAMES, False),
     ],
 )  # fmt: skip
-def test_hosts_that_were_never_started(who: Culprit | None, present: Sequence[str], late: bool) -> None:
+def test_launch_that_was_not_started_everywhere_is_recognized(
+    who: Culprit | None, present: Sequence[str], late: bool
+) -> None:
     assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).never_started(present) is late
 
 
-def test_what_a_launch_measured_is_its_own() -> None:
+def test_measurements_are_attributed_to_their_launch() -> None:
     kept = tuple(speeds("h1"))
     early, late = launch(0, observations=kept), launch(1)
     made = record("h1", early, late, seen=DONE)
@@ -1052,7 +1056,7 @@ def search(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Co
         rounds.append(probe(len(rounds) + 1, *((group, not one_) for group, one_ in zip(groups, broken, strict=True))))
 
 
-def test_probes_after_a_launch_that_stuck_find_the_host() -> None:
+def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
     rounds, ended = search("4")
     assert len(rounds) <= 4
     assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
@@ -1065,7 +1069,7 @@ def test_probes_after_a_launch_that_stuck_find_the_host() -> None:
     assert isinstance(conclusion(result, first), list)
 
 
-def test_of_two_that_fail_together_the_second_leaves() -> None:
+def test_second_host_of_a_bad_link_is_excluded() -> None:
     link = Suspect(kind="link", where="a - b", confidence=0.66, evidence="e", hosts=("a", "b"))
     host = Suspect(kind="host", where="c", confidence=0.75, evidence="f", hosts=("c",))
     for suspects, leaving in (
@@ -1086,7 +1090,7 @@ def said(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
     return [(item.host, item.scope, item.name, item.verdict) for item in all_verdicts]
 
 
-def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
+def test_hosts_of_a_healthy_gang_pass() -> None:
     all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name)) for name in NAMES})
     assert said(all_verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
     first = all_verdicts[0]
@@ -1097,7 +1101,7 @@ def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
     assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")
 
 
-def test_a_host_that_is_slow_with_all_fails_and_its_others_pass() -> None:
+def test_host_that_is_slow_with_every_partner_fails_alone() -> None:
     all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name, 0.5, ["h2"])) for name in NAMES})
     (bad, *others) = sorted(all_verdicts, key=lambda item: item.verdict != FAIL)
     assert said([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
@@ -1107,7 +1111,7 @@ def test_a_host_that_is_slow_with_all_fails_and_its_others_pass() -> None:
     assert {item.verdict for item in others} == {PASS}
 
 
-def test_a_slow_link_is_inconclusive_on_both_ends_and_one_that_failed_fails() -> None:
+def test_slow_link_is_inconclusive_and_failed_link_fails_on_both_ends() -> None:
     def link(host: str, lost: bool) -> list[Observation]:
         pair = {"h2": "h3", "h3": "h2"}.get(host, "")
         return [
@@ -1153,7 +1157,7 @@ def test_host_that_stopped_a_launch_is_named(who: Culprit, result: Any) -> None:
     assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == result
 
 
-def test_probed_culprit_fails_and_an_open_search_is_inconclusive() -> None:
+def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> None:
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     stuck = launch(0, outcome="failed")
 
@@ -1198,7 +1202,7 @@ def test_excluded_host_is_not_missing_on_the_others() -> None:
     assert ("gpu=0,partner=h4", INCONCLUSIVE) in [(item.scope, item.verdict) for item in missed]
 
 
-def test_a_host_is_judged_by_its_last_launch_and_probes_are_none() -> None:
+def test_host_is_judged_by_its_last_launch_not_by_probes() -> None:
     def both(name: str, *more: Launch) -> Record:
         first = launch(0, observations=tuple(speeds(name, 0.5, ["h2"])))
         return record(name, first, launch(1), *more, seen=speeds(name))
@@ -1306,7 +1310,7 @@ def failed(
 SLOW = failed("a", "collective.all_reduce.busbw")
 
 
-def test_each_host_in_order_passes_by_both_quantities() -> None:
+def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
     all_verdicts = of_room(room(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
     assert [(item.host, item.name, item.value) for item in all_verdicts] == [
         ("a", "pairs.bandwidth", 100), ("a", "pairs.latency", 1), ("b", "pairs.bandwidth", 90), ("b", "pairs.latency", 1),
@@ -1321,13 +1325,13 @@ def test_each_host_in_order_passes_by_both_quantities() -> None:
     )
 
 
-def test_the_order_in_which_hosts_stand_changes_nothing() -> None:
+def test_order_of_hosts_does_not_change_verdicts() -> None:
     pairs = matrix(4, shares={("b", 1): 0.5})
     assert of_room(room("dbca"), pairs) == of_room(room("abcd"), pairs)
 
 
 @pytest.mark.parametrize(("size", "who"), [(2, ""), (3, "abc")])
-def test_of_two_hosts_neither_passes_by_its_pairs(size: int, who: str) -> None:
+def test_pairs_of_two_hosts_give_no_pass(size: int, who: str) -> None:
     all_verdicts = of_room(room("abc"[:size]), matrix(size))
     assert [item.host for item in all_verdicts if item.name == "pairs.bandwidth"] == [*who]
 
@@ -1342,7 +1346,7 @@ def test_host_just_within_the_limit_passes_and_shows_it() -> None:
     assert own[("c", "pairs.latency")] == (2.0, 2.0, "le")
 
 
-def test_a_slow_nic_fails_by_either_quantity() -> None:
+def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
     for pairs, value, limit, operator, unit in (
         (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, late={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
     ):  # fmt: skip
@@ -1363,7 +1367,7 @@ def test_a_slow_nic_fails_by_either_quantity() -> None:
         (failed("b", "x", "host", "benchmark"), "nic"), (failed("z", "x", "gpu=1", "benchmark"), "nic"),
     ],
 )  # fmt: skip
-def test_it_is_the_gpu_where_this_gpu_failed_by_itself(before: Verdict, kind: str) -> None:
+def test_gpu_is_suspected_if_it_failed_without_other_hosts(before: Verdict, kind: str) -> None:
     (only_verdict,) = [
         item for item in of_room(room(), matrix(4, shares={("b", 1): 0.5}), before) if item.verdict != PASS
     ]
@@ -1379,7 +1383,7 @@ def test_it_is_the_gpu_where_this_gpu_failed_by_itself(before: Verdict, kind: st
         (failed("a", SLOW.name, verdict=PASS), False), (failed("a", SLOW.name, verdict=INCONCLUSIVE), False),
     ],
 )  # fmt: skip
-def test_where_all_together_are_too_slow_and_no_pair_is_the_fabric_fails(before: Verdict, slow: bool) -> None:
+def test_fabric_fails_if_only_the_collective_is_slow(before: Verdict, slow: bool) -> None:
     all_verdicts = of_room(room(), matrix(4), before)
     assert bad(all_verdicts) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
     if slow:
@@ -1404,7 +1408,7 @@ def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pai
         assert all(item.reason.startswith("suspect rail rail 1 ") for item in all_verdicts if item.verdict != PASS)
 
 
-def test_of_two_whose_exchange_failed_neither_is_known_to_be_bad() -> None:
+def test_failed_pair_of_two_hosts_is_inconclusive() -> None:
     all_verdicts = of_room(room("ab"), matrix(2, failed={"ab": "gone"}))
     assert bad(all_verdicts)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
 
@@ -1435,7 +1439,7 @@ def fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
     return [replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == two else pair for pair in pairs]
 
 
-def test_two_hosts_that_are_closer_than_the_others_are_to_be_no_slower() -> None:
+def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None:
     """There is no third in their rack, or with their ports, to compare them with."""
     slow = matrix(4, shares={"ab": 0.3})
     faster = room(fabric_gbps=400.0)
@@ -1449,7 +1453,7 @@ def test_two_hosts_that_are_closer_than_the_others_are_to_be_no_slower() -> None
         assert bad(of_room(plan, fast("ab", matrix(size)))) == [], "nor is another slow because they are faster"
 
 
-def test_the_fastest_of_the_kinds_that_are_to_be_no_faster_is_the_least() -> None:
+def test_minimum_speed_is_that_of_the_fastest_comparable_kind() -> None:
     within, across = PairKind(gbps=400.0), PairKind(across=True, gbps=400.0)
     assert within.must_match_speed_of(across)
     assert not across.must_match_speed_of(within)
@@ -1465,7 +1469,7 @@ def test_the_fastest_of_the_kinds_that_are_to_be_no_faster_is_the_least() -> Non
     assert [item.where for item in find_suspects(pairs)] == ["a - b"]
 
 
-def test_pairs_that_nothing_can_be_compared_with_are_not_called_well() -> None:
+def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
     plan = room("aBc", rails=1, fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=200.0) if host.name == "c" else host for host in plan.hosts)
     mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
@@ -1474,7 +1478,7 @@ def test_pairs_that_nothing_can_be_compared_with_are_not_called_well() -> None:
     assert "(0 pairs compared, 0% of all)" in fabric.reason
 
 
-def test_the_two_ends_of_a_pair_are_taken_together() -> None:
+def test_speed_of_a_pair_combines_both_ends() -> None:
     """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
 
     def both(plan: Plan, device: str) -> list[Any]:
@@ -1489,7 +1493,7 @@ def test_the_two_ends_of_a_pair_are_taken_together() -> None:
     assert both(rehearsed(room("abc", 1)), "cpu") == [96, 1.5]
 
 
-def test_the_processes_of_a_rehearsal_share_one_link() -> None:
+def test_best_process_pair_counts_for_a_link_in_rehearsal() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
     all_verdicts = of_room(rehearsed(room()), pairs)
     assert [(item.host, item.value) for item in all_verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
@@ -1512,7 +1516,7 @@ def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], wh
         assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [(name, FAIL) for name in who]
 
 
-def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> None:
+def test_invalid_and_foreign_pair_observations() -> None:
     def odd(value: Any, **over: Any) -> list[Verdict]:
         values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):
@@ -1553,7 +1557,7 @@ def test_gang_without_measurements_has_no_pair_verdicts() -> None:
     assert [item.name for item in all_verdicts] == ["pairs.bandwidth"] * 4
 
 
-def test_what_failed_with_the_host_that_stopped_the_launch_says_nothing_against_others() -> None:
+def test_errors_with_the_culprit_are_no_evidence_against_its_partners() -> None:
     stopped = [launch(0, "abcd", "failed", culprit=culprit("rank_lost", "b"))]
     for lost, who in (("ab", [("b", "host", "gang.fault", FAIL)]), ("ac", None)):
         pairs = matrix(4, 1, {"bd": 0.95}, failed={lost: "gone"})
@@ -1565,7 +1569,7 @@ def test_what_failed_with_the_host_that_stopped_the_launch_says_nothing_against_
         assert mine.value == pytest.approx(97.5 if lost == "ab" else 100)
 
 
-def test_each_host_is_judged_once_by_the_last_launch_it_was_in() -> None:
+def test_excluded_host_keeps_the_verdicts_of_its_last_launch() -> None:
     first, again = matrix(4, 1, {"d": 0.5}), matrix(3, 1, {"a": 0.95})
     launches = {
         name: [

@@ -145,7 +145,7 @@ def trials(size: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_one_to_five_bad_parts_are_named_and_nothing_else(size: int) -> None:
+def test_one_to_five_bad_parts_are_found_without_false_suspects(size: int) -> None:
     number, rails, rounds = trials(size)
     for part in PARTS if size < 4096 else ("host", "nic", "link"):
         score = Score()
@@ -174,7 +174,7 @@ def test_simultaneous_faults_of_every_kind_are_separated() -> None:
     assert (score.precision, score.recall) >= (0.95, 0.95)
 
 
-def test_a_fleet_in_order_has_no_suspect() -> None:
+def test_healthy_fleet_has_no_suspect() -> None:
     alarms = {}
     for size in SIZES:
         number, rails, rounds = trials(size)
@@ -188,7 +188,7 @@ def test_a_fleet_in_order_has_no_suspect() -> None:
     assert not any(wrong for wrong, _ in alarms.values())
 
 
-def test_how_slow_a_part_must_be() -> None:
+def test_smallest_slowdown_that_is_detected() -> None:
     for part in ("host", "link"):
         recall = {}
         for percent in (95, 90, 85, 80, 70):
@@ -208,7 +208,7 @@ def test_how_slow_a_part_must_be() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.10])
-def test_noise_raises_the_limit_and_no_alarm(noise: float) -> None:
+def test_noise_causes_no_false_alarm(noise: float) -> None:
     for seed in range(20):
         assert not find_suspects(Fleet(16, 2, seed, noise=noise).pairs())
     slow = Fleet(16, 2, noise=noise, hosts={"h3": 0.2})
@@ -220,7 +220,7 @@ def only(suspects: Sequence[Suspect]) -> Suspect:
     return suspects[0]
 
 
-def test_of_one_rail_the_host_is_named_and_that_it_may_be_its_nic() -> None:
+def test_host_with_one_rail_is_suspected_with_its_gpu_or_nic() -> None:
     suspect = only(find_suspects(Fleet(8, 1, hosts={"h3": 0.5}).pairs()))
     assert (suspect.kind, suspect.hosts) == ("host", ("h3",))
     assert "its GPU or NIC" in suspect.evidence
@@ -236,13 +236,13 @@ def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
 
 
 @pytest.mark.parametrize("rails", [1, 4])
-def test_a_gpu_that_failed_by_itself_is_named_and_not_its_nic(rails: int) -> None:
+def test_gpu_that_failed_alone_is_suspected_instead_of_its_nic(rails: int) -> None:
     fleet = Fleet(8, rails, nics={("h5", rails - 1): 0.4})
     suspect = only(find_suspects(fleet.pairs(), failed_alone={("h5", rails - 1), ("h1", 0)}))
     assert (suspect.kind, suspect.hosts, suspect.rails) == ("gpu", ("h5",), (rails - 1,))
 
 
-def test_the_fabric_is_named_where_pairs_are_well_and_all_together_are_slow() -> None:
+def test_fabric_is_suspected_if_only_the_collective_is_slow() -> None:
     fleet = Fleet(8)
     assert find_suspects(fleet.pairs()) == []
     assert only(find_suspects(fleet.pairs(), collective_slow=True)).kind == "fabric"
@@ -250,7 +250,7 @@ def test_the_fabric_is_named_where_pairs_are_well_and_all_together_are_slow() ->
     assert only(find_suspects(slow_host.pairs(), collective_slow=True)).where == "h1"
 
 
-def test_of_two_hosts_both_are_named_and_the_confidence_is_that_of_a_coin() -> None:
+def test_link_of_two_hosts_is_suspected_with_confidence_one_half() -> None:
     assert find_suspects(Fleet(2).pairs()) == []
     assert find_suspects([]) == []
     failed = [Pair(a="h0", b="h1", rail=rail, failed="connection closed") for rail in (0, 1)]
@@ -267,7 +267,7 @@ def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
     ]
 
 
-def test_pairs_that_failed_speak_like_slow_ones() -> None:
+def test_failed_pairs_count_as_slow() -> None:
     pairs = Fleet(6, 2).pairs()
     suspect = only(find_suspects(without(pairs, lambda pair: "h2" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.where, suspect.measured) == ("host", "h2", None)
@@ -276,14 +276,14 @@ def test_pairs_that_failed_speak_like_slow_ones() -> None:
     assert "timed out after 30 s" in suspect.evidence
 
 
-def test_a_pair_that_failed_in_the_first_round_cannot_be_laid_to_one_end() -> None:
+def test_failed_pair_of_the_first_round_suspects_the_link() -> None:
     first = set(tournament.tournament(Fleet(4).names)[0])
     pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
     suspect = only(find_suspects(without(pairs, lambda pair: "h0" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.confidence) == ("link", 0.5)
 
 
-def test_a_nic_that_is_slow_with_most_is_one_suspect_and_not_many_links() -> None:
+def test_nic_that_is_slow_with_most_partners_is_one_suspect() -> None:
     slow = {"h3", "h4", "h7", "h8", "h9", "h11", "h12", "h15"}
     pairs = [
         replace(pair, bandwidth=(pair.bandwidth or 0) * 0.4)
@@ -296,7 +296,7 @@ def test_a_nic_that_is_slow_with_most_is_one_suspect_and_not_many_links() -> Non
     assert suspect.confidence == pytest.approx(9 / 17)  # with 8 of 15
 
 
-def test_pairs_slow_without_a_common_part_are_the_fabrics() -> None:
+def test_slow_pairs_without_a_common_part_suspect_the_fabric() -> None:
     chance = random.Random(1)  # noqa: S311
     pairs = [
         replace(pair, bandwidth=(pair.bandwidth or 0) * (0.5 if chance.random() < 0.1 else 1))
@@ -317,7 +317,7 @@ def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
     assert find_suspects(pairs) == []
 
 
-def test_confidence_grows_with_what_could_have_spoken_against_it() -> None:
+def test_confidence_grows_with_the_number_of_comparisons() -> None:
     result = [only(find_suspects(Fleet(size, hosts={"h1": 0.5}).pairs())).confidence for size in (3, 4, 8, 64)]
     assert result == pytest.approx([3 / 4, 4 / 5, 8 / 9, 64 / 65])
 
@@ -393,7 +393,7 @@ def test_pair_that_fails_only_together_is_found(size: int) -> None:
         assert most <= (2 * math.log2(size) + 5) * max(1, links) + 3 * hosts
 
 
-def test_what_cannot_be_attributed_is_said() -> None:
+def test_failures_that_cannot_be_attributed_suspect_link_or_fabric() -> None:
     both = play(2, ({"h1"}, []))
     assert [(item.kind, item.hosts, item.confidence) for item in both.suspects] == [("link", ("h0", "h1"), 0.5)]
     none = play(5, ({"h0", "h1", "h2", "h3"}, []))
@@ -403,7 +403,7 @@ def test_what_cannot_be_attributed_is_said() -> None:
     assert len(many.good) == 16
 
 
-def test_the_planner_answers_the_same_from_the_same_history_and_asks_for_what_is_missing() -> None:
+def test_planner_is_deterministic_and_requests_missing_groups() -> None:
     planner = Bisection(["a", "b", "c", "d"])
     first = planner.next_launches([])
     assert first == planner.next_launches([])
@@ -413,7 +413,7 @@ def test_the_planner_answers_the_same_from_the_same_history_and_asks_for_what_is
 
 
 @pytest.mark.parametrize("count", [*range(12), 33])
-def test_a_tournament_has_every_pair_once_and_every_host_once_a_round(count: int) -> None:
+def test_tournament_has_every_pair_once_and_every_host_once_per_round(count: int) -> None:
     hosts = [f"h{number}" for number in range(count)]
     rounds = tournament.tournament(hosts)
     assert len(rounds) == (0 if count < 2 else count - 1 + count % 2)
@@ -425,7 +425,7 @@ def test_a_tournament_has_every_pair_once_and_every_host_once_a_round(count: int
         assert sorted(tournament.partners(hosts, host)) == sorted(set(hosts) - {host})
 
 
-def test_part_of_a_tournament_covers_every_host_evenly_and_leaves_none_apart() -> None:
+def test_partial_tournament_gives_every_host_the_same_number_of_partners() -> None:
     hosts = [f"h{number}" for number in range(512)]
     rounds = tournament.tournament(hosts, 16)
     assert len(rounds) == 16
@@ -485,7 +485,7 @@ def named_parts(verdicts: Sequence[Verdict], kind: str) -> set[tuple[str, str]]:
     return {(item.host, item.scope) for item in verdicts if item.verdict == kind}
 
 
-def test_every_host_of_a_gang_in_order_passes_by_both_quantities() -> None:
+def test_healthy_gang_passes_in_bandwidth_and_latency() -> None:
     fleet = Fleet(4, 2)
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     assert {(item.host, item.name, item.verdict) for item in verdicts} == {
@@ -495,7 +495,7 @@ def test_every_host_of_a_gang_in_order_passes_by_both_quantities() -> None:
     assert all(item.source and item.value for item in verdicts)
 
 
-def test_a_slow_nic_fails_for_itself_and_neither_its_gpu_nor_anybody_else() -> None:
+def test_slow_nic_fails_without_its_gpu_or_other_hosts() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     (verdict,) = (item for item in verdicts if item.verdict != "pass")
@@ -513,7 +513,7 @@ def test_a_slow_nic_fails_for_itself_and_neither_its_gpu_nor_anybody_else() -> N
     assert verdict.value < verdict.limit
 
 
-def test_a_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
+def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     of = plan_of(fleet)
     alone = Verdict(
@@ -533,7 +533,7 @@ def test_a_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
     assert "suspect nic h2 rail 1" in verdict.reason
 
 
-def test_a_late_host_fails_as_a_host_and_a_slow_link_is_inconclusive_on_both_ends() -> None:
+def test_late_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None:
     fleet = Fleet(6, 2, delays={"h1": 1e-4}, links={frozenset(("h3", "h4")): 0.4})
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     assert named_parts(verdicts, "fail") == {("h1", "host")}
@@ -541,13 +541,13 @@ def test_a_late_host_fails_as_a_host_and_a_slow_link_is_inconclusive_on_both_end
     assert {item.host for item in verdicts if item.verdict == "pass"} == {"h0", "h2", "h5"}
 
 
-def test_a_pair_that_failed_fails_both_ends_once_both_are_well_with_others() -> None:
+def test_failed_pair_fails_both_ends_if_both_work_with_others() -> None:
     fleet = Fleet(4, 2)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
     assert named_parts(judge_pairs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
-def test_two_hosts_pass_nothing_and_are_both_named_where_their_collective_is_slow() -> None:
+def test_two_hosts_with_a_slow_collective_are_inconclusive() -> None:
     fleet = Fleet(2, 2)
     both = views(plan_of(fleet), fleet)
     assert judge_pairs(both, []) == []
@@ -563,7 +563,7 @@ def test_two_hosts_pass_nothing_and_are_both_named_where_their_collective_is_slo
     assert named_parts(judge_pairs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
-def test_the_fabric_fails_on_every_host_where_only_all_together_are_slow() -> None:
+def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> None:
     fleet = Fleet(4, 2)
     slow = Verdict(
         host="h0",
@@ -579,7 +579,7 @@ def test_the_fabric_fails_on_every_host_where_only_all_together_are_slow() -> No
     assert all("suspect fabric" in item.reason for item in verdicts)
 
 
-def test_one_end_of_a_pair_suffices_and_missing_pairs_pass_no_host() -> None:
+def test_one_end_of_a_pair_suffices_and_missing_pairs_give_no_pass() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
     of = plan_of(fleet)
     assert named_parts(judge_pairs(views(of, fleet, both_ends=False), []), "fail") == {("h2", "host")}
@@ -594,7 +594,7 @@ def test_rehearsal_reports_gross_faults_only() -> None:
         assert named_parts(result, "fail") == expected
 
 
-def test_in_a_rehearsal_the_slower_end_of_a_pair_counts() -> None:
+def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
     """What a host sends goes into its sockets' buffers: by its own clock it is as fast as the others."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
     result = views(plan_of(fleet, "rehearsal"), fleet)
