@@ -1,4 +1,4 @@
-"""Who is slow or failed among a few hosts, told in full: each part, how sure it is, by what evidence and in which figures."""
+"""Suspects, probes and verdicts for small gangs: part, confidence, evidence and figures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def matrix(
     left_out: Collection[Any] = (),
     gbps: Mapping[str, float] | None = None,
 ) -> list[Pair]:
-    """Pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
+    """Return the pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
     names = string.ascii_lowercase[:size]
     result = []
     for a, b in itertools.combinations(names, 2):
@@ -73,30 +73,30 @@ def matrix(
     return result
 
 
-def slow_with(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
-    """The links from a host to others."""
+def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
+    """Return the links of a host to others, with their share of the speed."""
     return {"".join(sorted(host + other)): share for other in others}
 
 
-def all_but(fast: str, share: float) -> dict[Any, float]:
-    """All links between the hosts of some pairs, but for these pairs."""
+def slow_except(fast: str, share: float) -> dict[Any, float]:
+    """Return all links between the hosts of the pairs in `fast`, except these pairs."""
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 
 
-def on_rail_1(share: float) -> dict[Any, float]:
-    """Of ten hosts all links of rail 1 at half speed, but for those of one of them."""
+def slow_rail_1(share: float) -> dict[Any, float]:
+    """Return all links of rail 1 between ten hosts at half speed, those of host b at `share`."""
     return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
 
 
 def scattered(size: int) -> dict[Any, float]:
-    """Each host is fast with some, and less so with others."""
+    """Return links of three speeds, so that each host is fast with some partners only."""
     names = string.ascii_lowercase[:size]
     return {a + b: (1.0, 0.95, 0.9)[(names.index(a) + names.index(b)) % 3] for a, b in itertools.combinations(names, 2)}
 
 
-def summarized(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
-    """All that is said of each."""
+def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
+    """Return all fields of each suspect."""
     return [
         (
             item.kind, item.where, round(item.confidence, 3), item.evidence, "".join(item.hosts), item.rails, item.quantity,
@@ -107,7 +107,7 @@ def summarized(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
 
 
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
-    "all are well": (matrix(4), {}),
+    "all are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
     "a host is slow on its one rail": (matrix(4, 1, {"b": 0.5}), {}),
     "a GPU is bad on its one rail": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a link is slow on one rail": (matrix(5, shares={("bd", 1): 0.5}), {}),
     "a pair failed": (matrix(5, failed={"bd": "gone"}), {}),
     "a pair failed on one rail": (matrix(5, failed={("bd", 0): "gone"}), {}),
-    "a host reaches nobody": (matrix(4, failed={"b": "gone"}), {}),
+    "all pairs of a host failed": (matrix(4, failed={"b": "gone"}), {}),
     "a host is late": (matrix(5, late={"b": 4.0}), {}),
     "a NIC is late": (matrix(5, late={("b", 0): 4.0}), {}),
     "a host is slow and late": (matrix(5, shares={"b": 0.5}, late={"b": 4.0}), {}),
@@ -130,18 +130,18 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with few": (matrix(7, 1, {"bc": 0.5, "bd": 0.5}), {}),
     "many links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac", "eg"), 0.5)), {}),
     "links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac"), 0.5)), {}),
-    "only all together": (matrix(4), {"collective_slow": True}),
-    "only all together, of few pairs": (matrix(4, left_out=["ab"]), {"collective_slow": True}),
+    "only the collective is slow": (matrix(4), {"collective_slow": True}),
+    "only the collective is slow, a pair is missing": (matrix(4, left_out=["ab"]), {"collective_slow": True}),
     "nothing was measured": ([], {"collective_slow": True}),
-    "kinds apart": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
-    "hardly slow": (matrix(5, shares={"b": 0.89}), {}),
-    "slow enough": (matrix(5, shares={"b": 0.87}), {}),
-    "less may be missing": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
-    "a host that met nobody else": (matrix(4, 1, {"ab": 0.5}, left_out=["ac", "ad"]), {}),
+    "pairs of two kinds": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
+    "slightly slow": (matrix(5, shares={"b": 0.89}), {}),
+    "slower than the limit": (matrix(5, shares={"b": 0.87}), {}),
+    "smaller tolerance": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
+    "a host with one partner": (matrix(4, 1, {"ab": 0.5}, left_out=["ac", "ad"]), {}),
     "two hosts are slow": (matrix(6, 1, {"b": 0.5, "e": 0.3}), {}),
-    "the best of many may be a mistake": (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
-    "two hosts, well": (matrix(2), {}),
-    "two hosts, slow together": (matrix(2), {"collective_slow": True}),
+    "the second best of nine counts": (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
+    "two hosts, normal": (matrix(2), {}),
+    "two hosts, slow collective": (matrix(2), {"collective_slow": True}),
     "two hosts, a rail slow": (matrix(2, 3, {1: 0.5}), {}),
     "two hosts, a rail late": (matrix(2, 3, late={2: 4.0}), {}),
     "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
@@ -160,19 +160,19 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
         ],
         {},
     ),
-    "everybody failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
-    "the best of seven is believed": (matrix(8, 1, slow_with("b", "cdefgh")), {}),
-    "the best of eight may be a mistake": (matrix(9, 1, slow_with("b", "cdefghi")), {}),
-    "the second best of eight is believed": (matrix(9, 1, slow_with("b", "defghi")), {}),
-    "rails that differ hide no slow NIC": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
-    "a rail is slow, and all have a best partner": (matrix(10, 2, {**all_but("ab cd ef gh ij", 0.95), 1: 0.5}), {}),
+    "all pairs failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
+    "the best of seven counts": (matrix(8, 1, slow_links("b", "cdefgh")), {}),
+    "the best of eight does not count": (matrix(9, 1, slow_links("b", "cdefghi")), {}),
+    "the second best of eight counts": (matrix(9, 1, slow_links("b", "defghi")), {}),
+    "different rails, one slow NIC": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
+    "a rail is slow, and all have a best partner": (matrix(10, 2, {**slow_except("ab cd ef gh ij", 0.95), 1: 0.5}), {}),
     "a NIC is slow with most, and all have a best partner":
-        (matrix(8, 1, {**all_but("ab cd ef gh", 0.95), **slow_with("b", "cdef")}), {}),
-    "a NIC is slow with fewer than half": (matrix(9, 1, slow_with("b", "cde")), {}),
-    "a NIC is slow with half, beside a slow host": (matrix(8, 1, {**slow_with("b", "cde"), "h": 0.5}), {}),
-    "two NICs that share a slow link": (matrix(7, 1, {**slow_with("b", "efg"), **slow_with("e", "cd")}), {}),
-    "a host is the fastest of a slow rail": (matrix(10, 2, on_rail_1(0.688)), {}),
-    "a host is hardly the fastest of a slow rail": (matrix(10, 2, on_rail_1(0.65)), {}),
+        (matrix(8, 1, {**slow_except("ab cd ef gh", 0.95), **slow_links("b", "cdef")}), {}),
+    "a NIC is slow with fewer than half": (matrix(9, 1, slow_links("b", "cde")), {}),
+    "a NIC is slow with half, beside a slow host": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
+    "two NICs that share a slow link": (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
+    "a host is the fastest of a slow rail": (matrix(10, 2, slow_rail_1(0.688)), {}),
+    "a host is barely the fastest of a slow rail": (matrix(10, 2, slow_rail_1(0.65)), {}),
     "a host is slow on one rail, and with most on another":
         (matrix(7, 2, {("b", 0): 0.5, **dict.fromkeys([("bc", 1), ("bd", 1), ("be", 1), ("bf", 1)], 0.5)}), {}),
     "pairs scatter, and a host is slow with all": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a link is slow on one rail and failed on the other":
         (matrix(5, shares={("bd", 0): 0.5}, failed={("bd", 1): "gone"}), {}),
 }  # fmt: skip
-SAID: dict[str, list[tuple[Any, ...]]] = {
+EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a kind of two hosts": [
         (
             "link", "d - e rail 1", 0.8,
@@ -298,7 +298,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "bd", (0,), "bandwidth", None, 100.0, 88.0,
         ),
     ],
-    "a host reaches nobody": [
+    "all pairs of a host failed": [
         (
             "host", "b", 0.8,
             "b could not exchange data with 3 of 3 healthy hosts on 2 of 2 rails",
@@ -389,7 +389,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "cd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "only all together": [
+    "only the collective is slow": [
         (
             "fabric", "", 0.833,
             "all 4 hosts reach normal speed in pairs (6 pairs compared, 100% of all), but the collective over "
@@ -397,7 +397,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "", (), "bandwidth", None, None, None,
         ),
     ],
-    "only all together, of few pairs": [
+    "only the collective is slow, a pair is missing": [
         (
             "fabric", "", 0.833,
             "all 4 hosts reach normal speed in pairs (5 pairs compared, 83% of all), but the collective over all "
@@ -405,21 +405,21 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "", (), "bandwidth", None, None, None,
         ),
     ],
-    "slow enough": [
+    "slower than the limit": [
         (
             "host", "b", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 87% of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 87.0, 100.0, 88.0,
         ),
     ],
-    "less may be missing": [
+    "smaller tolerance": [
         (
             "host", "b", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 89% of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 89.0, 100.0, 90.0,
         ),
     ],
-    "a host that met nobody else": [
+    "a host with one partner": [
         (
             "link", "a - b", 0.5,
             "bandwidth between a and b is 50% of the typical value; one of the hosts was measured with no other host",
@@ -440,7 +440,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "e", (), "bandwidth", 30.0, 50.0, 44.0,
         ),
     ],
-    "the best of many may be a mistake": [
+    "the second best of nine counts": [
         (
             "host", "b", 0.818,
             "bandwidth of b with 8 of 9 healthy hosts is at most 50% of the typical value on its only rail: the "
@@ -448,7 +448,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "two hosts, slow together": [
+    "two hosts, slow collective": [
         (
             "link", "a - b", 0.5,
             "the collective is slow: with two hosts, the cause may be a, b or the link between them",
@@ -504,7 +504,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 55.0, 100.0, 88.0,
         ),
     ],
-    "the best of seven is believed": [
+    "the best of seven counts": [
         (
             "host", "b", 0.778,
             "bandwidth of b with 6 of 7 healthy hosts is about 50% of the typical value on its only rail: the "
@@ -512,7 +512,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "the best of eight may be a mistake": [
+    "the best of eight does not count": [
         (
             "host", "b", 0.8,
             "bandwidth of b with 7 of 8 healthy hosts is at most 50% of the typical value on its only rail: the "
@@ -520,7 +520,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "the second best of eight is believed": [
+    "the second best of eight counts": [
         (
             "host", "b", 0.7,
             "bandwidth of b with 6 of 8 healthy hosts is about 50% of the typical value on its only rail: the "
@@ -528,7 +528,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "rails that differ hide no slow NIC": [
+    "different rails, one slow NIC": [
         (
             "nic", "b rail 3", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 82% of the typical value on rail 3; 3 of its "
@@ -607,7 +607,7 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "", (1,), "bandwidth", 50.0, 84.4, 74.272,
         ),
     ],
-    "a host is hardly the fastest of a slow rail": [
+    "a host is barely the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 50% of the other rails' with 10 of 10 hosts",
@@ -673,26 +673,26 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_suspects_and_their_evidence(case: str) -> None:
-    pairs, asked = CASES[case]
-    assert summarized(find_suspects(pairs, **asked)) == SAID.get(case, [])
+    pairs, options = CASES[case]
+    assert all_fields(find_suspects(pairs, **options)) == EXPECTED.get(case, [])
     if len({pair.a for pair in pairs}) > 1:
-        turned = summarized(find_suspects(pairs[::-1], **asked))
-        assert sorted(map(str, turned)) == sorted(map(str, SAID.get(case, [])))
+        reordered = all_fields(find_suspects(pairs[::-1], **options))
+        assert sorted(map(str, reordered)) == sorted(map(str, EXPECTED.get(case, [])))
     slower = [
         replace(
             pair, bandwidth=pair.bandwidth and pair.bandwidth / 2**20, latency=pair.latency and pair.latency * 2**20
         )
         for pair in pairs
     ]
-    assert [item[:7] for item in summarized(find_suspects(slower, **asked))] == [
-        item[:7] for item in SAID.get(case, [])
+    assert [item[:7] for item in all_fields(find_suspects(slower, **options))] == [
+        item[:7] for item in EXPECTED.get(case, [])
     ]
 
 
 def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
     pairs = matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"})
-    (link,), (turned,) = find_suspects(pairs), find_suspects(pairs[::-1])
-    assert (turned.where, turned.rails) == (link.where, link.rails)
+    (link,), (reordered,) = find_suspects(pairs), find_suspects(pairs[::-1])
+    assert (reordered.where, reordered.rails) == (link.where, link.rails)
     assert (link.where, link.rails) == ("a - d rails 1, 2", (1, 2))
     assert link.evidence.startswith(
         "exchange between a and d failed (gone) on rails 1, 2; each host reaches normal speed with at least 3"
@@ -718,12 +718,13 @@ def test_medians_spread_and_rule_of_succession() -> None:
 PAIRS = ["".join(pair) for pair in itertools.combinations("abcdef", 2)]
 
 
-def searched(
+def run_bisection(
     size: int, bad: Collection[str] = (), links: Collection[str] = (), most: int = 0, chance: int | None = None
 ) -> tuple[Conclusion, int]:
-    """What the planner concludes, launch by launch; a group works without bad hosts and links, and up to `most` hosts.
+    """Return the conclusion of the planner and the number of launches.
 
-    The group of the number `chance`, as they are launched, fails by itself.
+    A group fails if it has a bad host or both ends of a bad link, or more than `most` hosts. The group with the number
+    `chance`, in order of launch, fails by chance.
     """
     names = list("abcdefghijklmnop"[:size])
 
@@ -742,14 +743,14 @@ def searched(
         history.append(
             [Outcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in result]
         )
-    raise AssertionError("it goes on and on")
+    raise AssertionError("the search does not end")
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 def test_bisection_finds_the_bad_host_at_every_position(size: int) -> None:
     for count in range(1, min(3, size - 1)):
         for bad in itertools.combinations("abcdefgh"[:size], count):
-            result, launches = searched(size, bad)
+            result, launches = run_bisection(size, bad)
             assert launches <= 4 + 2 * count
             assert sorted(item.where for item in result.suspects) == list(bad)
             assert set(result.good) == set("abcdefgh"[:size]) - set(bad)
@@ -761,7 +762,7 @@ def test_bisection_finds_the_bad_host_at_every_position(size: int) -> None:
 @pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 11, 16])
 def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
     for a, b in itertools.combinations("abcdefghijklmnop"[:size], 2):
-        result, launches = searched(size, links=[a + b])
+        result, launches = run_bisection(size, links=[a + b])
         assert launches <= 2 * math.ceil(math.log2(size)) + 6
         (link,) = result.suspects
         assert (link.kind, set(link.hosts)) == ("link", {a, b})
@@ -772,33 +773,33 @@ def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
 
 
 def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
-    """A part of what worked works; what holds a part that failed fails."""
+    """Subsets of a working group work, supersets of a failing group fail."""
     names = list("abcdef")
-    asked = Bisection(names).next_launches([])
-    assert isinstance(asked, list)
-    (one_, other, third) = asked
-    known = [Outcome(hosts=(*one_, *other), worked=True)]
-    assert Bisection(names).next_launches([known]) == [third]
-    # Of two that failed with more nothing is known; of three and more whatever holds them fails.
-    for size, left in ((2, None), (3, "abcdef")):
+    groups = Bisection(names).next_launches([])
+    assert isinstance(groups, list)
+    (first, second, third) = groups
+    worked = [Outcome(hosts=(*first, *second), worked=True)]
+    assert Bisection(names).next_launches([worked]) == [third]
+    # A failed group of three says nothing about its pairs, so all hosts are launched in pairs.
+    for size, expected_hosts in ((2, None), (3, "abcdef")):
         failed = [Outcome(hosts=tuple("abc"[:size]), worked=False)]
-        again = Bisection(names).next_launches([failed])
-        assert isinstance(again, list)
-        assert left is None or {host for group in again for host in group} == set(left)
-    two = [Outcome(hosts=("a", "f"), worked=True)]
-    again = Bisection(names).next_launches([two])
-    assert isinstance(again, list)
-    assert ["a", "f"] not in [sorted(group) for group in again]
-    # A group that was launched twice counts as it ended last.
-    three = Bisection(["a", "b", "c"])
-    ended, _ = searched(3, "c")
-    assert ended.suspects
-    assert three.next_launches([two]) == three.next_launches([])
+        groups = Bisection(names).next_launches([failed])
+        assert isinstance(groups, list)
+        assert expected_hosts is None or {host for group in groups for host in group} == set(expected_hosts)
+    working_pair = [Outcome(hosts=("a", "f"), worked=True)]
+    groups = Bisection(names).next_launches([working_pair])
+    assert isinstance(groups, list)
+    assert ["a", "f"] not in [sorted(group) for group in groups]
+    # Outcomes of hosts outside the gang are ignored.
+    planner = Bisection(["a", "b", "c"])
+    conclusion_, _ = run_bisection(3, "c")
+    assert conclusion_.suspects
+    assert planner.next_launches([working_pair]) == planner.next_launches([])
 
 
 def test_bisection_finds_two_bad_links() -> None:
     for size, links in [(8, ("ab", "ac")), (8, ("ag", "bf")), *((6, two) for two in itertools.combinations(PAIRS, 2))]:
-        result, _ = searched(size, links=links)
+        result, _ = run_bisection(size, links=links)
         assert {"".join(sorted(item.hosts)) for item in result.suspects} == {*links}
         assert {item.kind for item in result.suspects} == {"link"}
 
@@ -813,36 +814,36 @@ def test_link_that_worked_and_then_failed_is_launched_again() -> None:
 
 
 def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
-    two, launches = searched(2, links=["ab"])
+    two, launches = run_bisection(2, links=["ab"])
     assert launches == 0
     assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
     assert (
         two.suspects[0].evidence == "a and b fail together; the fault may be in either host or in the link between them"
     )
-    assert searched(1)[0] == Conclusion(suspects=(), good=(), launches=0)
-    no_host, _ = searched(4, bad="abcd")
+    assert run_bisection(1)[0] == Conclusion(suspects=(), good=(), launches=0)
+    no_host, _ = run_bisection(4, bad="abcd")
     assert [(item.kind, item.evidence) for item in no_host.suspects] == [
         ("fabric", "no two of the 4 hosts work together")
     ]
     assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
-    together, _ = searched(6, most=2)
+    together, _ = run_bisection(6, most=2)
     assert [item.kind for item in together.suspects] == ["fabric"]
     assert together.suspects[0].evidence.endswith("work in pairs, but fail when launched with more hosts")
-    both, _ = searched(7, bad=["c"], links=["af"])
+    both, _ = run_bisection(7, bad=["c"], links=["af"])
     assert {(item.kind, *sorted(item.hosts)) for item in both.suspects} == {("host", "c"), ("link", "a", "f")}
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
 def test_probe_that_fails_by_chance_suspects_no_host(size: int, bad: str) -> None:
-    """Whichever it is: what is launched again has its own outcome."""
+    """The second launch of a group has an outcome of its own, whichever group failed by chance."""
     for chance in range(12):
-        result, _ = searched(size, bad, chance=chance)
+        result, _ = run_bisection(size, bad, chance=chance)
         named = [item.where for item in result.suspects if item.kind != "fabric"]
-        assert named == list(bad) or (size == 3 and not named), "of three then no two work together"
+        assert named == list(bad) or (size == 3 and not named), "with three hosts, no working pair may remain"
 
 
-# What the launches of a gang say
+# The outcome of a gang's launches
 
 NAMES = ("h1", "h2", "h3", "h4")
 
@@ -859,18 +860,18 @@ GANG = "r1"
 
 
 def launch(number: int = 0, members: Sequence[str] = NAMES, outcome: str = "finished", **over: Any) -> Launch:
-    made = builders.launch(
+    base = builders.launch(
         over.pop("stage", "gang"), tuple(members), outcome, "" if outcome == "finished" else "it ended"
     )
-    return replace(made, **{"number": number, "ranks": RANKS, **over})
+    return replace(base, **{"number": number, "ranks": RANKS, **over})
 
 
 def culprit(kind: str, *hosts: str, scope: str = "") -> Culprit:
     return Culprit(kind=kind, hosts=hosts, text=f"{' and '.join(hosts)} did it", scope=scope)
 
 
-def record(host: str, *launches: Launch, seen: Sequence[Observation] = ()) -> Record:
-    return replace(builders.records(PLAN, host)[1], launches=launches, observations=tuple(seen))
+def record(host: str, *launches: Launch, observations: Sequence[Observation] = ()) -> Record:
+    return replace(builders.records(PLAN, host)[1], launches=launches, observations=tuple(observations))
 
 
 def speeds(host: str, share: float = 1.0, slow: Collection[str] = ()) -> list[Observation]:
@@ -882,21 +883,22 @@ def speeds(host: str, share: float = 1.0, slow: Collection[str] = ()) -> list[Ob
 
 
 def evidence(records: Mapping[str, Record]) -> Any:
-    whole = builders.evidence(PLAN)
-    alone = {name: replace(left, records=left.records[:1]) for name, left in whole.items()}
+    """Return the evidence of all hosts: their host records, and these gang records."""
     return {
-        name: replace(left, records=(*left.records, *([records[name]] if name in records else [])))
-        for name, left in alone.items()
+        name: replace(item, records=(item.records[0], *([records[name]] if name in records else [])))
+        for name, item in builders.evidence(PLAN).items()
     }
 
 
-def tried(records: Mapping[str, Record]) -> list[Attempt]:
+def attempts_of(records: Mapping[str, Record]) -> list[Attempt]:
     return attempts(PLAN, evidence(records), GANG)
 
 
-def one(*launches: Launch, seen: Sequence[Observation] = ()) -> Attempt:
-    """An attempt of which every host has such an account."""
-    return tried({name: record(name, each, seen=seen) for name, each in zip(NAMES, launches, strict=False)})[-1]
+def attempt_of(*launches: Launch, observations: Sequence[Observation] = ()) -> Attempt:
+    """Return the attempt that these hosts recorded, one launch record per host."""
+    return attempts_of(
+        {name: record(name, each, observations=observations) for name, each in zip(NAMES, launches, strict=False)}
+    )[-1]
 
 
 DONE = [
@@ -907,8 +909,9 @@ DONE = [
 
 def test_attempt_combines_the_records_of_its_hosts() -> None:
     first, again = launch(0, outcome="failed"), launch(1, NAMES[:3])
-    result = tried(
-        {name: record(name, first, again, seen=speeds(name)) for name in NAMES[:3]} | {"h4": record("h4", first)}
+    result = attempts_of(
+        {name: record(name, first, again, observations=speeds(name)) for name in NAMES[:3]}
+        | {"h4": record("h4", first)}
     )
     assert [(each.number, each.members, sorted(each.launches)) for each in result] == [
         (0, NAMES, [*NAMES]), (1, NAMES[:3], [*NAMES[:3]])
@@ -916,43 +919,43 @@ def test_attempt_combines_the_records_of_its_hosts() -> None:
     assert {name: len(observed) for name, observed in result[1].observations.items()} == {"h1": 3, "h2": 3, "h3": 3}
     assert all(not observed for observed in result[0].observations.values())
     assert [
-        each.stage for each in tried({"h1": record("h1", launch(stage="benchmark"), launch(2, stage="probe"))})
+        each.stage for each in attempts_of({"h1": record("h1", launch(stage="benchmark"), launch(2, stage="probe"))})
     ] == ["probe"]
-    assert tried({}) == []
+    assert attempts_of({}) == []
 
 
 @pytest.mark.parametrize(
-    ("launches", "observed", "flags"),
+    ("launches", "observed", "finished_complete_worked"),
     [
         ((launch(), launch()), DONE, (True, True, False)), ((launch(), launch()), [], (True, False, False)),
         ((launch(), launch()), speeds("h1"), (True, False, True)), ((launch(), launch()), DONE[:1], (True, False, False)),
         ((launch(), launch(outcome="failed")), DONE, (False, False, False)),
         ((launch(), launch()), [replace(each, status=ERROR, value=None, reason="x") for each in speeds("h1")],
          (True, False, False)),
-        ((launch(), launch()), [builders.observation("straggler.compute", 1.0, stage="gang")], (True, False, False)),
+        ((launch(), launch()), [builders.observation("straggler.compute", 1.0, stage="gang")], (True, False, True)),
     ],
 )  # fmt: skip
 def test_launch_works_if_it_finished_with_measurements(
-    launches: Any, observed: Any, flags: tuple[bool, bool, bool]
+    launches: Any, observed: Any, finished_complete_worked: tuple[bool, bool, bool]
 ) -> None:
-    result = one(*launches, seen=observed)
-    if observed and observed[0].name == "straggler.compute" and result.worked:
-        flags = (True, False, True)
-    assert (result.finished, result.complete, result.worked) == flags
-    assert is_stuck(result) is not result.worked
+    attempt = attempt_of(*launches, observations=observed)
+    assert (attempt.finished, attempt.complete, attempt.worked) == finished_complete_worked
+    assert is_stuck(attempt) is not attempt.worked
 
 
 def test_probe_works_if_it_completed_its_benchmark() -> None:
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     for observed in ([], [done]):
-        result = one(launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), seen=observed)
+        result = attempt_of(
+            launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), observations=observed
+        )
         assert result.stage == "probe"
         assert result.worked is (result.complete and bool(observed))
         assert not is_stuck(result)
 
 
 @pytest.mark.parametrize(
-    ("reports", "blamed", "sure"),
+    ("reports", "culprits", "certain"),
     [
         ((None, None), {}, []), ((culprit("rank_lost", "h2"),) * 2, ["h2"], ["h2"]),
         ((culprit("host_lost", "h2"),) * 2, ["h2"], ["h2"]),
@@ -963,45 +966,47 @@ def test_probe_works_if_it_completed_its_benchmark() -> None:
         ((culprit("host_absent", "h4"),) * 2, ["h4"], []), ((culprit("host_absent", "h2"),) * 2, ["h2"], ["h2"]),
     ],
 )  # fmt: skip
-def test_culprits_of_a_launch_and_their_certainty(reports: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
-    result = one(*(launch(outcome="failed", culprit=each) for each in reports))
-    assert [*result.culprits()] == [*blamed]
+def test_culprits_of_a_launch_and_their_certainty(
+    reports: Sequence[Culprit | None], culprits: Any, certain: Any
+) -> None:
+    result = attempt_of(*(launch(outcome="failed", culprit=each) for each in reports))
+    assert [*result.culprits()] == [*culprits]
     hosts = [host for each in [result.culprit] if each for host in each.hosts]
-    assert [host for host in hosts if result.is_certain(host)] == sure
+    assert [host for host in hosts if result.is_certain(host)] == certain
     assert not result.is_certain("h9") or result.culprit
-    assert is_stuck(result) is not bool(blamed)
+    assert is_stuck(result) is not bool(culprits)
 
 
 def test_host_that_started_no_rank_is_the_only_culprit() -> None:
     none = launch(outcome="failed", ranks=(), reason="no GPU")
-    result = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
+    result = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
     assert result.not_started == {"h2": "no GPU"}
     assert result.culprits() == {"h2": "no GPU"}
     assert not result.is_certain("h2")
     assert not result.never_started(NAMES)
-    assert one(launch(ranks=())).not_started == {}
+    assert attempt_of(launch(ranks=())).not_started == {}
 
 
 def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
-    """The others came to their end, with nothing to measure. It is no proof of a fault."""
+    """The other hosts finish without measurements. The fault is not certain."""
     finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
-    result = one(finished, failed, finished)
+    result = attempt_of(finished, failed, finished)
     assert [*result.culprits()] == ["h2"]
     assert result.culprit is None
     assert not result.is_certain("h2")
     assert not result.worked
     assert not is_stuck(result)
-    both = one(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
-    assert [*both.culprits()] == ["h2", "h3"], "each says so of itself"
-    silent = one(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
-    assert sorted(silent.culprits()) == ["h1", "h2"], "who is unable takes nobody with it"
+    both = attempt_of(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
+    assert [*both.culprits()] == ["h2", "h3"], "each host reports itself"
+    silent = attempt_of(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
+    assert sorted(silent.culprits()) == ["h1", "h2"], "a host that cannot take part stops no other host"
     assert (silent.is_certain("h1"), silent.is_certain("h2")) == (True, False)
-    absent = one(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
-    assert [*absent.culprits()] == ["h2"], "who did not come may be late"
+    absent = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
+    assert [*absent.culprits()] == ["h2"], "an absent host may be late"
 
 
 @pytest.mark.parametrize(
-    ("who", "present", "late"),
+    ("culprit", "present", "never_started"),
     [
         (culprit("host_absent", "h4"), NAMES, True), (culprit("host_absent", "h4"), NAMES[:3], False),
         (culprit("host_absent", "h3", "h4"), NAMES, True), (culprit("host_absent", "h2", "h4"), NAMES, False),
@@ -1009,21 +1014,22 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     ],
 )  # fmt: skip
 def test_launch_that_was_not_started_everywhere_is_recognized(
-    who: Culprit | None, present: Sequence[str], late: bool
+    culprit: Culprit | None, present: Sequence[str], never_started: bool
 ) -> None:
-    assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).never_started(present) is late
+    attempt = attempt_of(*(launch(outcome="failed", culprit=culprit) for _ in range(2)))
+    assert attempt.never_started(present) is never_started
 
 
 def test_measurements_are_attributed_to_their_launch() -> None:
     kept = tuple(speeds("h1"))
     early, late = launch(0, observations=kept), launch(1)
-    made = record("h1", early, late, seen=DONE)
+    made = record("h1", early, late, observations=DONE)
     assert measured_by(made, early) == kept
     assert measured_by(made, late) == tuple(DONE)
     none = launch(2, ranks=(), outcome="failed")
-    made = record("h1", early, late, none, seen=DONE)
+    made = record("h1", early, late, none, observations=DONE)
     assert (measured_by(made, late), measured_by(made, none)) == (tuple(DONE), tuple(DONE))
-    assert measured_by(record("h1", late, seen=[replace(DONE[0], stage="benchmark")]), late) == ()
+    assert measured_by(record("h1", late, observations=[replace(DONE[0], stage="benchmark")]), late) == ()
 
 
 def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
@@ -1033,37 +1039,37 @@ def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
     ]
 
 
-def probed(*rounds: list[Launch], after: Sequence[Launch] = ()) -> list[Attempt]:
-    """Probes after a launch that stuck, as every host of them tells them."""
+def attempts_with_probes(*rounds: list[Launch], after: Sequence[Launch] = ()) -> list[Attempt]:
+    """Return the attempts of a stuck launch, the probes after it and later launches."""
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     stuck = launch(0, outcome="failed")
-    each = [replace(one_, observations=(done,)) for made in rounds for one_ in made]
-    return tried(
-        {name: record(name, stuck, *(one_ for one_ in (*each, *after) if name in one_.members)) for name in NAMES}
+    probes = [replace(item, observations=(done,)) for launches in rounds for item in launches]
+    return attempts_of(
+        {name: record(name, stuck, *(item for item in (*probes, *after) if name in item.members)) for name in NAMES}
     )
 
 
-def search(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Conclusion]:
-    """The probes that find them, launch by launch."""
+def run_probes(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Conclusion]:
+    """Run the requested probes until there is a conclusion. `bad` and `link` are digits of host names."""
     rounds: list[list[Launch]] = []
     while True:
-        result = probed(*rounds)
-        asked = conclusion(result, result[0])
-        if isinstance(asked, Conclusion):
-            return rounds, asked
-        groups = ["".join(host.removeprefix("h") for host in group) for group in asked]
-        broken = [bool(set(bad) & set(group)) or (bool(link) and set(link) <= set(group)) for group in groups]
-        rounds.append(probe(len(rounds) + 1, *((group, not one_) for group, one_ in zip(groups, broken, strict=True))))
+        gang_attempts = attempts_with_probes(*rounds)
+        answer = conclusion(gang_attempts, gang_attempts[0])
+        if isinstance(answer, Conclusion):
+            return rounds, answer
+        groups = ["".join(host.removeprefix("h") for host in group) for group in answer]
+        worked = [not set(bad) & set(group) and not (link and set(link) <= set(group)) for group in groups]
+        rounds.append(probe(len(rounds) + 1, *zip(groups, worked, strict=True)))
 
 
 def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
-    rounds, ended = search("4")
+    rounds, ended = run_probes("4")
     assert len(rounds) <= 4
     assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
     assert hosts_to_exclude(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
-    # A launch that came later has probes of its own.
-    later = [[replace(one_, number=one_.number + 10) for one_ in made] for made in rounds]
-    result = probed(*later, after=[launch(5, outcome="failed")])
+    # A later launch has probes of its own.
+    later = [[replace(item, number=item.number + 10) for item in launches] for launches in rounds]
+    result = attempts_with_probes(*later, after=[launch(5, outcome="failed")])
     (first, second) = [each for each in result if each.stage == "gang"]
     assert conclusion(result, second) == ended
     assert isinstance(conclusion(result, first), list)
@@ -1072,39 +1078,43 @@ def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
 def test_second_host_of_a_bad_link_is_excluded() -> None:
     link = Suspect(kind="link", where="a - b", confidence=0.66, evidence="e", hosts=("a", "b"))
     host = Suspect(kind="host", where="c", confidence=0.75, evidence="f", hosts=("c",))
-    for suspects, leaving in (
+    for suspects, excluded in (
         ((link,), {"b": "e"}), ((link, host), {"c": "f", "b": "e"}), ((replace(link, confidence=0.5),), {}),
         ((link, replace(host, where="a")), {"a": "f"}), ((replace(host, kind="fabric"),), {}),
     ):  # fmt: skip
-        assert hosts_to_exclude(Conclusion(suspects=suspects, good=(), launches=1)) == leaving
+        assert hosts_to_exclude(Conclusion(suspects=suspects, good=(), launches=1)) == excluded
 
 
 # Verdicts
 
 
-def verdicts(records: Mapping[str, Record], plan: Plan = PLAN) -> list[Verdict]:
+def localise_verdicts(records: Mapping[str, Record], plan: Plan = PLAN) -> list[Verdict]:
     return [item for item in judge(plan, evidence(records), [pack()]) if item.criterion == "localise"]
 
 
-def said(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
-    return [(item.host, item.scope, item.name, item.verdict) for item in all_verdicts]
+def summaries(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.name, item.verdict) for item in verdicts]
 
 
 def test_hosts_of_a_healthy_gang_pass() -> None:
-    all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name)) for name in NAMES})
-    assert said(all_verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
-    first = all_verdicts[0]
+    verdicts = localise_verdicts({name: record(name, launch(), observations=speeds(name)) for name in NAMES})
+    assert summaries(verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
+    first = verdicts[0]
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
     assert first.reason == "median of its 3 pairs 1 GB/s, of all pairs of the gang 1 GB/s: no part of the host is slow"
     late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
-    mine = verdicts({name: record(name, launch(), seen=late if name == "h1" else ()) for name in NAMES})[0]
+    mine = localise_verdicts(
+        {name: record(name, launch(), observations=late if name == "h1" else ()) for name in NAMES}
+    )[0]
     assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")
 
 
 def test_host_that_is_slow_with_every_partner_fails_alone() -> None:
-    all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name, 0.5, ["h2"])) for name in NAMES})
-    (bad, *others) = sorted(all_verdicts, key=lambda item: item.verdict != FAIL)
-    assert said([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
+    verdicts = localise_verdicts(
+        {name: record(name, launch(), observations=speeds(name, 0.5, ["h2"])) for name in NAMES}
+    )
+    (bad, *others) = sorted(verdicts, key=lambda item: item.verdict != FAIL)
+    assert summaries([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
     assert (bad.action, bad.value, bad.operator) == ("inspect_hardware", 5e8, "ge")
     assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 healthy hosts")
     assert bad.detail == bad.reason.replace(" (confidence 0.80)", "")
@@ -1121,40 +1131,40 @@ def test_slow_link_is_inconclusive_and_failed_link_fails_on_both_ends() -> None:
         ]  # fmt: skip
 
     for lost, verdict in ((False, INCONCLUSIVE), (True, FAIL)):
-        all_verdicts = verdicts({name: record(name, launch(), seen=link(name, lost)) for name in NAMES})
-        bad = [item for item in all_verdicts if item.verdict != PASS]
-        assert said(bad) == [(name, "gang=r1", "pairs.bandwidth", verdict) for name in ("h2", "h3")]
+        verdicts = localise_verdicts({name: record(name, launch(), observations=link(name, lost)) for name in NAMES})
+        bad = [item for item in verdicts if item.verdict != PASS]
+        assert summaries(bad) == [(name, "gang=r1", "pairs.bandwidth", verdict) for name in ("h2", "h3")]
         assert all(("measure again" in item.reason) is not lost for item in bad)
         assert all(item.action == ("inspect_hardware" if lost else "none") for item in bad)
 
 
 @pytest.mark.parametrize(
-    ("who", "result"),
+    ("named", "expected"),
     [
         (culprit("rank_lost", "h2", scope="gpu=0"), [("h2", "gpu=0", "gang.fault", FAIL)]),
         (culprit("host_lost", "h2"), [("h2", "host", "gang.fault", FAIL)]),
         (culprit("host_lost", "h2", "h3"), [(name, "host", "gang.fault", INCONCLUSIVE) for name in ("h2", "h3")]),
     ],
 )  # fmt: skip
-def test_host_that_stopped_a_launch_is_named(who: Culprit, result: Any) -> None:
-    stopped = launch(outcome="failed", culprit=who)
-    made = verdicts({name: record(name, stopped) for name in NAMES})
-    assert said(made) == result
-    assert all(item.reason == who.text and item.stage == "gang" for item in made)
-    # Who worked in a later launch is well.
-    later = {name: record(name, stopped, launch(1), seen=speeds(name)) for name in NAMES}
-    assert [item for item in verdicts(later) if item.name == "gang.fault"] == []
-    without = tuple(name for name in NAMES if name not in who.hosts)
+def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> None:
+    stopped = launch(outcome="failed", culprit=named)
+    verdicts = localise_verdicts({name: record(name, stopped) for name in NAMES})
+    assert summaries(verdicts) == expected
+    assert all(item.reason == named.text and item.stage == "gang" for item in verdicts)
+    # A host that worked in a later launch has no fault.
+    later = {name: record(name, stopped, launch(1), observations=speeds(name)) for name in NAMES}
+    assert [item for item in localise_verdicts(later) if item.name == "gang.fault"] == []
+    without = tuple(name for name in NAMES if name not in named.hosts)
     rest = {
         name: record(
             name,
             stopped,
             *([launch(1, without)] if name in without else ()),
-            seen=speeds(name) if name in without else (),
+            observations=speeds(name) if name in without else (),
         )
         for name in NAMES
     }
-    assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == result
+    assert summaries([item for item in localise_verdicts(rest) if item.name == "gang.fault"]) == expected
 
 
 def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> None:
@@ -1162,75 +1172,76 @@ def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> No
     stuck = launch(0, outcome="failed")
 
     def after(bad: str, link: str = "", *more: Launch) -> list[Verdict]:
-        each = [replace(one_, observations=(done,)) for made in search(bad, link)[0] for one_ in made] + [*more]
+        rounds, _ = run_probes(bad, link)
+        launches = [replace(item, observations=(done,)) for probes in rounds for item in probes] + [*more]
         own = {name: speeds(name) if more and name in more[0].members else () for name in NAMES}
-        result = verdicts(
+        result = localise_verdicts(
             {
-                name: record(name, stuck, *(one_ for one_ in each if name in one_.members), seen=own[name])
+                name: record(name, stuck, *(item for item in launches if name in item.members), observations=own[name])
                 for name in NAMES
             }
         )
         return [item for item in result if item.name == "gang.fault"]
 
     result = after("4")
-    assert said(result) == [("h4", "host", "gang.fault", FAIL)]
+    assert summaries(result) == [("h4", "host", "gang.fault", FAIL)]
     assert result[0].reason == "suspect host h4 (confidence 0.75): h4 fails with each of 2 hosts that work without it"
     assert result[0].action == "inspect_hardware"
     result = after("1234")
     assert {(item.scope, item.verdict, item.action) for item in result} == {("gang=r1", INCONCLUSIVE, "none")}
     assert sorted(item.host for item in result) == [*NAMES]
-    assert verdicts({name: record(name, stuck) for name in NAMES}) == []
-    # Two that fail together are told of both, although one of them works with the others.
+    assert localise_verdicts({name: record(name, stuck) for name in NAMES}) == []
+    # Two hosts that fail together both get a verdict, even if one of them works in a later launch.
     for result in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
-        assert said(result) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
+        assert summaries(result) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
         assert result[0].reason.startswith("suspect link h")
         assert result[0].basis == "policy"
-    # Who was found bad and then works is well.
+    # A host that works in a later launch has no fault.
     assert after("4", "", launch(20, NAMES)) == []
-    assert said(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
+    assert summaries(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
 
 
 def test_excluded_host_is_not_missing_on_the_others() -> None:
     three = NAMES[:3]
-    own = {name: [one_ for one_ in speeds(name) if not one_.scope.endswith("=h4")] for name in three}
-    records = {name: record(name, launch(0, three), seen=own[name]) for name in three}
-    all_verdicts = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
-    assert {item.host for item in all_verdicts} == {"h4"}
-    # Who was there and was not measured with is missed.
-    whole = {name: record(name, launch(0), seen=own[name]) for name in three}
-    missed = [item for item in judge(PLAN, evidence(whole), [pack()]) if item.host == "h1"]
-    assert ("gpu=0,partner=h4", INCONCLUSIVE) in [(item.scope, item.verdict) for item in missed]
+    own = {name: [item for item in speeds(name) if not item.scope.endswith("=h4")] for name in three}
+    records = {name: record(name, launch(0, three), observations=own[name]) for name in three}
+    verdicts = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
+    assert {item.host for item in verdicts} == {"h4"}
+    # A host that took part but was not measured is missing.
+    whole = {name: record(name, launch(0), observations=own[name]) for name in three}
+    missing = [item for item in judge(PLAN, evidence(whole), [pack()]) if item.host == "h1"]
+    assert ("gpu=0,partner=h4", INCONCLUSIVE) in [(item.scope, item.verdict) for item in missing]
 
 
 def test_host_is_judged_by_its_last_launch_not_by_probes() -> None:
     def both(name: str, *more: Launch) -> Record:
         first = launch(0, observations=tuple(speeds(name, 0.5, ["h2"])))
-        return record(name, first, launch(1), *more, seen=speeds(name))
+        return record(name, first, launch(1), *more, observations=speeds(name))
 
     passes = [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
-    assert said(verdicts({name: both(name) for name in NAMES})) == passes
+    assert summaries(localise_verdicts({name: both(name) for name in NAMES})) == passes
     failed = launch(2, stage="probe", outcome="failed", culprit=culprit("rank_lost", "h2"))
-    assert said(verdicts({name: both(name, failed) for name in NAMES})) == passes
+    assert summaries(localise_verdicts({name: both(name, failed) for name in NAMES})) == passes
 
 
 def test_two_hosts_that_cannot_launch_are_inconclusive() -> None:
     plan = gang_plan("h1", "h2")
-    left = builders.evidence(plan)
+    by_host = builders.evidence(plan)
     stuck = launch(0, ("h1", "h2"), "failed")
     values = {
-        name: replace(one_, records=(one_.records[0], replace(one_.records[1], launches=(stuck,), observations=())))
-        for name, one_ in left.items()
+        name: replace(item, records=(item.records[0], replace(item.records[1], launches=(stuck,), observations=())))
+        for name, item in by_host.items()
     }
-    all_verdicts = [item for item in judge(plan, values, [pack()]) if item.criterion == "localise"]
-    assert said(all_verdicts) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
-    assert {item.action for item in all_verdicts} == {"none"}
+    verdicts = [item for item in judge(plan, values, [pack()]) if item.criterion == "localise"]
+    assert summaries(verdicts) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
+    assert {item.action for item in verdicts} == {"none"}
 
 
-# Whole pair matrices, as both ends of each pair tell them
+# Pair matrices that both ends of each pair report
 
 
-def room(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
-    """A gang of these hosts; those in capitals stand in another rack."""
+def plan_of_racks(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
+    """Return the plan of a gang of these hosts. Hosts in capitals are in another rack."""
     plan = builders.plan(*names.lower(), profile="smoke", gpu_count=rails)
     hosts = [
         replace(host, rack="r2" if host.name.upper() in names else "r1", gang=GANG, **over)
@@ -1239,53 +1250,53 @@ def room(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
     return replace(plan, hosts=tuple(hosts))
 
 
-def rehearsed(plan: Plan) -> Plan:
+def as_rehearsal(plan: Plan) -> Plan:
     return replace(plan, rehearsal=True, hosts=tuple(replace(host, device="cpu") for host in plan.hosts))
 
 
 def pair_observations(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
-    """What one host measured with the others."""
+    """Return the observations of one host with its partners."""
     result = []
     for pair in pairs:
         for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
             scope = f"{device}={pair.rail},partner={other}"
             for name, value, unit in (("bandwidth", pair.bandwidth, "B/s"), ("latency", pair.latency, "s")):
                 made = builders.observation(f"pairs.{name}", value or 1, stage="gang", scope=scope, unit=unit)
-                lost = replace(made, status=ERROR, value=None, reason=pair.failed or "?")
-                result += [lost] if pair.failed else [made] if value is not None else []
+                error = replace(made, status=ERROR, value=None, reason=pair.failed or "?")
+                result += [error] if pair.failed else [made] if value is not None else []
     return result
 
 
-def of_room(
+def pair_verdicts(
     plan: Plan,
     observations: Mapping[str, Sequence[Observation]] | Sequence[Pair],
-    *before: Verdict,
+    *earlier: Verdict,
     launches: Mapping[str, Sequence[Launch]] | None = None,
 ) -> list[Verdict]:
-    """What is said of a gang by its pairs, after these verdicts."""
+    """Return the pair verdicts on a gang, given earlier verdicts."""
     observed = observations if isinstance(observations, Mapping) else {
         host.name: pair_observations(host.name, observations, host.device) for host in plan.hosts
     }  # fmt: skip
     names = [host.name for host in plan.hosts]
     views = []
     for host in plan.hosts:
-        own = (launches or {}).get(host.name, [launch(0, names)])
+        own_launches = (launches or {}).get(host.name, [launch(0, names)])
         gpus = tuple(builders.gpu(host.name, index) for index in range(len(host.devices)))
-        made = replace(record("h1", *own, seen=observed[host.name]), host=host.name, gpus=gpus)
+        made = replace(record("h1", *own_launches, observations=observed[host.name]), host=host.name, gpus=gpus)
         views.append(HostView(plan, host, Evidence(records=(made,)), [pack()]))
-    return judge_pairs(views, before)
+    return judge_pairs(views, earlier)
 
 
-def bad(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
-    """Whoever does not pass."""
+def not_passed(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Return host, scope, quantity and verdict of the verdicts other than passes."""
     return [
         (item.host, item.scope, item.name.removeprefix("pairs."), item.verdict)
-        for item in all_verdicts
+        for item in verdicts
         if item.verdict != PASS
     ]
 
 
-def failed(
+def failed_verdict(
     host: str,
     name: str,
     scope: str = "gang=r1",
@@ -1307,41 +1318,38 @@ def failed(
     )
 
 
-SLOW = failed("a", "collective.all_reduce.busbw")
+SLOW = failed_verdict("a", "collective.all_reduce.busbw")
 
 
 def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
-    all_verdicts = of_room(room(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
-    assert [(item.host, item.name, item.value) for item in all_verdicts] == [
+    verdicts = pair_verdicts(plan_of_racks(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
+    assert [(item.host, item.name, item.value) for item in verdicts] == [
         ("a", "pairs.bandwidth", 100), ("a", "pairs.latency", 1), ("b", "pairs.bandwidth", 90), ("b", "pairs.latency", 1),
         ("c", "pairs.bandwidth", 100), ("c", "pairs.latency", 1.5), ("d", "pairs.bandwidth", 100), ("d", "pairs.latency", 1),
     ]  # fmt: skip
-    assert {(item.scope, item.verdict, item.basis, item.action) for item in all_verdicts} == {
+    assert {(item.scope, item.verdict, item.basis, item.action) for item in verdicts} == {
         ("gang=r1", PASS, "policy", "none")
     }
     assert (
-        all_verdicts[3].reason
-        == "median of its 6 pairs 1 s, of all pairs of the gang 1.25 s: no part of the host is slow"
+        verdicts[3].reason == "median of its 6 pairs 1 s, of all pairs of the gang 1.25 s: no part of the host is slow"
     )
 
 
 def test_order_of_hosts_does_not_change_verdicts() -> None:
     pairs = matrix(4, shares={("b", 1): 0.5})
-    assert of_room(room("dbca"), pairs) == of_room(room("abcd"), pairs)
+    assert pair_verdicts(plan_of_racks("dbca"), pairs) == pair_verdicts(plan_of_racks("abcd"), pairs)
 
 
-@pytest.mark.parametrize(("size", "who"), [(2, ""), (3, "abc")])
-def test_pairs_of_two_hosts_give_no_pass(size: int, who: str) -> None:
-    all_verdicts = of_room(room("abc"[:size]), matrix(size))
-    assert [item.host for item in all_verdicts if item.name == "pairs.bandwidth"] == [*who]
+@pytest.mark.parametrize(("size", "passing"), [(2, ""), (3, "abc")])
+def test_pairs_of_two_hosts_give_no_pass(size: int, passing: str) -> None:
+    verdicts = pair_verdicts(plan_of_racks("abc"[:size]), matrix(size))
+    assert [item.host for item in verdicts if item.name == "pairs.bandwidth"] == [*passing]
 
 
 def test_host_just_within_the_limit_passes_and_shows_it() -> None:
-    all_verdicts = of_room(room("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
-    own = {
-        (item.host, item.name): (item.value, item.limit, item.operator) for item in all_verdicts if item.verdict == PASS
-    }
-    assert len(own) == len(all_verdicts) == 10
+    verdicts = pair_verdicts(plan_of_racks("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
+    own = {(item.host, item.name): (item.value, item.limit, item.operator) for item in verdicts if item.verdict == PASS}
+    assert len(own) == len(verdicts) == 10
     assert own[("b", "pairs.bandwidth")] == (88.0, 88.0, "ge")
     assert own[("c", "pairs.latency")] == (2.0, 2.0, "le")
 
@@ -1350,7 +1358,7 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
     for pairs, value, limit, operator, unit in (
         (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, late={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
     ):  # fmt: skip
-        (nic,) = [item for item in of_room(room(), pairs) if item.verdict != PASS]
+        (nic,) = [item for item in pair_verdicts(plan_of_racks(), pairs) if item.verdict != PASS]
         assert (nic.host, nic.scope, nic.place, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
         assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
         assert nic.reason.startswith("suspect nic b rail 1 (confidence 0.80): ")
@@ -1360,34 +1368,47 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
 @pytest.mark.parametrize(
     ("before", "kind"),
     [
-        (failed("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"), (failed("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
-        (failed("b", "x", "gpu=0", "benchmark"), "nic"), (failed("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),
-        (failed("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"), (failed("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
-        (failed("b", "x", "gpu=1", "benchmark", PASS), "nic"), (failed("c", "x", "gpu=1", "benchmark"), "nic"),
-        (failed("b", "x", "host", "benchmark"), "nic"), (failed("z", "x", "gpu=1", "benchmark"), "nic"),
+        (failed_verdict("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"),
+        (failed_verdict("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
+        (failed_verdict("b", "x", "gpu=0", "benchmark"), "nic"),
+        (failed_verdict("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),
+        (failed_verdict("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"),
+        (failed_verdict("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
+        (failed_verdict("b", "x", "gpu=1", "benchmark", PASS), "nic"),
+        (failed_verdict("c", "x", "gpu=1", "benchmark"), "nic"),
+        (failed_verdict("b", "x", "host", "benchmark"), "nic"),
+        (failed_verdict("z", "x", "gpu=1", "benchmark"), "nic"),
     ],
-)  # fmt: skip
+)
 def test_gpu_is_suspected_if_it_failed_without_other_hosts(before: Verdict, kind: str) -> None:
-    (only_verdict,) = [
-        item for item in of_room(room(), matrix(4, shares={("b", 1): 0.5}), before) if item.verdict != PASS
+    (verdict,) = [
+        item
+        for item in pair_verdicts(plan_of_racks(), matrix(4, shares={("b", 1): 0.5}), before)
+        if item.verdict != PASS
     ]
-    assert only_verdict.reason.startswith(f"suspect {kind} b rail 1 ")
+    assert verdict.reason.startswith(f"suspect {kind} b rail 1 ")
 
 
 @pytest.mark.parametrize(
     ("before", "slow"),
     [
-        (SLOW, True), (failed("a", "collective.all_reduce.algbw"), True), (failed("a", "collective.barrier.latency"), True),
-        (failed("a", "collective.all_reduce.wrong_elements"), False), (failed("a", "training.busbw"), False),
-        (failed("a", SLOW.name, "gpu=0"), False), (failed("a", SLOW.name, "gang=r2"), False), (failed("z", SLOW.name), False),
-        (failed("a", SLOW.name, verdict=PASS), False), (failed("a", SLOW.name, verdict=INCONCLUSIVE), False),
+        (SLOW, True),
+        (failed_verdict("a", "collective.all_reduce.algbw"), True),
+        (failed_verdict("a", "collective.barrier.latency"), True),
+        (failed_verdict("a", "collective.all_reduce.wrong_elements"), False),
+        (failed_verdict("a", "training.busbw"), False),
+        (failed_verdict("a", SLOW.name, "gpu=0"), False),
+        (failed_verdict("a", SLOW.name, "gang=r2"), False),
+        (failed_verdict("z", SLOW.name), False),
+        (failed_verdict("a", SLOW.name, verdict=PASS), False),
+        (failed_verdict("a", SLOW.name, verdict=INCONCLUSIVE), False),
     ],
-)  # fmt: skip
+)
 def test_fabric_fails_if_only_the_collective_is_slow(before: Verdict, slow: bool) -> None:
-    all_verdicts = of_room(room(), matrix(4), before)
-    assert bad(all_verdicts) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
+    verdicts = pair_verdicts(plan_of_racks(), matrix(4), before)
+    assert not_passed(verdicts) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
     if slow:
-        assert {(item.value, item.limit, item.operator) for item in all_verdicts} == {(None, None, "")}
+        assert {(item.value, item.limit, item.operator) for item in verdicts} == {(None, None, "")}
 
 
 @pytest.mark.parametrize(
@@ -1400,57 +1421,61 @@ def test_fabric_fails_if_only_the_collective_is_slow(before: Verdict, slow: bool
 )  # fmt: skip
 def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pair], alone: str, together: str) -> None:
     for before, verdict in (((), alone), ((SLOW,), together)):
-        all_verdicts = of_room(room(rails=3), pairs, *before)
-        assert [(host, what) for host, _, _, what in bad(all_verdicts)] == (
+        verdicts = pair_verdicts(plan_of_racks(rails=3), pairs, *before)
+        assert [(host, what) for host, _, _, what in not_passed(verdicts)] == (
             [(name, verdict) for name in "abcd"] if verdict else []
         )
-        assert {item.scope for item in all_verdicts} == {"gang=r1"}
-        assert all(item.reason.startswith("suspect rail rail 1 ") for item in all_verdicts if item.verdict != PASS)
+        assert {item.scope for item in verdicts} == {"gang=r1"}
+        assert all(item.reason.startswith("suspect rail rail 1 ") for item in verdicts if item.verdict != PASS)
 
 
 def test_failed_pair_of_two_hosts_is_inconclusive() -> None:
-    all_verdicts = of_room(room("ab"), matrix(2, failed={"ab": "gone"}))
-    assert bad(all_verdicts)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
+    verdicts = pair_verdicts(plan_of_racks("ab"), matrix(2, failed={"ab": "gone"}))
+    assert not_passed(verdicts)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
 
 
 def test_pairs_across_racks_are_compared_with_each_other() -> None:
     across = {a + b: 0.5 for a in "abcde" for b in "fg"}
-    assert bad(of_room(room("abcdeFG"), matrix(7, shares=across))) == []
-    assert {(item[0], item[3]) for item in bad(of_room(room("abcdefg"), matrix(7, shares=across)))} == {
+    assert not_passed(pair_verdicts(plan_of_racks("abcdeFG"), matrix(7, shares=across))) == []
+    assert {
+        (item[0], item[3]) for item in not_passed(pair_verdicts(plan_of_racks("abcdefg"), matrix(7, shares=across)))
+    } == {
         ("f", FAIL),
         ("g", FAIL),
     }
-    # Of one that stands alone no limit can be told.
-    all_verdicts = of_room(room("abcdE"), matrix(5, shares={"e": 0.5}))
-    assert bad(all_verdicts) == []
-    assert next((item.value, item.limit, item.operator) for item in all_verdicts if item.host == "e") == (50, None, "")
+    # A host alone in its rack has no limit.
+    verdicts = pair_verdicts(plan_of_racks("abcdE"), matrix(5, shares={"e": 0.5}))
+    assert not_passed(verdicts) == []
+    assert next((item.value, item.limit, item.operator) for item in verdicts if item.host == "e") == (50, None, "")
 
 
 def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
-    plan = room("abcdef", fabric_gbps=400.0)
+    plan = plan_of_racks("abcdef", fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=200.0) if host.name in "ef" else host for host in plan.hosts)
     pairs = matrix(6, shares={"e": 0.5, "f": 0.5})
-    assert bad(of_room(replace(plan, hosts=hosts), pairs)) == []
-    assert bad(of_room(plan, pairs)) != []
+    assert not_passed(pair_verdicts(replace(plan, hosts=hosts), pairs)) == []
+    assert not_passed(pair_verdicts(plan, pairs)) != []
 
 
-def fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs, of which that one is twice as fast as any other."""
+def twice_as_fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs, with the pair `two` twice as fast as the others."""
     return [replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == two else pair for pair in pairs]
 
 
 def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None:
-    """There is no third in their rack, or with their ports, to compare them with."""
+    """No third host in their rack, or with their ports, can be compared with them."""
     slow = matrix(4, shares={"ab": 0.3})
-    faster = room(fabric_gbps=400.0)
+    faster = plan_of_racks(fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)
-    for plan in (room("abCD"), replace(faster, hosts=hosts)):
-        assert [(host, verdict) for host, _, _, verdict in bad(of_room(plan, slow))] == [
+    for plan in (plan_of_racks("abCD"), replace(faster, hosts=hosts)):
+        assert [(host, verdict) for host, _, _, verdict in not_passed(pair_verdicts(plan, slow))] == [
             ("a", INCONCLUSIVE),
             ("b", INCONCLUSIVE),
         ]
-    for plan, size in ((room("abC"), 3), (replace(faster, hosts=hosts), 4)):
-        assert bad(of_room(plan, fast("ab", matrix(size)))) == [], "nor is another slow because they are faster"
+    for plan, size in ((plan_of_racks("abC"), 3), (replace(faster, hosts=hosts), 4)):
+        assert not_passed(pair_verdicts(plan, twice_as_fast("ab", matrix(size)))) == [], (
+            "a faster pair does not make the others slow"
+        )
 
 
 def test_minimum_speed_is_that_of_the_fastest_comparable_kind() -> None:
@@ -1470,16 +1495,16 @@ def test_minimum_speed_is_that_of_the_fastest_comparable_kind() -> None:
 
 
 def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
-    plan = room("aBc", rails=1, fabric_gbps=400.0)
+    plan = plan_of_racks("aBc", rails=1, fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=200.0) if host.name == "c" else host for host in plan.hosts)
     mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
-    assert of_room(mixed, matrix(3, 1, {"ab": 0.3})) == []
-    (fabric, *_) = of_room(mixed, matrix(3, 1), SLOW)
+    assert pair_verdicts(mixed, matrix(3, 1, {"ab": 0.3})) == []
+    (fabric, *_) = pair_verdicts(mixed, matrix(3, 1), SLOW)
     assert "(0 pairs compared, 0% of all)" in fabric.reason
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
+    """GPU hosts: the mean. Rehearsal: the slower end, because the other end may only have filled a socket buffer."""
 
     def both(plan: Plan, device: str) -> list[Any]:
         values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
@@ -1487,33 +1512,33 @@ def test_speed_of_a_pair_combines_both_ends() -> None:
             replace(observed, value=observed.value * 0.96 if observed.unit == "B/s" else observed.value * 1.5)
             for observed in values["a"]
         ]
-        return [item.value for item in of_room(plan, values) if item.host == "a"]
+        return [item.value for item in pair_verdicts(plan, values) if item.host == "a"]
 
-    assert both(room("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
-    assert both(rehearsed(room("abc", 1)), "cpu") == [96, 1.5]
+    assert both(plan_of_racks("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
+    assert both(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
 
 
 def test_best_process_pair_counts_for_a_link_in_rehearsal() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
-    all_verdicts = of_room(rehearsed(room()), pairs)
-    assert [(item.host, item.value) for item in all_verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
-    assert all_verdicts[0].reason.startswith("median of its 3 pairs")
+    verdicts = pair_verdicts(as_rehearsal(plan_of_racks()), pairs)
+    assert [(item.host, item.value) for item in verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
+    assert verdicts[0].reason.startswith("median of its 3 pairs")
 
 
 @pytest.mark.parametrize(
-    ("pairs", "who"),
+    ("pairs", "failing"),
     [
         (matrix(4, 1, {"b": 0.2}), "b"), (matrix(4, 1, late={"b": 20.0}), "b"), (matrix(4, 1, {"b": 0.3}), ""),
         (matrix(4, 1, late={"b": 8.0}), ""), (matrix(3, 1, {"b": 0.2}), ""), (matrix(5, 1, {"bd": 0.2}), ""),
         (matrix(5, 1, failed={"bd": "gone"}), "bd"), (matrix(4, 1, failed={"b": "gone"}), "b"),
     ],
 )  # fmt: skip
-def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], who: str) -> None:
+def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], failing: str) -> None:
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
-    alone = failed("b", "gemm.throughput", "cpu=0", "benchmark")
-    for before in ((), (alone,)):  # what a processor does alone says nothing of a part
-        all_verdicts = bad(of_room(rehearsed(room("abcde"[:size], 1)), pairs, *before))
-        assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [(name, FAIL) for name in who]
+    alone = failed_verdict("b", "gemm.throughput", "cpu=0", "benchmark")
+    for before in ((), (alone,)):  # a CPU that is slow alone is no evidence against a part
+        verdicts = not_passed(pair_verdicts(as_rehearsal(plan_of_racks("abcde"[:size], 1)), pairs, *before))
+        assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]
 
 
 def test_invalid_and_foreign_pair_observations() -> None:
@@ -1526,21 +1551,21 @@ def test_invalid_and_foreign_pair_observations() -> None:
                 else observed
                 for observed in values[host]
             ]
-        return of_room(room(rails=1), values)
+        return pair_verdicts(plan_of_racks(rails=1), values)
 
     assert [item.reason[:22] for item in odd(100.0) if item.unit == "B/s"] == ["median of its 3 pairs "] * 4
-    for value in (0, -1.0, math.inf, math.nan, "fast"):  # which is no speed
-        all_verdicts = bad(odd(value))
-        assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [("a", FAIL), ("b", FAIL)]
+    for value in (0, -1.0, math.inf, math.nan, "fast"):  # not a speed
+        verdicts = not_passed(odd(value))
+        assert [(host, verdict) for host, _, _, verdict in verdicts] == [("a", FAIL), ("b", FAIL)]
     for over in (
         {"scope": scope} for scope in ("", "host", "gpu=0", "gpu=7,partner=b", "gpu=0,partner=z", "cpu=0,partner=b")
     ):
-        assert bad(odd(1.0, **over)) == []
-    assert bad(odd(1.0, stage="benchmark")) == []
-    # A host that names itself.
+        assert not_passed(odd(1.0, **over)) == []
+    assert not_passed(odd(1.0, stage="benchmark")) == []
+    # A host that reports itself as partner.
     values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
     values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
-    assert bad(of_room(room(rails=1), values)) == []
+    assert not_passed(pair_verdicts(plan_of_racks(rails=1), values)) == []
 
 
 def test_gang_without_measurements_has_no_pair_verdicts() -> None:
@@ -1551,21 +1576,21 @@ def test_gang_without_measurements_has_no_pair_verdicts() -> None:
         ]
         for name in "abcd"
     }
-    assert of_room(room(), none, SLOW) == []
-    # Nor by a quantity that nobody measured.
-    all_verdicts = of_room(room(), [replace(pair, latency=None) for pair in matrix(4)])
-    assert [item.name for item in all_verdicts] == ["pairs.bandwidth"] * 4
+    assert pair_verdicts(plan_of_racks(), none, SLOW) == []
+    # A quantity without measurements has no verdicts.
+    verdicts = pair_verdicts(plan_of_racks(), [replace(pair, latency=None) for pair in matrix(4)])
+    assert [item.name for item in verdicts] == ["pairs.bandwidth"] * 4
 
 
 def test_errors_with_the_culprit_are_no_evidence_against_its_partners() -> None:
     stopped = [launch(0, "abcd", "failed", culprit=culprit("rank_lost", "b"))]
-    for lost, who in (("ab", [("b", "host", "gang.fault", FAIL)]), ("ac", None)):
+    for lost, link_fails in (("ab", False), ("ac", True)):
         pairs = matrix(4, 1, {"bd": 0.95}, failed={lost: "gone"})
-        all_verdicts = of_room(room(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
-        link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if who is None else []
-        assert bad(all_verdicts) == [("b", "host", "gang.fault", FAIL), *link]
-        # What was measured with it before counts.
-        (mine,) = [item for item in all_verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
+        verdicts = pair_verdicts(plan_of_racks(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
+        link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if link_fails else []
+        assert not_passed(verdicts) == [("b", "host", "gang.fault", FAIL), *link]
+        # Earlier measurements with the culprit count.
+        (mine,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
         assert mine.value == pytest.approx(97.5 if lost == "ab" else 100)
 
 
@@ -1578,6 +1603,8 @@ def test_excluded_host_keeps_the_verdicts_of_its_last_launch() -> None:
         ]
         for name in "abcd"
     }
-    all_verdicts = of_room(room(rails=1), {name: pair_observations(name, again) for name in "abcd"}, launches=launches)
-    own = [(item.host, item.verdict, item.value) for item in all_verdicts if item.unit == "B/s"]
+    verdicts = pair_verdicts(
+        plan_of_racks(rails=1), {name: pair_observations(name, again) for name in "abcd"}, launches=launches
+    )
+    own = [(item.host, item.verdict, item.value) for item in verdicts if item.unit == "B/s"]
     assert sorted(own) == [("a", PASS, 95), ("b", PASS, 97.5), ("c", PASS, 97.5), ("d", FAIL, 50)]

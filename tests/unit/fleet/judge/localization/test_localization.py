@@ -1,4 +1,4 @@
-"""The culprit, over simulated fleets: named, and nobody else."""
+"""Localization in simulated fleets: precision and recall of suspects, number of probe launches, and verdicts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests import builders
 NOISE = 0.03
 RATE, TIME = 48e9, 6e-6
 SIZES = (3, 4, 8, 16, 64, 512, 4096)
-"""Of two hosts nothing can be told: a test of their own."""
+"""Fleets of two hosts have a test of their own, because neither host can be singled out."""
 
 
 @dataclass
 class Fleet:
-    """A fleet in which some parts leave only a share of the speed; a pair is as fast as its slowest part."""
+    """A fleet with slow parts, given as shares of the speed. A pair is as fast as its slowest part."""
 
     size: int
     rails: int = 4
@@ -46,17 +46,20 @@ class Fleet:
         return [f"h{number}" for number in range(self.size)]
 
     def pairs(self) -> list[Pair]:
-        """What one launch would measure."""
+        """Return the measurements of one launch."""
         chance = random.Random(f"{self.seed}/noise")  # noqa: S311
         noise = self.noise
         result = []
         for a, b in itertools.chain.from_iterable(tournament.tournament(self.names, self.rounds)):
-            between = self.links.get(frozenset((a, b)), 1.0) if self.links else 1.0
-            both = min(between, self.hosts.get(a, 1.0), self.hosts.get(b, 1.0))
-            late = self.delays.get(a, 0.0) + self.delays.get(b, 0.0)
+            link_share = self.links.get(frozenset((a, b)), 1.0) if self.links else 1.0
+            pair_share = min(link_share, self.hosts.get(a, 1.0), self.hosts.get(b, 1.0))
+            delay = self.delays.get(a, 0.0) + self.delays.get(b, 0.0)
             for rail in range(self.rails):
                 share = min(
-                    both, self.nics.get((a, rail), 1.0), self.nics.get((b, rail), 1.0), self.bad_rails.get(rail, 1.0)
+                    pair_share,
+                    self.nics.get((a, rail), 1.0),
+                    self.nics.get((b, rail), 1.0),
+                    self.bad_rails.get(rail, 1.0),
                 )
                 result.append(
                     Pair(
@@ -64,12 +67,13 @@ class Fleet:
                         b=b,
                         rail=rail,
                         bandwidth=RATE * share * chance.gauss(1, noise),
-                        latency=(TIME + late) * chance.gauss(1, noise),
+                        latency=(TIME + delay) * chance.gauss(1, noise),
                     )
                 )
         return result
 
-    def truth(self) -> set[tuple[str, str]]:
+    def bad_parts(self) -> set[tuple[str, str]]:
+        """Return kind and name of the parts that localization must find."""
         return {
             *(("host", host) for host in (*self.hosts, *self.delays)),
             *(("nic", f"{host} rail {rail}") for host, rail in self.nics),
@@ -78,7 +82,7 @@ class Fleet:
         }
 
 
-def named(suspects: Iterable[Suspect]) -> set[tuple[str, str]]:
+def kinds_and_names(suspects: Iterable[Suspect]) -> set[tuple[str, str]]:
     return {
         (item.kind, " - ".join(sorted(item.where.split(" - "))) if item.kind == "link" else item.where)
         for item in suspects
@@ -89,7 +93,7 @@ PARTS = ("host", "nic", "rail", "link", "delay")
 
 
 def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int) -> Fleet:
-    """A fleet in which so many parts have a quarter to seven tenths of their speed left, or a host answers late."""
+    """Return a fleet with `count` bad parts: slow ones at 25 to 70 % of the speed, or hosts that answer late."""
     chance = random.Random(f"{size}/{part}/{count}/{seed}")  # noqa: S311
     fleet = Fleet(size, rails, seed, rounds)
 
@@ -112,23 +116,23 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
 
 
 def possible(size: int, part: str, rails: int) -> int:
-    """How many of these parts may be bad at once: fewer than half, and of links few enough that none makes an end look bad."""
-    most = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
-    return min(5, most)
+    """Return how many parts may be bad at once: fewer than half, and few enough links that no end seems bad."""
+    limit = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
+    return min(5, limit)
 
 
 @dataclass
 class Score:
-    """What was named against what was broken."""
+    """Count correct, wrong and missed suspects."""
 
     right: int = 0
     wrong: int = 0
     missed: int = 0
 
-    def add(self, result: set[tuple[str, str]], truth: set[tuple[str, str]]) -> None:
-        self.right += len(result & truth)
-        self.wrong += len(result - truth)
-        self.missed += len(truth - result)
+    def add(self, suspected: set[tuple[str, str]], bad_parts: set[tuple[str, str]]) -> None:
+        self.right += len(suspected & bad_parts)
+        self.wrong += len(suspected - bad_parts)
+        self.missed += len(bad_parts - suspected)
 
     @property
     def precision(self) -> float:
@@ -140,7 +144,7 @@ class Score:
 
 
 def trials(size: int) -> tuple[int, int, int]:
-    """Fleets to simulate, rails, and rounds played."""
+    """Return the number of fleets to simulate, of rails, and of rounds (0: all)."""
     return {64: (1, 4, 0), 512: (1, 2, 16), 4096: (1, 2, 16)}.get(size, (5, 4, 0))
 
 
@@ -153,7 +157,7 @@ def test_one_to_five_bad_parts_are_found_without_false_suspects(size: int) -> No
         counts = [*range(1, most + 1)] if size < 512 else [*{1, most}] if size < 4096 else [most]
         for count, seed in itertools.product(counts, range(number)):
             fleet = broken(size, part, count, seed, rails, rounds)
-            score.add(named(find_suspects(fleet.pairs())), fleet.truth())
+            score.add(kinds_and_names(find_suspects(fleet.pairs())), fleet.bad_parts())
         print(
             f"{size} hosts, {min(counts)}-{most} bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}"
         )
@@ -169,7 +173,7 @@ def test_simultaneous_faults_of_every_kind_are_separated() -> None:
         a, b, c, d, e = chance.sample([f"h{number}" for number in range(16)], 5)
         fleet = Fleet(16, 8, seed, hosts={a: 0.5}, nics={(b, 3): 0.4}, bad_rails={6: 0.6}, delays={e: 5e-5})
         fleet.links = {frozenset((c, d)): 0.3}
-        score.add(named(find_suspects(fleet.pairs())), fleet.truth())
+        score.add(kinds_and_names(find_suspects(fleet.pairs())), fleet.bad_parts())
     print(f"16 hosts, 5 parts of 5 kinds: precision {score.precision:.3f}, recall {score.recall:.3f}")
     assert (score.precision, score.recall) >= (0.95, 0.95)
 
@@ -197,14 +201,14 @@ def test_smallest_slowdown_that_is_detected() -> None:
                 fleet = broken(16, part, 2, seed, 4, 0)
                 fleet.hosts = dict.fromkeys(fleet.hosts, percent / 100)
                 fleet.links = dict.fromkeys(fleet.links, percent / 100)
-                score.add(named(find_suspects(fleet.pairs())), fleet.truth())
+                score.add(kinds_and_names(find_suspects(fleet.pairs())), fleet.bad_parts())
             recall[percent] = score.recall
         print(
             f"16 hosts, 2 bad {part}: recall at a share of the speed of "
             + ", ".join(f"{k} %: {v:.2f}" for k, v in recall.items())
         )
         assert recall[70] == 1.0
-        assert recall[95] == 0.0, "a part that is within the noise is no suspect"
+        assert recall[95] == 0.0, "a slowdown within the noise is not reported"
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.10])
@@ -212,7 +216,7 @@ def test_noise_causes_no_false_alarm(noise: float) -> None:
     for seed in range(20):
         assert not find_suspects(Fleet(16, 2, seed, noise=noise).pairs())
     slow = Fleet(16, 2, noise=noise, hosts={"h3": 0.2})
-    assert named(find_suspects(slow.pairs())) == {("host", "h3")}
+    assert kinds_and_names(find_suspects(slow.pairs())) == {("host", "h3")}
 
 
 def only(suspects: Sequence[Suspect]) -> Suspect:
@@ -227,7 +231,7 @@ def test_host_with_one_rail_is_suspected_with_its_gpu_or_nic() -> None:
 
 
 def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
-    """GB/s of four H200, each as a host of its own, over sockets of one machine; another process computed on that of h2."""
+    """GB/s between four H200 of one machine over sockets, each run as a host. Another process used the GPU of h2."""
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
     result = only(find_suspects(pairs))
@@ -260,7 +264,7 @@ def test_link_of_two_hosts_is_suspected_with_confidence_one_half() -> None:
         assert "with two hosts, the cause may be" in suspect.evidence
 
 
-def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
+def with_failures(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
     return [
         replace(pair, bandwidth=None, latency=None, failed="timed out after 30 s") if fails(pair) else pair
         for pair in pairs
@@ -269,9 +273,9 @@ def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
 
 def test_failed_pairs_count_as_slow() -> None:
     pairs = Fleet(6, 2).pairs()
-    suspect = only(find_suspects(without(pairs, lambda pair: "h2" in (pair.a, pair.b))))
+    suspect = only(find_suspects(with_failures(pairs, lambda pair: "h2" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.where, suspect.measured) == ("host", "h2", None)
-    suspect = only(find_suspects(without(pairs, lambda pair: {pair.a, pair.b} == {"h2", "h3"})))
+    suspect = only(find_suspects(with_failures(pairs, lambda pair: {pair.a, pair.b} == {"h2", "h3"})))
     assert (suspect.kind, set(suspect.hosts)) == ("link", {"h2", "h3"})
     assert "timed out after 30 s" in suspect.evidence
 
@@ -279,7 +283,7 @@ def test_failed_pairs_count_as_slow() -> None:
 def test_failed_pair_of_the_first_round_suspects_the_link() -> None:
     first = set(tournament.tournament(Fleet(4).names)[0])
     pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
-    suspect = only(find_suspects(without(pairs, lambda pair: "h0" in (pair.a, pair.b))))
+    suspect = only(find_suspects(with_failures(pairs, lambda pair: "h0" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.confidence) == ("link", 0.5)
 
 
@@ -306,7 +310,7 @@ def test_slow_pairs_without_a_common_part_suspect_the_fabric() -> None:
 
 
 def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
-    """A second rack whose hosts are only well with each other: the way between the racks is narrow, and no host is bad."""
+    """The link between two racks is slow, and no host is bad."""
     far = {"h14", "h15"}
     pairs = [
         replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind=PairKind(across=True))
@@ -325,16 +329,16 @@ def test_confidence_grows_with_the_number_of_comparisons() -> None:
 Faults = tuple[set[str], list[frozenset[str]]]
 
 
-def play(size: int, faults: Faults, together: int = 0) -> Conclusion:
-    """Launches what the planner asks for, and tells it what came of it, until it concludes."""
+def run_search(size: int, faults: Faults, together: int = 0) -> Conclusion:
+    """Run the launches that the planner requests until it returns a conclusion. Groups of `together` hosts or more fail."""
     bad, links = faults
     planner, history = Bisection([f"h{number}" for number in range(size)]), []
     while True:
         groups = planner.next_launches(history)
         if isinstance(groups, Conclusion):
             return groups
-        everyone = [host for group in groups for host in group]
-        assert len(everyone) == len(set(everyone)), "the groups of a launch share a host"
+        hosts = [host for group in groups for host in group]
+        assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
         assert all(len(group) > 1 for group in groups)
         history.append(
             [
@@ -358,7 +362,7 @@ def faulty(size: int, hosts: int, links: int, seed: int) -> Faults:
     return bad, [frozenset(ends[number : number + 2]) for number in range(0, 2 * links, 2)]
 
 
-def blamed(conclusion: Conclusion) -> Faults:
+def suspected(conclusion: Conclusion) -> Faults:
     hosts = {item.where for item in conclusion.suspects if item.kind == "host"}
     return hosts, [frozenset(item.hosts) for item in conclusion.suspects if item.kind == "link"]
 
@@ -369,8 +373,8 @@ def test_bad_host_is_found_in_few_launches_if_the_job_cannot_form(size: int) -> 
         most = 0
         for seed in range(20 if size <= 64 else 3):
             faults = faulty(size, hosts, 0, seed)
-            conclusion = play(size, faults)
-            assert blamed(conclusion) == faults
+            conclusion = run_search(size, faults)
+            assert suspected(conclusion) == faults
             assert set(conclusion.good) == {f"h{number}" for number in range(size)} - faults[0]
             most = max(most, conclusion.launches)
         print(f"{size} hosts, {hosts} bad: at most {most} launches (log2 N + 3 = {math.log2(size) + 3:.1f})")
@@ -385,20 +389,20 @@ def test_pair_that_fails_only_together_is_found(size: int) -> None:
         most = 0
         for seed in range(10 if size <= 64 else 1):
             faults = faulty(size, hosts, links, seed)
-            conclusion = play(size, faults)
-            assert blamed(conclusion)[0] == faults[0]
-            assert set(blamed(conclusion)[1]) == set(faults[1])
+            conclusion = run_search(size, faults)
+            assert suspected(conclusion)[0] == faults[0]
+            assert set(suspected(conclusion)[1]) == set(faults[1])
             most = max(most, conclusion.launches)
         print(f"{size} hosts, {hosts} bad, {links} bad links: at most {most} launches")
         assert most <= (2 * math.log2(size) + 5) * max(1, links) + 3 * hosts
 
 
 def test_failures_that_cannot_be_attributed_suspect_link_or_fabric() -> None:
-    both = play(2, ({"h1"}, []))
+    both = run_search(2, ({"h1"}, []))
     assert [(item.kind, item.hosts, item.confidence) for item in both.suspects] == [("link", ("h0", "h1"), 0.5)]
-    none = play(5, ({"h0", "h1", "h2", "h3"}, []))
+    none = run_search(5, ({"h0", "h1", "h2", "h3"}, []))
     assert [(item.kind, none.good) for item in none.suspects] == [("fabric", ())]
-    many = play(16, (set(), []), together=5)  # any five fail, and no two
+    many = run_search(16, (set(), []), together=5)  # any five hosts fail together, no pair does
     assert [item.kind for item in many.suspects] == ["fabric"]
     assert len(many.good) == 16
 
@@ -439,9 +443,9 @@ def test_partial_tournament_gives_every_host_the_same_number_of_partners() -> No
 
 
 def views(
-    of: Plan, fleet: Fleet, *, both_ends: bool = True, fails: Callable[[Pair], bool] = lambda pair: False
+    plan: Plan, fleet: Fleet, *, both_ends: bool = True, fails: Callable[[Pair], bool] = lambda pair: False
 ) -> list[HostView]:
-    """The hosts of a plan, with what they measured of each other."""
+    """Return the views of the hosts of a plan, with the pair measurements of the fleet."""
     values: dict[str, list[Observation]] = {host: [] for host in fleet.names}
     for pair in fleet.pairs():
         for host, other in ((pair.a, pair.b), (pair.b, pair.a))[: 1 + both_ends]:
@@ -451,21 +455,20 @@ def views(
                     if fails(pair)
                     else {"status": "measured", "value": value}
                 )
-                device = of.host(host).scopes[pair.rail]
+                device = plan.host(host).scopes[pair.rail]
                 scope = f"{device},partner={other}"
                 values[host].append(Observation(name=f"pairs.{name}", scope=scope, stage="gang", unit=unit, **of_pair))
-    made = []
-    for host in of.hosts:
-        alone = record(of, host)
-        made.append(HostView(of, host, Evidence(records=(alone, record(of, host, *values[host.name]))), []))
-    return made
+    return [
+        HostView(plan, host, Evidence(records=(record(plan, host), record(plan, host, *values[host.name]))), [])
+        for host in plan.hosts
+    ]
 
 
-def record(of: Plan, host: PlannedHost, *observations: Observation) -> Record:
-    """The host's record, or with observations that of its gang."""
+def record(plan: Plan, host: PlannedHost, *observations: Observation) -> Record:
+    """Return the host record, or the gang record if there are observations."""
     return Record(
-        run_id=of.run_id,
-        nonce=of.nonce,
+        run_id=plan.run_id,
+        nonce=plan.nonce,
         host=host.name,
         gang=host.gang if observations else "",
         began=builders.WHEN,
@@ -473,7 +476,7 @@ def record(of: Plan, host: PlannedHost, *observations: Observation) -> Record:
         rackproof="0",
         gpus=tuple(builders.gpu(host.name, index) for index in host.devices if host.device == "gpu"),
         observations=observations,
-        launches=(builders.launch("gang", of.gangs()[host.gang]),) if observations else (),
+        launches=(builders.launch("gang", plan.gangs()[host.gang]),) if observations else (),
     )
 
 
@@ -515,7 +518,7 @@ def test_slow_nic_fails_without_its_gpu_or_other_hosts() -> None:
 
 def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
-    of = plan_of(fleet)
+    plan = plan_of(fleet)
     alone = Verdict(
         host="h2",
         scope="gpu=1",
@@ -526,10 +529,10 @@ def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
         reason="slow",
         action="inspect_hardware",
     )
-    (verdict,) = (item for item in judge_pairs(views(of, fleet), [alone]) if item.verdict == "fail")
+    (verdict,) = (item for item in judge_pairs(views(plan, fleet), [alone]) if item.verdict == "fail")
     assert "suspect gpu h2 rail 1" in verdict.reason
-    laid = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # of a pair the other GPU failed
-    (verdict,) = (item for item in judge_pairs(views(of, fleet), [laid]) if item.verdict == "fail")
+    attributed = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # the pair is attributed to the other GPU
+    (verdict,) = (item for item in judge_pairs(views(plan, fleet), [attributed]) if item.verdict == "fail")
     assert "suspect nic h2 rail 1" in verdict.reason
 
 
@@ -581,9 +584,9 @@ def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> N
 
 def test_one_end_of_a_pair_suffices_and_missing_pairs_give_no_pass() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
-    of = plan_of(fleet)
-    assert named_parts(judge_pairs(views(of, fleet, both_ends=False), []), "fail") == {("h2", "host")}
-    nothing = [HostView(of, host, Evidence(records=(record(of, host),)), []) for host in of.hosts]
+    plan = plan_of(fleet)
+    assert named_parts(judge_pairs(views(plan, fleet, both_ends=False), []), "fail") == {("h2", "host")}
+    nothing = [HostView(plan, host, Evidence(records=(record(plan, host),)), []) for host in plan.hosts]
     assert judge_pairs(nothing, []) == []
 
 
@@ -595,13 +598,13 @@ def test_rehearsal_reports_gross_faults_only() -> None:
 
 
 def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
-    """What a host sends goes into its sockets' buffers: by its own clock it is as fast as the others."""
+    """The data that a host sends may only reach a socket buffer, so its own measurement looks as fast as the others."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
-    result = views(plan_of(fleet, "rehearsal"), fleet)
-    (slow,) = (view for view in result if view.host.name == "h2")
+    host_views = views(plan_of(fleet, "rehearsal"), fleet)
+    (slow,) = (view for view in host_views if view.host.name == "h2")
     observed = [replace(item, value=10 * item.value) for item in slow.evidence.records[1].observations]
     fast = replace(
         slow.evidence, records=(slow.evidence.records[0], replace(slow.evidence.records[1], observations=observed))
     )
-    boasts = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in result]
-    assert named_parts(judge_pairs(boasts, []), "fail") == {("h2", "host")}
+    inflated = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in host_views]
+    assert named_parts(judge_pairs(inflated, []), "fail") == {("h2", "host")}
