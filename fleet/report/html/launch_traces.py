@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleet.judge.drift import span
 from fleet.quantities import NONE, number, scale
 from fleet.report.charts.spark import HEIGHT, THROTTLED, Axes, Column, Spark, bounds, range_text, spark
-from fleet.report.tables.figure import detailed_hosts
+from fleet.report.tables.figure import detailed_hosts, serial_of
 from fleet.report.titles import benchmark_title
 from schemas.records import Launch
 from schemas.reports import FleetReport, HostReport
@@ -109,7 +109,7 @@ def _gpu_trace(host: HostReport, trace: Trace, timeline: Timeline, index: str, a
     drawn = [(by_name.get(name), axis) for name, axis in axes.items()]
     return GpuTrace(
         head=f"GPU {int(index)}",
-        serial=next((gpu.serial for gpu in host.gpus if gpu.index == int(index)), ""),
+        serial=serial_of(host, f"gpu={int(index)}"),
         lost=trace.lost.get(index, ""),
         sparks=tuple(spark("", series, axis, throttled) if series else None for series, axis in drawn),
         figures=tuple(_describe(series, axis, throttled) if series else NONE for series, axis in drawn),

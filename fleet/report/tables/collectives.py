@@ -10,36 +10,16 @@ from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity, scale, size
 from fleet.report.charts.line import Curve, Frame, LineAxes, Tick
-from fleet.report.scope_text import describe_scope
+from fleet.report.tables.figure import RankGroup, rank_group
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
-from schemas.scopes import Scope
-from schemas.stages import BENCHMARK
 
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
 """Most lines that are drawn one by one; more are drawn as median and range."""
 _LIMIT_HALF_WIDTH = 34
 _MAX_SIZE = 1 << 60
-
-
-class RankGroup(NamedTuple):
-    """The ranks that measured a figure.
-
-    All hosts of a gang report the same figure, so `host` is empty for a gang. `ranks` tells a gang from the same gang relaunched
-    without some of its hosts.
-    """
-
-    host: str
-    stage: str
-    scope: str
-    ranks: str
-
-    @property
-    def kind(self) -> str:
-        """Return `host` for the ranks of one host, `gang` for those of several."""
-        return "host" if self.host else "gang"
 
 
 Operation = tuple[str, str]
@@ -120,18 +100,18 @@ def _series(report: FleetReport) -> dict[Operation, list[Series]]:
         for observation in host.measurements:
             op, message, value = _operation(observation), _message_size(observation), finite(observation.value)
             if op[0] and message and value is not None and observation.status == MEASURED:
-                group = _rank_group(host.name, observation)
+                group = rank_group(host.name, observation)
                 values.setdefault(op, {}).setdefault(group, {}).setdefault(message, value)
                 members.setdefault(group, set()).add(host.name)
     failed = {
-        (_operation(verdict), _rank_group(verdict.host, verdict))
+        (_operation(verdict), rank_group(verdict.host, verdict))
         for verdict in report.verdicts
         if verdict.verdict == FAIL and _operation(verdict)[0]
     }
     return {
         op: [
             Series(
-                label=_label(group, len(members[group])),
+                label=group.label(len(members[group])),
                 kind=group.kind,
                 failed=(op, group) in failed,
                 values=dict(sorted(by_size.items())),
@@ -140,12 +120,6 @@ def _series(report: FleetReport) -> dict[Operation, list[Series]]:
         ]
         for op, groups in values.items()
     }
-
-
-def _rank_group(host: str, item: Observation | Verdict) -> RankGroup:
-    if Scope.parse(item.scope).is_gang:
-        return RankGroup("", item.stage, item.scope, str(item.params.get("world_size", "")))
-    return RankGroup(host, item.stage, item.scope, "")
 
 
 def _operation(item: Observation | Verdict) -> Operation:
@@ -161,19 +135,11 @@ def _message_size(item: Observation | Verdict) -> int:
     return int(value) if value and 1 <= value <= _MAX_SIZE else 0
 
 
-def _label(group: RankGroup, members: int) -> str:
-    scope = describe_scope(group.scope)
-    if not group.host:
-        return f"{scope} ({members} host{'s' if members != 1 else ''})"
-    plain = group.scope == "host" and group.stage == BENCHMARK
-    return group.host if plain else f"{group.host}, {scope}, {group.stage}"
-
-
 def _limits(verdicts: Iterable[Verdict], op: Operation, kind: str) -> list[Limit]:
     """Return every limit on this operation's bandwidth, once each."""
     criteria: dict[tuple[int, float], str] = {}
     for verdict in verdicts:
-        if _operation(verdict) == op and _rank_group(verdict.host, verdict).kind == kind:
+        if _operation(verdict) == op and rank_group(verdict.host, verdict).kind == kind:
             message, limit = _message_size(verdict), finite(verdict.limit)
             if message and limit and limit > 0:
                 criteria[message, limit] = verdict.criterion

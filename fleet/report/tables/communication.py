@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, quantity, size
-from fleet.report.scope_text import describe_scope
-from fleet.report.tables.figure import Cell, Table, TableRow
+from fleet.report.tables.figure import Cell, Table, TableRow, rank_group
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
 from schemas.scopes import Scope
-from schemas.stages import BENCHMARK
 
 _KINDS = ("transport", "nvls", "channels")
 _MAX_NAMES = 6
@@ -66,8 +64,7 @@ def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
     for host in report.hosts:
         for item in host.measurements:
             if item.name.startswith("collective."):
-                stage = "" if item.stage == BENCHMARK else f", {item.stage}"
-                user = describe_scope(item.scope) if _is_gang(item) else f"{host.name}{stage}"
+                user = rank_group(host.name, item).label()
                 users.setdefault(user, {})[(item.name, tuple(item.params.items()))] = item
     return {user: list(items.values()) for user, items in users.items()}
 

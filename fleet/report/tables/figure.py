@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity
 from fleet.report.formatting import params_text
+from fleet.report.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.reports import FleetReport, HostReport, Verdict
+from schemas.scopes import Scope
 from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
@@ -48,6 +50,28 @@ class FigureKey(NamedTuple):
         """Return the settings in words, `host to device, alone`; with the stage if it is not `benchmark`."""
         text = params_text(self.params) or self.name.partition(".")[2].replace("_", " ")
         return text if self.stage == BENCHMARK else f"{text} ({self.stage})"
+
+
+class RankGroup(NamedTuple):
+    """The ranks that reported a figure. All hosts of a gang report the same figure, so `host` is empty for a gang."""
+
+    host: str
+    scope: str
+    stage: str
+    world_size: str = ""
+    """Tells a gang from the same gang relaunched without some of its hosts; empty for a host."""
+
+    @property
+    def kind(self) -> str:
+        """Return `host` for the ranks of one host, `gang` for those of several."""
+        return "host" if self.host else "gang"
+
+    def label(self, hosts: int = 0) -> str:
+        """Return the host, with its stage if it is not `benchmark`; or the gang, with its number of hosts if it is given."""
+        if self.host:
+            return self.host if self.stage == BENCHMARK else f"{self.host}, {self.stage}"
+        count = f" ({hosts} host{'s' if hosts != 1 else ''})" if hosts else ""
+        return f"{describe_scope(self.scope)}{count}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +118,18 @@ def figure_key(item: Observation | Verdict) -> FigureKey:
     names = _OUTPUT_PARAMS.get(item.name)
     varied = item.params if names is None else (*names, "numa")
     return FigureKey(item.name, item.stage, tuple((name, item.params[name]) for name in varied if name in item.params))
+
+
+def rank_group(host: str, item: Observation | Verdict) -> RankGroup:
+    """Return the ranks that reported an observation on `host`, or on its gang."""
+    if Scope.parse(item.scope).is_gang:
+        return RankGroup("", item.scope, item.stage, str(item.params.get("world_size", "")))
+    return RankGroup(host, item.scope, item.stage)
+
+
+def serial_of(host: HostReport, scope: str) -> str:
+    """Return the serial of the GPU `gpu=N` of a host; empty if the host has no such GPU."""
+    return next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == scope), "")
 
 
 def value_cell(observation: Observation, factor: float = 1.0, state: str = "") -> Cell:

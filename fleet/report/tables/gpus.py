@@ -18,6 +18,7 @@ from fleet.report.tables.figure import (
     TableRow,
     detailed_hosts,
     figure_key,
+    serial_of,
     value_cell,
     verdict_states,
 )
@@ -154,8 +155,8 @@ def _rows(
         for scope in _devices(host, figures):
             cells = [figures.cell((host.name, scope), key, scales[key.name][0]) for key in columns]
             more = [_throttled_cell(figures, (host.name, scope), throttled)] if throttled is not None else []
-            serial = next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == scope), "")
-            yield TableRow(head=f"{host.name} {describe_scope(scope)}", note=serial, cells=(*cells, *more))
+            head = f"{host.name} {describe_scope(scope)}"
+            yield TableRow(head=head, note=serial_of(host, scope), cells=(*cells, *more))
 
 
 def _fleet_cell(values: list[float], statistic: Callable[[list[float]], float], factor: float) -> Cell:

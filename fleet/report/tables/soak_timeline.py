@@ -13,7 +13,7 @@ from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, ra
 from fleet.report.formatting import params_text
 from fleet.report.links import host_anchor
 from fleet.report.scope_text import describe_scope
-from fleet.report.tables.figure import detailed_hosts
+from fleet.report.tables.figure import detailed_hosts, serial_of
 from fleet.report.titles import benchmark_title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
@@ -152,7 +152,7 @@ def _part_row(
     events: Sequence[tuple[str, Event]],
     soak: Soak,
 ) -> PartRow:
-    serial = next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == part), "")
+
     throttled = next((item for item in by_name.get(THROTTLED, ()) if item.scope == f"{part},reason=other"), None)
     marks = [event for scope, event in events if Scope.parse(scope).device == part and event.name != THROTTLED]
     sparks = []
@@ -160,7 +160,7 @@ def _part_row(
         series = next((item for item in by_name[name] if item.scope == part), None)
         label = f"{head} of {describe_scope(part)}"
         sparks.append(spark(label, series, _axes(soak, by_name[name]), throttled, marks) if series else None)
-    return PartRow(head=describe_scope(part), note=serial, sparks=tuple(sparks))
+    return PartRow(head=describe_scope(part), note=serial_of(host, part), sparks=tuple(sparks))
 
 
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:

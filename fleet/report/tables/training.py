@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity
-from fleet.report.scope_text import describe_scope
-from fleet.report.tables.figure import MANY_HOSTS
+from fleet.report.tables.figure import MANY_HOSTS, RankGroup, rank_group
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, FleetReport
-from schemas.scopes import Scope
-from schemas.stages import BENCHMARK
+from schemas.reports import FAIL, FleetReport, Verdict
 
 SYNTHETIC = "synthetic"
 _PREFIX = "training."
@@ -21,14 +17,8 @@ Observations = Mapping[str, Observation]
 """Kind of figure (`throughput`, `accuracy`, …) -> observation."""
 
 
-class TrainingKey(NamedTuple):
-    """The ranks that trained a network. The host is empty for a gang, because all of its hosts report the same figures."""
-
-    host: str
-    scope: str
-    stage: str
-    network: str
-    ranks: str
+TrainingKey = tuple[RankGroup, str]
+"""The ranks that trained a network, and the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +62,24 @@ def training_table(report: FleetReport) -> TrainingTable:
     """Return every training of a host or gang, with its figures or the reason why they are missing."""
     trainings, members = _collect(report)
     failing = {
-        _key(verdict.host, verdict.scope, verdict.stage, verdict.params)
+        _key(verdict.host, verdict)
         for verdict in report.verdicts
         if verdict.verdict == FAIL and verdict.name.startswith(_PREFIX)
     }
     rows = {
-        key: _row(_trained_by(key, len(members[key])), key.network, [observations], key in failing)
+        key: _row(key[0].label(len(members[key])), key[1], [observations], key in failing)
         for key, observations in trainings.items()
     }
-    gangs = [row for key, row in rows.items() if not key.host]
-    of_hosts = {key: row for key, row in rows.items() if key.host}
-    if len({key.host for key in of_hosts}) <= MANY_HOSTS:
+    gangs = [row for (group, _), row in rows.items() if group.kind == "gang"]
+    of_hosts = {key: row for key, row in rows.items() if key[0].kind == "host"}
+    if len({group.host for group, _ in of_hosts}) <= MANY_HOSTS:
         return TrainingTable(rows=(*gangs, *of_hosts.values()))
     findings = [row for row in of_hosts.values() if row.failed or row.problem]
     return TrainingTable(rows=(*gangs, *_ranges(trainings, of_hosts), *findings), folded=tuple(of_hosts.values()))
 
 
-def _key(host: str, scope: str, stage: str, params: Mapping[str, object]) -> TrainingKey:
-    gang = Scope.parse(scope).is_gang
-    ranks = str(params.get("world_size", "")) if gang else ""
-    return TrainingKey("" if gang else host, scope, stage, str(params.get("network", "")), ranks)
+def _key(host: str, item: Observation | Verdict) -> TrainingKey:
+    return rank_group(host, item), str(item.params.get("network", ""))
 
 
 def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observation]], dict[TrainingKey, set[str]]]:
@@ -101,18 +89,12 @@ def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observati
     for host in report.hosts:
         for item in host.measurements:
             if item.name.startswith(_PREFIX):
-                key = _key(host.name, item.scope, item.stage, item.params)
+                key = _key(host.name, item)
                 members.setdefault(key, set()).add(host.name)
                 kinds, kind = trainings.setdefault(key, {}), item.name.removeprefix(_PREFIX)
                 if kind not in kinds or (kinds[kind].status != MEASURED and item.status == MEASURED):
                     kinds[kind] = item
     return trainings, members
-
-
-def _trained_by(key: TrainingKey, members: int) -> str:
-    if key.host:
-        return key.host if key.stage == BENCHMARK else f"{key.host}, {key.stage}"
-    return f"{describe_scope(key.scope)} ({members} host{'s' if members != 1 else ''})"
 
 
 def _ranges(

@@ -4,47 +4,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence, Set
-from typing import NamedTuple
 
 from fleet.quantities import finite, quantity
 from fleet.report.formatting import params_text
-from fleet.report.scope_text import describe_scope
 from fleet.report.tables.figure import (
     EMPTY,
     Cell,
     FigureKey,
+    RankGroup,
     Table,
     TableRow,
     figure_key,
     precision_text,
-    verdict_states,
+    rank_group,
 )
 from fleet.report.titles import benchmark_title
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, FleetReport
+from schemas.reports import FAIL, FleetReport, Verdict
 from schemas.scopes import Scope
-from schemas.stages import BENCHMARK
 
 NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
 _SHARES = (".accuracy", ".mfu", ".hidden_share")
 _MAX_COLUMNS = 4
 """Most hosts and gangs that have their own column; more are shown as a range."""
-
-
-class RankGroup(NamedTuple):
-    """The ranks that ran a workload; the host is empty for a gang."""
-
-    host: str
-    stage: str
-    scope: str
-
-    @property
-    def name(self) -> str:
-        """Return the heading of the group's column."""
-        if not self.host:
-            return describe_scope(self.scope)
-        return self.host if self.stage == BENCHMARK else f"{self.host}, {self.stage}"
 
 
 def workloads(report: FleetReport) -> Table | None:
@@ -54,26 +37,27 @@ def workloads(report: FleetReport) -> Table | None:
     for host in report.hosts:
         for item in host.measurements:
             if item.name.startswith(_PREFIXES) and Scope.parse(item.scope).device_kind not in ("gpu", "cpu"):
-                gang = Scope.parse(item.scope).is_gang
-                group = RankGroup("" if gang else host.name, item.stage, item.scope)
+                group, key = _group_and_key(host.name, item)
                 groups[group] = None
-                key = figure_key(item)._replace(stage="")
-                figures.setdefault((gang, key), {})[group] = item
+                figures.setdefault((group.kind == "gang", key), {})[group] = item
     if not figures:
         return None
-    failed = {
-        (RankGroup("" if Scope.parse(scope).is_gang else host, key.stage, scope), key._replace(stage=""))
-        for (host, scope, key), state in verdict_states(report.verdicts).items()
-        if state == FAIL
-    }
+    failed = {_group_and_key(verdict.host, verdict) for verdict in report.verdicts if verdict.verdict == FAIL}
     columns = list(groups) if len(groups) <= _MAX_COLUMNS else None
     order = sorted(figures, key=lambda item: (NAMES.index(item[1].benchmark), item[0]))
     return Table(
         caption="Workloads",
         groups=(),
-        columns=tuple(group.name for group in columns) if columns else ("lowest", "median", "highest", "reported by"),
+        columns=tuple(group.label() for group in columns)
+        if columns
+        else ("lowest", "median", "highest", "reported by"),
         rows=tuple(_row(gang, key, figures[gang, key], columns, failed) for gang, key in order),
     )
+
+
+def _group_and_key(host: str, item: Observation | Verdict) -> tuple[RankGroup, FigureKey]:
+    """Return the column and the row of a figure."""
+    return rank_group(host, item)._replace(world_size=""), figure_key(item)._replace(stage="")
 
 
 def _row(
