@@ -90,10 +90,14 @@ def is_change(verdict: Verdict) -> bool:
 def margin(verdict: Verdict) -> float | None:
     """Return how far inside (positive) or outside its limit a value lies, as a share of the limit."""
     value, limit = finite(verdict.value), finite(verdict.limit)
-    if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
+    return None if value is None or limit is None else margin_of(value, verdict.operator, limit)
+
+
+def margin_of(value: float, operator: str, limit: float) -> float | None:
+    """Return how far inside (positive) or outside a limit a value lies, as a share of the limit; None without an order."""
+    if not limit or operator not in ("ge", "gt", "le", "lt"):
         return None
-    within = value - limit if verdict.operator in ("ge", "gt") else limit - value
-    return within / abs(limit)
+    return (value - limit if operator in ("ge", "gt") else limit - value) / abs(limit)
 
 
 def signed_percent(share: float | None) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import quantity
+from fleet.quantities import SIGNS, quantity
 from fleet.report.charts.strip import Axis, Dot, Mark, draw_strip
-from fleet.report.formatting import clean, params_text, signed_percent
+from fleet.report.formatting import clean, margin_of, params_text, signed_percent
 from fleet.report.links import host_anchor
 from fleet.report.scope_text import describe_scope
 from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, Limit, Point, distributions
@@ -18,7 +18,7 @@ from schemas.stages import BENCHMARK
 
 HEALTH = "Health"
 _MAX_WORST = 3
-_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "eq": "="}
+
 _ORDERED = ("ge", "gt", "le", "lt")
 
 
@@ -174,7 +174,7 @@ def _as_integer(value: float) -> Value:
 
 
 def _limit_text(operator: str, limit: float, unit: str) -> str:
-    return f"{_SIGNS.get(operator, '')} {quantity(_as_integer(limit), unit)}".strip()
+    return f"{SIGNS.get(operator, '')} {quantity(_as_integer(limit), unit)}".strip()
 
 
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
@@ -210,12 +210,8 @@ def _worst(points: Iterable[Point], limits: Sequence[Limit], unit: str) -> tuple
 
 def _margin(value: float, limits: Iterable[Limit]) -> float | None:
     """Return how far inside its limits a value lies, as a share of the limit; negative beyond a limit."""
-    margins = [
-        (value - limit if operator in ("ge", "gt") else limit - value) / abs(limit)
-        for operator, limit in limits
-        if operator in _ORDERED and limit
-    ]
-    return min(margins, default=None)
+    margins = (margin_of(value, operator, limit) for operator, limit in limits)
+    return min((margin for margin in margins if margin is not None), default=None)
 
 
 def _worst_part(point: Point, margin: float | None, unit: str) -> WorstPart:
