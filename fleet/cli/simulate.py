@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.simulate.faults import FAULTS
-from fleet.simulate.fleet import MOST_GPUS, Fleet, placed
-from fleet.simulate.fleet import simulate as simulated
-from fleet.simulate.measured import models
+from fleet.simulate.fleet import MAX_GPUS, Fleet, place_faults
+from fleet.simulate.fleet import simulate as write_run
+from fleet.simulate.gpu_data import model_names
 from fleet.simulate.records import ALL, JUDGED
 from schemas.errors import UsageError
 
@@ -31,17 +31,17 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("run_dir", type=Path, nargs="?", help="new directory; its name is the run id")
     verb.add_argument("--hosts", type=_count, default=8, help="hosts (default: %(default)s)")
     verb.add_argument(
-        "--gpus", type=_count, default=8, help=f"GPUs per host, at most {MOST_GPUS} (default: %(default)s)"
+        "--gpus", type=_count, default=8, help=f"GPUs per host, at most {MAX_GPUS} (default: %(default)s)"
     )
     verb.add_argument("--racks", type=_count, help="racks (default: one per eight hosts)")
-    verb.add_argument("--model", default="h200-sxm", help=f"GPU: {', '.join(models())} (default: %(default)s)")
+    verb.add_argument("--model", default="h200-sxm", help=f"GPU: {', '.join(model_names())} (default: %(default)s)")
     verb.add_argument("--profile", default="standard", help="as for rackproof plan (default: %(default)s)")
     verb.add_argument("--gang", choices=["rack", "all", "none"], default="rack",
                       help="hosts that launch together (default: %(default)s)")  # fmt: skip
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
                       help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
-                      help="may be repeated; without a host the seed selects one")  # fmt: skip
+                      help="fault to inject; may be repeated; without a host the seed selects one")  # fmt: skip
     verb.add_argument(
         "--seed",
         type=int,
@@ -65,7 +65,7 @@ def _count(text: str) -> int:
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.list_faults:
-        kinds = [{"kind": fault.kind, "of": "gpu" if fault.of_gpu else "host", "about": fault.about}
+        kinds = [{"kind": fault.kind, "of": "gpu" if fault.of_gpu else "host", "about": fault.description}
                  for fault in FAULTS.values()]  # fmt: skip
         lines = [f"{kind['kind']:<21} {kind['of']:<5} {kind['about']}" for kind in kinds]
         print(json.dumps(kinds, indent=1) if options.json else "\n".join(lines))
@@ -78,8 +78,8 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError(f"{directory} already exists: a simulated run needs a new directory; give another name")
     began = time.monotonic()
     plan = fleet.plan(directory.absolute().name, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    faults = placed(options.fault, plan, fleet.seed)
-    simulated(directory, fleet, faults, plan, jobs=min(options.jobs, os.cpu_count() or 1))
+    faults = place_faults(options.fault, plan, fleet.seed)
+    write_run(directory, fleet, faults, plan, jobs=min(options.jobs, os.cpu_count() or 1))
     gpus = sum(len(host.devices) for host in plan.hosts)
     if options.json:
         print(json.dumps({
@@ -99,14 +99,14 @@ def call(options: argparse.Namespace) -> int:
 def _fleet(options: argparse.Namespace) -> Fleet:
     racks = options.racks or -(-options.hosts // 8)
     if racks > options.hosts:
-        raise UsageError(f"--racks {racks}: more than there are hosts ({options.hosts})")
+        raise UsageError(f"--racks {racks}: more racks than hosts ({options.hosts}); give fewer racks")
     if options.hosts < 2 * {"rack": racks, "all": 1, "none": 0}[options.gang]:
         raise UsageError(
             f"--hosts {options.hosts} --racks {racks} --gang {options.gang}: a gang has 1 host, but a launch needs at least 2: "
             "give more hosts per gang, or --gang none"
         )
-    if options.gpus > MOST_GPUS:
-        raise UsageError(f"--gpus {options.gpus}: a host has at most {MOST_GPUS}")
+    if options.gpus > MAX_GPUS:
+        raise UsageError(f"--gpus {options.gpus}: a host has at most {MAX_GPUS}")
     if not 0 < options.fabric_gbps <= 100_000:
         raise UsageError(f"--fabric-gbps {options.fabric_gbps:g}: give more than 0 and at most 100000")
     return Fleet(

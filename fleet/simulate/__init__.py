@@ -1,4 +1,4 @@
-"""Fleets that do not exist, drawn from what real GPUs measured: for sizing, demonstrations, training and tests.
+"""Simulate fleets with figures drawn from measurements of real GPUs, for sizing, demonstrations, training and tests.
 
-Everything here is marked `simulated`, in the plan and in each record; the report says SIMULATED whatever it decides.
+The plan and each record are marked as `simulated`. The report says SIMULATED, whatever its decision.
 """

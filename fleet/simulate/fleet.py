@@ -1,4 +1,4 @@
-"""A run directory of a fleet that does not exist: the real plan of an inventory that is made up, and every host's records."""
+"""Write the run directory of a simulated fleet: a real plan for a made-up inventory, and the records of all hosts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from fleet.inventory.ansible import Variables
 from fleet.planning.plan import make_plan, read_profile
-from fleet.simulate import measured, records
-from fleet.simulate.faults import FAULTS, Case, Effect, Fault
+from fleet.simulate import records
+from fleet.simulate.faults import FAULTS, Effect, Fault, FaultyHost
 from fleet.simulate.gangs import gang_records
-from fleet.simulate.measured import draw
-from fleet.simulate.records import ALL, Shape, cells, members_text, ranks_text, times_of
+from fleet.simulate.gpu_data import draw_levels, read_gpu_data
+from fleet.simulate.records import ALL, Shape, host_values, members_json, ranks_json, time_values
 from fleet.simulate.template import GANG, HOST, Template
 from schemas import documents
 from schemas.catalogue import settings
@@ -29,17 +29,17 @@ from schemas.stages import GANG as GANG_STAGE
 from schemas.tournament import partners
 
 Doc = dict[str, Any]
-STAGES = ("benchmark", "gang")
-BATCH = 64
-"""Hosts without a gang that one job writes at a time."""
-AGAIN_S = 10.0
-"""From the end of one launch of a gang to the next."""
-MOST_GPUS = 16
+SIMULATED_STAGES = ("benchmark", "gang")
+BATCH_HOSTS = 64
+"""Number of hosts without a gang that a process writes at a time."""
+RELAUNCH_GAP_S = 10.0
+"""Seconds between two launches of a gang."""
+MAX_GPUS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """What is to be simulated."""
+    """The fleet to simulate."""
 
     hosts: int = 8
     gpus: int = 8
@@ -47,33 +47,37 @@ class Fleet:
     model: str = "h200-sxm"
     profile: str = "standard"
     gang: str = "rack"
-    """As `rackproof_gang`: rack, all or none."""
+    """The value of `rackproof_gang`: rack, all or none."""
     fabric_gbps: float = 400.0
     seed: int = 0
     readings: str = ALL
 
     def inventory(self) -> dict[str, Variables]:
-        """The hosts as an inventory would have them, rack after rack."""
-        result: dict[str, Variables] = {}
-        width = (len(str(self.racks)), len(str(-(-self.hosts // self.racks))))
+        """Return the hosts of the inventory with their variables, rack after rack."""
+        hosts: dict[str, Variables] = {}
+        rack_digits, host_digits = max(len(str(self.racks)), 2), max(len(str(-(-self.hosts // self.racks))), 2)
         for number in range(self.hosts):
-            rack, index = number * self.racks // self.hosts, 0
+            rack = number * self.racks // self.hosts
             index = number - -(-rack * self.hosts // self.racks)
-            name = f"r{rack + 1:0{max(width[0], 2)}}"
-            result[f"{name}-h{index + 1:0{max(width[1], 2)}}"] = {
+            rack_name = f"r{rack + 1:0{rack_digits}}"
+            hosts[f"{rack_name}-h{index + 1:0{host_digits}}"] = {
                 "ansible_host": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
-                "rackproof_rack": name,
+                "rackproof_rack": rack_name,
                 "rackproof_gpu_count": self.gpus,
                 "rackproof_gpu_model": self.model,
                 "rackproof_gang": self.gang,
                 "rackproof_fabric_gbps": self.fabric_gbps,
                 "rackproof_profile": self.profile,
             }
-        return result
+        return hosts
 
     def plan(self, run_id: str, created: str) -> Plan:
-        """The plan that a real run of these hosts would have, marked as simulated. Raises UsageError."""
-        measured.read(self.model)
+        """Return the plan that a real run of these hosts has, marked as simulated.
+
+        Raises:
+            UsageError: the model has no data, or the profile cannot be simulated.
+        """
+        read_gpu_data(self.model)
         plan = make_plan(
             read_profile(self.profile),
             self.inventory(),
@@ -81,16 +85,16 @@ class Fleet:
             nonce=hashlib.sha256(f"{run_id} {created} {self.seed}".encode()).hexdigest()[:32],
             created=created,
         )
-        strange = [stage.name for stage in plan.stages if stage.name not in STAGES or stage.duration_s]
-        if plan.rehearsal or strange or plan.study:
-            what = f"its stage {strange[0]}" if strange else "a scaling study" if plan.study else "a profile of CPUs"
-            raise UsageError(f"profile {self.profile}: {what} is not simulated; choose smoke or standard")
+        unsupported = [stage.name for stage in plan.stages if stage.name not in SIMULATED_STAGES or stage.duration_s]
+        if plan.rehearsal or unsupported or plan.study:
+            part = f"its stage {unsupported[0]}" if unsupported else "a scaling study" if plan.study else "a rehearsal"
+            raise UsageError(f"profile {self.profile}: {part} is not simulated; choose smoke or standard")
         return replace(plan, simulated=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
-    """A fault and where it is."""
+class Injection:
+    """A fault, and the host and GPU that have it."""
 
     fault: Fault
     host: str
@@ -100,215 +104,242 @@ class Placed:
         return f"{self.fault.kind}: {self.host}" + (f" gpu={self.gpu}" if self.fault.of_gpu else "")
 
 
-def placed(wanted: Sequence[str], plan: Plan, seed: int) -> list[Placed]:
-    """`KIND[:HOST[:GPU]]` with a place for each; where none is given, one that is free, by the seed.
+def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injection]:
+    """Return the faults with a host and a GPU for each.
+
+    Args:
+        requests: `KIND[:HOST[:GPU]]` each. Without a host, the seed selects one that has no fault yet.
+        plan: plan of the run.
+        seed: selects hosts and GPUs.
 
     Raises:
         UsageError: no such kind, host or GPU, or more faults than hosts.
     """
     names = [host.name for host in plan.hosts]
-    chance = random.Random(f"faults {seed}")  # noqa: S311 - no secret
-    asked = [text.split(":") for text in wanted]
-    taken = {parts[1] for parts in asked if len(parts) > 1}
-    free = [name for name in names if name not in taken]
-    chance.shuffle(free)
-    result = []
-    for text, (kind, *rest) in zip(wanted, asked, strict=True):
+    generator = random.Random(f"faults {seed}")  # noqa: S311 - no secret
+    split_requests = [request.split(":") for request in requests]
+    named = {parts[1] for parts in split_requests if len(parts) > 1}
+    free = [name for name in names if name not in named]
+    generator.shuffle(free)
+    injections = []
+    for request, (kind, *position) in zip(requests, split_requests, strict=True):
         if kind not in FAULTS:
-            near = documents.nearest(kind, FAULTS)
+            suggestion = documents.nearest(kind, FAULTS)
             raise UsageError(
-                f"--fault {text}: no fault is called {kind}{near}: rackproof simulate --list-faults shows all"
+                f"--fault {request}: no fault is called {kind}{suggestion}: rackproof simulate --list-faults shows all"
             )
-        if len(rest) > 1 and not FAULTS[kind].of_gpu:
-            raise UsageError(f"--fault {text}: {kind} is a fault of a whole host: leave out :{':'.join(rest[1:])}")
-        host = _host(text, rest, names, free)
+        if len(position) > 1 and not FAULTS[kind].of_gpu:
+            raise UsageError(
+                f"--fault {request}: {kind} is a fault of a whole host: leave out :{':'.join(position[1:])}"
+            )
+        host = _choose_host(request, position, names, free)
         devices = plan.host(host).devices
-        gpu = rest[1] if len(rest) > 1 else str(chance.choice(devices))
-        if len(rest) > 2 or not gpu.isdecimal() or int(gpu) not in devices:
-            raise UsageError(f"--fault {text}: GPU {':'.join(rest[1:])}: give one of {devices[0]} to {devices[-1]}")
-        result.append(Placed(fault=FAULTS[kind], host=host, gpu=int(gpu)))
-    return result
+        gpu = position[1] if len(position) > 1 else str(generator.choice(devices))
+        if len(position) > 2 or not gpu.isdecimal() or int(gpu) not in devices:
+            raise UsageError(
+                f"--fault {request}: GPU {':'.join(position[1:])}: give one of {devices[0]} to {devices[-1]}"
+            )
+        injections.append(Injection(fault=FAULTS[kind], host=host, gpu=int(gpu)))
+    return injections
 
 
-def _host(text: str, rest: Sequence[str], names: Sequence[str], free: list[str]) -> str:
-    if rest and rest[0]:
-        if rest[0] not in names:
-            near = documents.nearest(rest[0], names)
-            raise UsageError(f"--fault {text}: no host is called {rest[0]}{near}: they are {names[0]} to {names[-1]}")
-        return rest[0]
+def _choose_host(request: str, position: Sequence[str], names: Sequence[str], free: list[str]) -> str:
+    if position and position[0]:
+        if position[0] not in names:
+            suggestion = documents.nearest(position[0], names)
+            raise UsageError(
+                f"--fault {request}: no host is called {position[0]}{suggestion}: give one of {names[0]} to {names[-1]}"
+            )
+        return position[0]
     if not free:
-        raise UsageError(f"--fault {text}: every host has a fault already: give more --hosts, or name one")
+        raise UsageError(f"--fault {request}: every host has a fault already: give more --hosts, or name one")
     return free.pop()
 
 
 @dataclass(kw_only=True)
-class Writer:
-    """Writes the records of some hosts at a time."""
+class RunWriter:
+    """Write the records of a run in batches of hosts."""
 
     directory: Path
     fleet: Fleet
     plan: Plan
-    faults: Mapping[str, Sequence[Placed]]
-    """Host -> what is wrong with it."""
+    faults: Mapping[str, Sequence[Injection]]
+    """Host -> its faults."""
     templates: dict[tuple[str, Shape], Template] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.data = measured.read(self.fleet.model)
+        self.data = read_gpu_data(self.fleet.model)
         self.numbers = {host.name: number for number, host in enumerate(self.plan.hosts)}
         self.run = {"run_id": self.plan.run_id, "nonce": self.plan.nonce}
         times = records.timing(self.plan, self.data)
-        self.again_s = times.after_gang - times.gang + AGAIN_S
+        self.relaunch_s = times.after_gang - times.gang + RELAUNCH_GAP_S
 
     def batches(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Gang and hosts: a gang is written by one job."""
+        """Return gang and hosts of each batch. All hosts of a gang are in one batch."""
         gangs = self.plan.gangs() if any(stage.name == GANG_STAGE for stage in self.plan.stages) else {}
-        rest = [host.name for host in self.plan.hosts if host.gang not in gangs]
-        lone = [("", tuple(rest[start : start + BATCH])) for start in range(0, len(rest), BATCH)]
-        return [*gangs.items(), *lone]
+        others = [host.name for host in self.plan.hosts if host.gang not in gangs]
+        batches = [("", tuple(others[start : start + BATCH_HOSTS])) for start in range(0, len(others), BATCH_HOSTS)]
+        return [*gangs.items(), *batches]
 
     def write(self, gang: str, names: Sequence[str]) -> list[Doc]:
-        """Writes the records of a gang, or of hosts without one; what the journal would say of them."""
+        """Write the records of a gang, or of hosts without one. Return the lines of events.jsonl about them."""
         hosts = [self.plan.hosts[self.numbers[name]] for name in names]
-        events: list[Doc] = []
-        together = self._together(gang, hosts) if gang else {}
+        all_events: list[Doc] = []
+        gang_texts = self._gang_texts(gang, hosts) if gang else {}
         for host in hosts:
-            wrong = self.faults.get(host.name, ())
-            texts: dict[str, str | None] = {"alone": self._alone(host), "gang": together.get(host.name)}
-            if wrong:
-                texts, values_by_key = self._spoilt(host, wrong, texts)
-                events += values_by_key
-            self._put(record_name(host.name), texts["alone"])
-            self._put(record_name(host.name, gang), texts["gang"])
-        return events
+            texts: dict[str, str | None] = {"host": self._host_text(host), "gang": gang_texts.get(host.name)}
+            if injections := self.faults.get(host.name, ()):
+                texts, events = self._with_faults(host, injections, texts)
+                all_events += events
+            self._write_record(record_name(host.name), texts["host"])
+            self._write_record(record_name(host.name, gang), texts["gang"])
+        return all_events
 
-    def _put(self, path: str, text: str | None) -> None:
+    def _write_record(self, path: str, text: str | None) -> None:
         if text is not None:
             documents.write_text(self.directory / path, text, durable=False)
 
-    def _spoilt(
-        self, host: PlannedHost, wrong: Sequence[Placed], texts: Mapping[str, str | None]
+    def _with_faults(
+        self, host: PlannedHost, injections: Sequence[Injection], texts: Mapping[str, str | None]
     ) -> tuple[dict[str, str | None], list[Doc]]:
-        """The records with the faults in them, and the journal's lines."""
-        case = Case(
+        """Return the texts of the records with the faults, and the lines of events.jsonl."""
+        faulty_host = FaultyHost(
             plan=self.plan,
-            host=host,
+            planned=host,
             gpu=0,
-            neighbour=(self.numbers[host.name] + 1) % len(self.plan.hosts),
+            twin=(self.numbers[host.name] + 1) % len(self.plan.hosts),
             documents={name: json.loads(text) for name, text in texts.items() if text},
         )
-        for injection in wrong:
-            case.gpu = injection.gpu
-            injection.fault.apply(case)
-        written = {name: json.dumps(document, separators=(",", ":")) for name, document in case.documents.items()}
-        at = records.moment(self.plan.created, 4.0)
-        return {"gang": None, **written, **case.texts}, [{"at": at, **event} for event in case.events]
+        for injection in injections:
+            faulty_host.gpu = injection.gpu
+            injection.fault.apply(faulty_host)
+        changed = {name: _to_text(document) for name, document in faulty_host.documents.items()}
+        at = records.time_after(self.plan.created, 4.0)
+        events = [{"at": at, **event} for event in faulty_host.events]
+        return {"gang": None, **changed, **faulty_host.texts}, events
 
-    def _levels(self, template: Template, part: str, whose: str) -> bytes:
-        """A draw for each group: what the part is like, and how this run went."""
-        parts, run = random.Random(f"part {part}"), random.Random(f"run {self.fleet.seed} {part}")  # noqa: S311
-        return draw(parts, run, max(len(template.groups[whose]), 1))
-
-    def _alone(self, host: PlannedHost) -> str:
+    def _host_text(self, host: PlannedHost) -> str:
+        """Return the record of a healthy host."""
         shape = Shape(devices=len(host.devices), partners=0, members=0, readings=self.fleet.readings)
-        key = ("alone", shape)
+        key = ("host", shape)
         if key not in self.templates:
-            self.templates[key] = records.alone(self.plan, host, self.data, shape)
-        return self._filled(self.templates[key], host, {}, "", 0.0)
+            self.templates[key] = records.host_template(self.plan, host, self.data, shape)
+        return self._render(self.templates[key], host)
 
-    def _filled(self, template: Template, host: PlannedHost, more: Mapping[str, str], gang: str, later: float) -> str:
-        texts = {
-            **cells(self.run, host.name, self.numbers[host.name], len(host.devices)),
-            **times_of(template, self.plan.created, later),
-            **more,
+    def _gang_texts(self, gang: str, hosts: Sequence[PlannedHost]) -> dict[str, str]:
+        """Return the gang record of each host that takes part in launches."""
+        unreachable = {
+            host.name
+            for host in hosts
+            if any(injection.fault.is_unreachable for injection in self.faults.get(host.name, ()))
         }
-        of_gang = self._levels(template, f"gang {gang}", GANG) if gang else b""
-        return template.text(texts, self._levels(template, host.name, HOST), of_gang)
-
-    def _together(self, gang: str, hosts: Sequence[PlannedHost]) -> dict[str, str]:
-        """Host -> its gang record."""
-        away = {
-            host.name for host in hosts if any(injection.fault.away for injection in self.faults.get(host.name, ()))
-        }
-        present = [host.name for host in hosts if host.name not in away]
+        present = [host.name for host in hosts if host.name not in unreachable]
         effects = {
             injection.host: (injection.gpu, effect)
             for name in present
             for injection in self.faults.get(name, ())
             if (effect := injection.fault.in_gang(injection.gpu)) != Effect()
         }
-        if effects:
-            result = gang_records(self.plan, gang, present, effects, lambda members, number: {
-                name: json.loads(text) for name, text in self._launch(gang, members, number)
-            })  # fmt: skip
-            return {name: json.dumps(record, separators=(",", ":")) for name, record in result.items()}
-        return dict(self._launch(gang, present, 1)) if len(present) > 1 else {}
+        if not effects:
+            return dict(self._launch_texts(gang, present, 1)) if len(present) > 1 else {}
 
-    def _launch(self, gang: str, members: Sequence[str], number: int) -> Iterator[tuple[str, str]]:
-        """What each host of a launch leaves of it, were nothing wrong."""
+        def make_records(members: Sequence[str], number: int) -> dict[str, Doc]:
+            return {name: json.loads(text) for name, text in self._launch_texts(gang, members, number)}
+
+        gang_documents = gang_records(self.plan, gang, present, effects, make_records)
+        return {name: _to_text(document) for name, document in gang_documents.items()}
+
+    def _launch_texts(self, gang: str, members: Sequence[str], number: int) -> Iterator[tuple[str, str]]:
+        """Yield name and gang record of each host in a launch, if all are healthy."""
         planned = self.plan.gangs()[gang]
         rounds = int(settings("pairs", self.plan.stage(GANG_STAGE).benchmarks.get("pairs", {}))["rounds"])
         for position, name in enumerate(members):
             host = self.plan.hosts[self.numbers[name]]
-            met = [other for other in partners(planned, name, rounds) if other in members]
+            present_partners = [partner for partner in partners(planned, name, rounds) if partner in members]
             shape = Shape(
-                devices=len(host.devices), partners=len(met), members=len(members), readings=self.fleet.readings
+                devices=len(host.devices),
+                partners=len(present_partners),
+                members=len(members),
+                readings=self.fleet.readings,
             )
-            key = ("together", shape)
+            key = ("gang", shape)
             if key not in self.templates:
-                self.templates[key] = records.together(self.plan, host, self.data, shape)
-            more = {
+                self.templates[key] = records.gang_template(self.plan, host, self.data, shape)
+            gang_values = {
                 "gang": gang,
                 "number": str(number),
-                "members": members_text(members),
-                "ranks": ranks_text(position * len(host.devices), len(host.devices)),
-                **{f"partner{index}": other for index, other in enumerate(met)},
+                "members": members_json(members),
+                "ranks": ranks_json(position * len(host.devices), len(host.devices)),
+                **{f"partner{index}": partner for index, partner in enumerate(present_partners)},
             }
-            yield name, self._filled(self.templates[key], host, more, gang, (number - 1) * self.again_s)
+            delay_s = (number - 1) * self.relaunch_s
+            yield name, self._render(self.templates[key], host, gang_values, delay_s)
+
+    def _render(
+        self, template: Template, host: PlannedHost, gang_values: Mapping[str, str] | None = None, delay_s: float = 0.0
+    ) -> str:
+        values = {
+            **host_values(self.run, host.name, self.numbers[host.name], len(host.devices)),
+            **time_values(template, self.plan.created, delay_s),
+            **(gang_values or {}),
+        }
+        gang_levels = self._draw_levels(template, f"gang {gang_values['gang']}", GANG) if gang_values else b""
+        return template.render(values, self._draw_levels(template, host.name, HOST), gang_levels)
+
+    def _draw_levels(self, template: Template, part: str, drawn_by: str) -> bytes:
+        """Draw a level for each group of slots: `part` decides its quantile in all runs, the seed its noise in this run."""
+        part_generator = random.Random(f"part {part}")  # noqa: S311 - no secret
+        run_generator = random.Random(f"run {self.fleet.seed} {part}")  # noqa: S311 - no secret
+        return draw_levels(part_generator, run_generator, max(len(template.groups[drawn_by]), 1))
 
 
-def simulate(directory: Path, fleet: Fleet, faults: Sequence[Placed], plan: Plan, *, jobs: int = 1) -> None:
-    """Writes the run. The plan comes last: without it there is no run, so that a part of one cannot be taken for it.
+def _to_text(document: Doc) -> str:
+    return json.dumps(document, separators=(",", ":"))
+
+
+def simulate(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: Plan, *, jobs: int = 1) -> None:
+    """Write the run directory. The plan is written last, because an incomplete directory without a plan is not a run.
 
     Raises:
-        UsageError: the plan is not one that a real run could have.
-        OSError: the file system refused.
+        UsageError: the plan is invalid.
+        OSError: a file cannot be written.
     """
     document = json.loads(json.dumps(to_json(plan)))
     try:
         documents.validate(document, "plan", source="the plan")
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
-    of_host: dict[str, list[Placed]] = {}
+    faults_by_host: dict[str, list[Injection]] = {}
     for injection in faults:
-        of_host.setdefault(injection.host, []).append(injection)
-    writer = Writer(directory=directory, fleet=fleet, plan=plan, faults=of_host)
+        faults_by_host.setdefault(injection.host, []).append(injection)
+    writer = RunWriter(directory=directory, fleet=fleet, plan=plan, faults=faults_by_host)
     paths = RunDirectory(directory)
     paths.make(plan)
     batches = writer.batches()
-    events = [event for result in _written(writer, batches, jobs) for event in result]
+    events = [event for batch_events in _write_batches(writer, batches, jobs) for event in batch_events]
     if events:
         lines = "".join(json.dumps(event) + "\n" for event in events)
         documents.write_text(paths.events, lines)
     documents.write(paths.plan, document)
 
 
-_writer: Writer | None = None
-"""Arguments of a process that writes for another one."""
+_worker_writer: RunWriter | None = None
+"""The writer of a worker process."""
 
 
-def _written(writer: Writer, batches: Sequence[tuple[str, tuple[str, ...]]], jobs: int) -> Iterator[list[Doc]]:
+def _write_batches(writer: RunWriter, batches: Sequence[tuple[str, tuple[str, ...]]], jobs: int) -> Iterator[list[Doc]]:
     if jobs <= 1 or len(batches) <= 1:
         yield from (writer.write(*batch) for batch in batches)
         return
-    with multiprocessing.get_context("fork").Pool(min(jobs, len(batches)), _begin, (writer,)) as pool:
-        yield from pool.imap(_one, batches)
+    with multiprocessing.get_context("fork").Pool(min(jobs, len(batches)), _set_worker_writer, (writer,)) as pool:
+        yield from pool.imap(_write_batch, batches)
 
 
-def _begin(writer: Writer) -> None:
-    global _writer
-    _writer = writer
+def _set_worker_writer(writer: RunWriter) -> None:
+    global _worker_writer
+    _worker_writer = writer
 
 
-def _one(batch: tuple[str, tuple[str, ...]]) -> list[Doc]:
-    assert _writer is not None  # noqa: S101 - for the type checker
-    return _writer.write(*batch)
+def _write_batch(batch: tuple[str, tuple[str, ...]]) -> list[Doc]:
+    assert _worker_writer is not None  # noqa: S101 - for the type checker
+    return _worker_writer.write(*batch)

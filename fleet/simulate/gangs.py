@@ -1,6 +1,6 @@
-"""What launches of a gang leave behind where a host of it is slow or stops them.
+"""Make the gang records of a gang with a host that is slow or ends a launch.
 
-The real planner (`planning/next_launch.py`) decides who launches together and who leaves; it runs again after each launch.
+After each launch the real planner (`planning/next_launch.py`) decides which hosts launch again and which are excluded.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.planning.next_launch import LaunchPlan, decide
-from fleet.simulate.faults import Effect, none_left, scale
-from fleet.simulate.figures import LARGE
-from fleet.simulate.traces import cut
+from fleet.simulate.faults import Effect, no_device_message, scale_observation
+from fleet.simulate.figures import LARGE_BYTES
+from fleet.simulate.timelines import end_early
 from schemas.decode import record_from_json
 from schemas.plans import Plan
 from schemas.scopes import Scope
 from schemas.stages import GANG
 
 Doc = dict[str, Any]
-Fill = Callable[[Sequence[str], int], dict[str, Doc]]
-"""The hosts of a launch, in rank order, and its number -> the record that each would leave of it, were nothing wrong."""
-MOST_LAUNCHES = 8
-STOPPED_S = 31.0
-"""What a launch takes that a rank ends."""
-_HOW = {
+MakeRecords = Callable[[Sequence[str], int], dict[str, Doc]]
+"""From the hosts of a launch in rank order, and its number, to the record of each host if all are healthy."""
+MAX_LAUNCHES = 8
+STOPPED_LAUNCH_S = 31.0
+"""Duration of a launch that a rank ends."""
+_REASONS = {
     "rank_ended": "killed by SIGABRT",
     "rank_silent": "silent for 8 s: its process is frozen, or gets no CPU time",
 }
@@ -39,52 +39,62 @@ def _packs() -> tuple[Pack, ...]:
 
 
 def gang_records(
-    plan: Plan, gang: str, present: Collection[str], effects: Mapping[str, tuple[int, Effect]], fill: Fill
+    plan: Plan,
+    gang: str,
+    present: Collection[str],
+    effects: Mapping[str, tuple[int, Effect]],
+    make_records: MakeRecords,
 ) -> dict[str, Doc]:
-    """Host -> its gang record, after all launches.
+    """Return the gang record of each host after all launches.
 
     Args:
-        effects: host -> GPU and what it does to the others.
+        plan: plan of the run.
+        gang: name of the gang.
+        present: hosts that take part in launches.
+        effects: host -> its faulty GPU, and the effect of the fault on launches.
+        make_records: makes the records of one launch.
     """
-    theirs = replace(plan, hosts=tuple(host for host in plan.hosts if host.gang == gang))
+    gang_plan = replace(plan, hosts=tuple(host for host in plan.hosts if host.gang == gang))
     records: dict[str, Doc] = {}
-    for _ in range(MOST_LAUNCHES):
+    for _ in range(MAX_LAUNCHES):
         evidence = {host: Evidence(records=(record_from_json(record),)) for host, record in records.items()}
-        starts = decide(theirs, evidence, _packs(), present=present).launches
-        if not starts:
+        launches = decide(gang_plan, evidence, _packs(), present=present).launches
+        if not launches:
             break
-        for start in starts:
-            for host, record in _launched(theirs, start, effects, fill).items():
-                records[host] = _grown(records[host], record) if host in records else record
+        for launch_plan in launches:
+            for host, record in _launch_records(gang_plan, launch_plan, effects, make_records).items():
+                records[host] = _append_launch(records[host], record) if host in records else record
     return records
 
 
-def _launched(plan: Plan, start: LaunchPlan, effects: Mapping[str, tuple[int, Effect]], fill: Fill) -> dict[str, Doc]:
-    """What each host records of one launch."""
-    records = fill(start.members, start.number)
-    stops = [host for host in start.members if host in effects and effects[host][1].stops]
-    if stops:
-        return _stopped(plan, records, start, stops[0], *effects[stops[0]])
-    for host, (_, effect) in effects.items():
-        if host in start.members and effect.speed < 1:
-            _slowed(records, host, effect)
-    return records
-
-
-def _stopped(
-    plan: Plan, records: dict[str, Doc], start: LaunchPlan, host: str, gpu: int, effect: Effect
+def _launch_records(
+    plan: Plan, launch_plan: LaunchPlan, effects: Mapping[str, tuple[int, Effect]], make_records: MakeRecords
 ) -> dict[str, Doc]:
-    """A launch that a rank of `host` ended: nothing was measured, and all of them say who it was."""
+    """Return the record of each host for one launch."""
+    records = make_records(launch_plan.members, launch_plan.number)
+    ended_by = [host for host in launch_plan.members if host in effects and effects[host][1].ended_by]
+    if ended_by:
+        return _end_launch(plan, records, launch_plan, ended_by[0], *effects[ended_by[0]])
+    for host, (_, effect) in effects.items():
+        if host in launch_plan.members and effect.speed < 1:
+            _slow_down(records, host, effect)
+    return records
+
+
+def _end_launch(
+    plan: Plan, records: dict[str, Doc], launch_plan: LaunchPlan, host: str, gpu: int, effect: Effect
+) -> dict[str, Doc]:
+    """Change the records of a launch that a rank of `host` ended: no host measured anything, and all report that rank."""
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
-    unable = effect.stops == "rank_unable"
-    gpu = devices[-1] if unable else gpu
-    rank = start.members.index(host) * len(devices) + devices.index(gpu)
-    phase = "readiness check" if unable else benchmarks[0]
+    is_unable = effect.ended_by == "rank_unable"
+    gpu = devices[-1] if is_unable else gpu
+    rank = launch_plan.members.index(host) * len(devices) + devices.index(gpu)
+    phase = "readiness check" if is_unable else benchmarks[0]
     text = f'host {host} gpu={gpu} rank {rank} in phase "{phase}": '
-    text += f"cannot take part: {none_left(gpu)}" if unable else _HOW[effect.stops]
+    text += f"cannot take part: {no_device_message(gpu)}" if is_unable else _REASONS[effect.ended_by]
     culprit = {
-        "kind": effect.stops,
+        "kind": effect.ended_by,
         "hosts": [host],
         "text": text,
         "scope": f"gpu={gpu}",
@@ -94,20 +104,20 @@ def _stopped(
     for name, record in records.items():
         record["observations"] = []
         for launch in record["launches"]:
-            launch["duration_s"] = STOPPED_S
+            launch["duration_s"] = STOPPED_LAUNCH_S
             if "timeline" in launch:
-                cut(launch["timeline"], STOPPED_S)
-            if unable and name != host:
-                continue  # its ranks came to their end, and had nothing to measure with
+                end_early(launch["timeline"], STOPPED_LAUNCH_S)
+            if is_unable and name != host:
+                continue  # its ranks exited normally, without a measurement
             for item in launch["ranks"]:
-                item |= {"exit_code": 0, "phase": "end"} if unable else {"exit_code": None, "phase": phase}
+                item |= {"exit_code": 0, "phase": "end"} if is_unable else {"exit_code": None, "phase": phase}
             launch |= {"outcome": "failed", "reason": text, "culprit": culprit}
     return records
 
 
-def _slowed(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
-    """The pairs of a slow host on the rails that are slow, and what all hosts do together."""
-    slow = {f"gpu={rail}" for rail in effect.rails}
+def _slow_down(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
+    """Slow down the pairs of a slow host on its slow rails, and large collectives of all hosts."""
+    slow_rails = {f"gpu={rail}" for rail in effect.rails}
     for name, record in records.items():
         for item in record["observations"]:
             scope = Scope.parse(item["scope"])
@@ -115,17 +125,17 @@ def _slowed(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
             if (
                 item["name"] == "pairs.bandwidth"
                 and host in (name, scope.get("partner"))
-                and (not slow or scope.device in slow)
+                and (not slow_rails or scope.device in slow_rails)
             ):
-                scale(item, effect.speed)
+                scale_observation(item, effect.speed)
                 continue
-            large = first.startswith("collective.") and item["params"].get("size_bytes", 0) >= LARGE
-            if large and kind in ("busbw", "algbw", "latency"):
-                scale(item, 1 / effect.speed if kind == "latency" else effect.speed)
+            is_large = first.startswith("collective.") and item["params"].get("size_bytes", 0) >= LARGE_BYTES
+            if is_large and kind in ("busbw", "algbw", "latency"):
+                scale_observation(item, 1 / effect.speed if kind == "latency" else effect.speed)
 
 
-def _grown(before: Doc, after: Doc) -> Doc:
-    """A host's record with one more launch in it: what an earlier one measured stays with it."""
+def _append_launch(before: Doc, after: Doc) -> Doc:
+    """Return the record of a host after one more launch. The last launch keeps the observations that it made."""
     *earlier, last = before["launches"]
     if before["observations"]:
         last = {**last, "observations": before["observations"]}

@@ -1,4 +1,4 @@
-"""The records that hosts in order would have left: templates of the host record and of the gang record."""
+"""Make templates of the records that healthy hosts write: the host record and the gang record."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_packs
-from fleet.simulate.figures import Crowd, observations
-from fleet.simulate.measured import LEVELS, Measured, shortened
-from fleet.simulate.template import Cell, Slot, Template, compiled
-from fleet.simulate.traces import trace
+from fleet.simulate.figures import RankGroup, healthy_observations
+from fleet.simulate.gpu_data import LEVELS, GpuData, json_numbers
+from fleet.simulate.template import Placeholder, Slot, Template, compile_template
+from fleet.simulate.timelines import make_timeline
 from schemas import VERSION
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
@@ -25,16 +25,29 @@ from schemas.stages import BENCHMARK, GANG
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
 """Which readings a record has: all, or only those that a criterion matches, to keep large fleets small."""
-_ALWAYS = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "collector.")
-LINKS = 18
-PER_GPU = ("host.cpu.count", "host.cpu.cores", "host.cpu.threads", "host.memory.total", "host.memory.available")
-"""Counts of the measured host, which had two GPUs; a host with more GPUs gets proportionally more."""
-PER_HOST = ("gpu.count", "gpu.pci_count", "pcie.device_count", "storage.disk.count")
+_UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "collector.")
+"""Readings that a record always has, although no criterion matches them."""
+NVLINKS = 18
+"""Number of NVLinks of a GPU."""
 READINGS_GPUS = 2
-UP_S = 86_400.0
-"""Uptime when the run begins."""
-START_S, BETWEEN_S = 12.0, 4.0
-"""What a launch takes before the first benchmark, and what lies between two stages."""
+"""Number of GPUs of the host whose readings are used."""
+PROPORTIONAL_READINGS = (
+    "host.cpu.count",
+    "host.cpu.cores",
+    "host.cpu.threads",
+    "host.memory.total",
+    "host.memory.available",
+)
+"""Readings that grow in proportion to the GPUs of the host."""
+GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
+UPTIME_S = 86_400.0
+"""Uptime of each host when the run begins."""
+START_S, STAGE_GAP_S = 12.0, 4.0
+"""Seconds of a launch before its first benchmark; seconds between two stages."""
+FIRST_LAUNCH_S = 20.0
+"""When the first launch begins, in seconds after the plan was made."""
+DEFAULT_DURATION_S = 5.0
+"""Duration of a benchmark without a measured one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +56,15 @@ class Shape:
 
     devices: int
     partners: int
-    """Hosts that it meets in its gang."""
+    """Number of hosts with which it is measured in pairs."""
     members: int
-    """Hosts of its gang that launch together; 0: it is in none."""
+    """Number of hosts in the launch of its gang; 0: it is in none."""
     readings: str = ALL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds from the plan's making to what happens."""
+    """When stages begin and end, in seconds after the plan was made."""
 
     benchmark: float
     after_benchmark: float
@@ -59,147 +72,171 @@ class Timing:
     after_gang: float
 
 
-def timing(plan: Plan, measured: Measured) -> Timing:
-    """When the stages of a plan begin and end on every host."""
-    took = {stage.name: START_S + sum(lasted(plan, stage.name, measured).values()) for stage in plan.stages}
-    after = 20.0 + took.get("benchmark", 0.0)
+Snapshots = Sequence[tuple[str, str, str, float]]
+"""Stage, phase, the phase whose readings are used, and the time of each snapshot."""
+
+
+def timing(plan: Plan, data: GpuData) -> Timing:
+    """Return when the stages of a plan begin and end, the same on every host."""
+    durations = {
+        stage.name: START_S + sum(benchmark_durations(plan, stage.name, data).values()) for stage in plan.stages
+    }
+    after_benchmark = FIRST_LAUNCH_S + durations.get(BENCHMARK, 0.0)
+    gang = after_benchmark + STAGE_GAP_S
     return Timing(
-        benchmark=20.0,
-        after_benchmark=after,
-        gang=after + BETWEEN_S,
-        after_gang=after + BETWEEN_S + took.get(GANG, 0.0),
+        benchmark=FIRST_LAUNCH_S,
+        after_benchmark=after_benchmark,
+        gang=gang,
+        after_gang=gang + durations.get(GANG, 0.0),
     )
 
 
-def lasted(plan: Plan, stage: str, measured: Measured) -> dict[str, float]:
-    """Benchmark -> seconds, in the order of the plan."""
-    durations = {figure["params"]["benchmark"]: _usual(figure) for figure in measured.figures[DURATION.name]}
-    return {name: durations.get(name, 5.0) for name in plan.stage(stage).benchmarks}
+def benchmark_durations(plan: Plan, stage: str, data: GpuData) -> dict[str, float]:
+    """Return the seconds of each benchmark, in the order of the plan."""
+    medians = {
+        figure["params"]["benchmark"]: float(figure["spread"][0] if "spread" in figure else figure["value"])
+        for figure in data.figures[DURATION.name]
+    }
+    return {name: medians.get(name, DEFAULT_DURATION_S) for name in plan.stage(stage).benchmarks}
 
 
-def _over_time(plan: Plan, stage: str, measured: Measured, shape: Shape) -> Doc:
-    """What the GPUs showed meanwhile, where a record has more than is judged."""
+def _timeline(plan: Plan, stage: str, data: GpuData, shape: Shape) -> Doc:
+    """Return the member `timeline` of a launch, if the record has all readings."""
     if shape.readings != ALL:
         return {}
-    return {"timeline": trace(stage, shape.devices, lasted(plan, stage, measured), START_S)}
+    return {"timeline": make_timeline(stage, shape.devices, benchmark_durations(plan, stage, data), START_S)}
 
 
-def _usual(figure: Mapping[str, Any]) -> float:
-    return float(figure["spread"][0] if "spread" in figure else figure["value"])
+def time_after(start: str, seconds: float) -> str:
+    """Return the ISO time that many seconds after `start`."""
+    time = datetime.fromisoformat(start.replace("Z", "+00:00")) + timedelta(seconds=seconds)
+    return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond:06}Z"
 
 
-def moment(created: str, seconds: float) -> str:
-    """ISO time so long after another."""
-    then = datetime.fromisoformat(created.replace("Z", "+00:00")) + timedelta(seconds=seconds)
-    return f"{then:%Y-%m-%dT%H:%M:%S}.{then.microsecond:06}Z"
-
-
-def alone(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Template:
-    """The host record: what it measured by itself."""
-    times, has_stage = timing(plan, measured), any(stage.name == BENCHMARK for stage in plan.stages)
-    shots = [("preflight", "before", "before", 5.0)]
+def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) -> Template:
+    """Return the template of the host record: what a host measures by itself."""
+    times, has_benchmarks = timing(plan, data), any(stage.name == BENCHMARK for stage in plan.stages)
+    snapshots = [("preflight", "before", "before", 5.0)]
     launches: list[Doc] = []
-    observation: list[Doc] = []
-    if has_stage:
-        shots += [
-            ("benchmark", "before", "before", times.benchmark - 4),
-            ("benchmark", "during", "during", (times.benchmark + times.after_benchmark) / 2),
-            ("benchmark", "after", "after", times.after_benchmark),
+    observations: list[Doc] = []
+    if has_benchmarks:
+        snapshots += [
+            (BENCHMARK, "before", "before", times.benchmark - 4),
+            (BENCHMARK, "during", "during", (times.benchmark + times.after_benchmark) / 2),
+            (BENCHMARK, "after", "after", times.after_benchmark),
         ]
-        group = Crowd(stage="benchmark", ranks=shape.devices, per_host=shape.devices)
-        launch = _launch(plan, "benchmark", Cell("host", '["%s"]'), _ranks(range(shape.devices)), times.benchmark,
-                         times.after_benchmark)  # fmt: skip
-        launches = [launch | _over_time(plan, "benchmark", measured, shape)]
-        observation = list(observations(measured, plan, host, group))
-    last = times.after_benchmark if has_stage else 6.0
-    return compiled(_record(shape, measured, shots, observation, launches, last))
+        group = RankGroup(stage=BENCHMARK, ranks=shape.devices, ranks_per_host=shape.devices)
+        members, ranks = Placeholder("host", '["%s"]'), _ranks(range(shape.devices))
+        launch = _launch(plan, BENCHMARK, members, ranks, times.benchmark, times.after_benchmark)
+        launches = [launch | _timeline(plan, BENCHMARK, data, shape)]
+        observations = list(healthy_observations(data, plan, host, group))
+    last = times.after_benchmark if has_benchmarks else 6.0
+    return compile_template(_record(shape, data, snapshots, observations, launches, last))
 
 
-def together(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Template:
-    """The gang record: what it measured with the others, in one launch."""
-    times = timing(plan, measured)
-    shots = [
+def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) -> Template:
+    """Return the template of the gang record: what a host measures with the others, in one launch."""
+    times = timing(plan, data)
+    snapshots = [
         (GANG, "before", "after", times.gang - 2),
         (GANG, "during", "during", (times.gang + times.after_gang) / 2),
         (GANG, "after", "after", times.after_gang),
     ]
-    group = Crowd(stage=GANG, ranks=shape.members * shape.devices, per_host=shape.devices, partners=shape.partners)
-    observation = list(observations(measured, plan, host, group))
-    more = _over_time(plan, GANG, measured, shape)
-    launch = _launch(plan, GANG, Cell("members", "%s"), Cell("ranks", "%s"), times.gang, times.after_gang)
-    document = _record(
-        shape, measured, shots, observation, [{**launch, "number": Cell("number", "%s"), **more}], times.after_gang
+    group = RankGroup(
+        stage=GANG,
+        ranks=shape.members * shape.devices,
+        ranks_per_host=shape.devices,
+        partners=shape.partners,
     )
-    return compiled({**document, "gang": Cell("gang")})
+    observations = list(healthy_observations(data, plan, host, group))
+    members, ranks = Placeholder("members", "%s"), Placeholder("ranks", "%s")
+    launch = {
+        **_launch(plan, GANG, members, ranks, times.gang, times.after_gang),
+        "number": Placeholder("number", "%s"),
+        **_timeline(plan, GANG, data, shape),
+    }
+    record = _record(shape, data, snapshots, observations, [launch], times.after_gang)
+    return compile_template({**record, "gang": Placeholder("gang")})
 
 
 def _record(
     shape: Shape,
-    measured: Measured,
-    shots: Sequence[tuple[str, str, str, float]],
-    observation: Sequence[Doc],
+    data: GpuData,
+    snapshots: Snapshots,
+    observations: Sequence[Doc],
     launches: Sequence[Doc],
     last: float,
 ) -> Doc:
     return {
         "schema": RECORD_SCHEMA,
         "simulated": True,
-        "run_id": Cell("run_id"),
-        "nonce": Cell("nonce"),
-        "host": Cell("host"),
+        "run_id": Placeholder("run_id"),
+        "nonce": Placeholder("nonce"),
+        "host": Placeholder("host"),
         "began": _at(5.0),
         "ended": _at(last + 1),
         "rackproof": VERSION,
-        "gpus": [_gpu(measured, index) for index in range(shape.devices)],
-        "software": dict(measured.software),
+        "gpus": [_gpu(data, index) for index in range(shape.devices)],
+        "software": dict(data.software),
         "snapshots": [
-            {"stage": stage, "phase": phase, "at": _at(at), "duration_s": 0.5,
-             "metrics": list(_metrics(measured, shape, kind, at))}
-            for stage, phase, kind, at in _kept(shots, shape.readings)
+            {
+                "stage": stage,
+                "phase": phase,
+                "at": _at(at),
+                "duration_s": 0.5,
+                "metrics": list(_metrics(data, shape, readings_phase, at)),
+            }
+            for stage, phase, readings_phase, at in _selected(snapshots, shape.readings)
         ],
-        "observations": observation,
+        "observations": observations,
         "launches": launches,
-    }  # fmt: skip
+    }
 
 
-def _kept(shots: Sequence[tuple[str, str, str, float]], readings: str) -> list[tuple[str, str, str, float]]:
-    """Return every snapshot, or only the first and the last, which counters need, if only judged readings are kept."""
-    return list(shots) if readings == ALL else [*dict.fromkeys([shots[0], shots[-1]])]
+def _selected(snapshots: Snapshots, readings: str) -> Snapshots:
+    """Return every snapshot, or the first and the last, which suffice for counters, if only judged readings are wanted."""
+    return snapshots if readings == ALL else [*dict.fromkeys([snapshots[0], snapshots[-1]])]
 
 
-def _at(seconds: float) -> Cell:
-    return Cell(f"at {seconds}")
+def _at(seconds: float) -> Placeholder:
+    return Placeholder(f"at {seconds}")
 
 
-def times_of(template: Template, created: str, later: float = 0.0) -> dict[str, str]:
-    """The texts of a template's cells that are moments of the run, or uptimes then; all of it so many seconds later."""
-    values_by_key = {}
-    for name in template.cells:
+def time_values(template: Template, created: str, delay_s: float = 0.0) -> dict[str, str]:
+    """Return the values of the placeholders that are times of the run or uptimes.
+
+    Args:
+        template: the template of a record.
+        created: when the plan was made.
+        delay_s: seconds by which all times are later than in the template.
+    """
+    values = {}
+    for name in template.placeholders:
         kind, _, seconds = name.partition(" ")
         if kind == "at":
-            values_by_key[name] = moment(created, float(seconds) + later)
+            values[name] = time_after(created, float(seconds) + delay_s)
         elif kind == "up":
-            values_by_key[name] = f"{UP_S + float(seconds) + later:.2f}"
-    return values_by_key
+            values[name] = f"{UPTIME_S + float(seconds) + delay_s:.2f}"
+    return values
 
 
-def _gpu(measured: Measured, index: int) -> Doc:
+def _gpu(data: GpuData, index: int) -> Doc:
     return {
         "index": index,
-        "serial": Cell(f"serial{index}"),
-        "uuid": Cell(f"uuid{index}"),
-        "name": measured.gpu,
+        "serial": Placeholder(f"serial{index}"),
+        "uuid": Placeholder(f"uuid{index}"),
+        "name": data.gpu,
         "pci_bus_id": bus_id(index),
     }
 
 
 def bus_id(index: int) -> str:
-    """PCI address of a GPU, as NVML spells it."""
+    """Return the PCI address of a GPU in the format of NVML."""
     return f"00000000:{6 + index:02X}:00.0"
 
 
 def pci(index: int) -> str:
-    """The same as sysfs spells it."""
+    """Return the PCI address of a GPU in the format of sysfs."""
     return bus_id(index)[4:].lower()
 
 
@@ -210,9 +247,14 @@ def _ranks(numbers: Sequence[int]) -> list[Doc]:
     ]
 
 
-def ranks_text(first: int, count: int) -> str:
-    """The ranks of one host of a gang, as JSON."""
+def ranks_json(first: int, count: int) -> str:
+    """Return the ranks of one host of a gang as JSON."""
     return json.dumps(_ranks(range(first, first + count)), separators=(",", ":"))
+
+
+def members_json(members: Sequence[str]) -> str:
+    """Return the hosts of a launch as JSON."""
+    return json.dumps(list(members), separators=(",", ":"))
 
 
 def _launch(plan: Plan, stage: str, members: Any, ranks: Any, began: float, ended: float) -> Doc:
@@ -231,88 +273,94 @@ def _launch(plan: Plan, stage: str, members: Any, ranks: Any, began: float, ende
 
 @cache
 def judged_names() -> tuple[str, ...]:
-    """Names of which some shipped criterion speaks."""
+    """Return the names that the criteria of the shipped packs match."""
     return tuple({criterion.name for pack in read_packs([]) for criterion in pack.criteria})
 
 
-def _wanted(name: str, readings: str) -> bool:
-    return readings == ALL or name.startswith(_ALWAYS) or name in judged_names()
+def _is_wanted(name: str, readings: str) -> bool:
+    return readings == ALL or name.startswith(_UNJUDGED_PREFIXES) or name in judged_names()
 
 
-def _metrics(measured: Measured, shape: Shape, kind: str, at: float) -> Iterator[Doc]:
-    """Return the readings of every collector at one moment."""
-    for family in measured.readings:
-        texts = family.get(kind)
-        texts = family["before"] if texts == "before" else texts
-        if texts is None or not _wanted(family["name"], shape.readings):
+def _metrics(data: GpuData, shape: Shape, phase: str, at: float) -> Iterator[Doc]:
+    """Yield the metrics of every collector in one snapshot."""
+    for family in data.readings:
+        readings = family.get(phase)
+        readings = family["before"] if readings == "before" else readings
+        if readings is None or not _is_wanted(family["name"], shape.readings):
             continue
-        result: Doc = {"name": family["name"], "unit": family["unit"]}
-        for part in ("values", "absent"):
-            if part in texts:
-                result[part] = dict(_values(family["name"], texts[part], shape.devices, at))
-        yield result
+        metric: Doc = {"name": family["name"], "unit": family["unit"]}
+        for key in ("values", "absent"):
+            if key in readings:
+                metric[key] = dict(_values(family["name"], readings[key], shape.devices, at))
+        yield metric
 
 
-def _values(name: str, texts: Mapping[str, Any], devices: int, at: float) -> Iterator[tuple[str, Any]]:
-    for scope, value in texts.items():
-        for number, index in _places(scope, devices):
-            yield index, _value(name, value, number, devices, at)
+def _values(name: str, readings: Mapping[str, Any], devices: int, at: float) -> Iterator[tuple[str, Any]]:
+    """Yield scope and value of each reading."""
+    for general_scope, value in readings.items():
+        for gpu, scope in _scopes(general_scope, devices):
+            yield scope, _value(name, value, gpu, devices, at)
 
 
-def _places(scope: str, devices: int) -> Iterator[tuple[int, str]]:
-    """GPU (-1: none) and scope, for each that a general one stands for."""
-    if "*" not in scope:
-        yield -1, scope
+def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
+    """Yield the GPU (-1: none) and each scope that a scope with `*` covers."""
+    if "*" not in general_scope:
+        yield -1, general_scope
         return
-    general = Scope.parse(scope)
-    for index in range(devices):
-        if general.device_kind == "pci":
-            yield index, scope.replace("pci=*", f"pci={pci(index)}")
-        elif general.get("link") == "*":
-            yield from ((index, f"gpu={index},link={link}") for link in range(LINKS))
-        elif general.get("peer") == "*":
-            yield from ((index, f"gpu={index},peer={peer}") for peer in range(devices) if peer != index)
+    labels = Scope.parse(general_scope)
+    for gpu in range(devices):
+        if labels.device_kind == "pci":
+            yield gpu, general_scope.replace("pci=*", f"pci={pci(gpu)}")
+        elif labels.get("link") == "*":
+            yield from ((gpu, f"gpu={gpu},link={link}") for link in range(NVLINKS))
+        elif labels.get("peer") == "*":
+            yield from ((gpu, f"gpu={gpu},peer={peer}") for peer in range(devices) if peer != gpu)
         else:
-            yield index, scope.replace("gpu=*", f"gpu={index}")
+            yield gpu, general_scope.replace("gpu=*", f"gpu={gpu}")
 
 
-def _value(name: str, value: Any, index: int, devices: int, at: float) -> Any:
-    own: Mapping[str, Any] = {
-        "gpu.uuid": Cell(f"uuid{index}"),
-        "gpu.serial": Cell(f"serial{index}"),
-        "gpu.pci_bus_id": bus_id(max(index, 0)),
-        "gpu.minor_number": index,
-        "gpu.module_id": index + 1,
-        "gpu.board_id": index,
-        "host.uptime": Cell(f"up {at}", "%s"),
+def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
+    """Return the value of a reading: its identity, a count, a slot between two extremes, or the measured value."""
+    identities: Mapping[str, Any] = {
+        "gpu.uuid": Placeholder(f"uuid{gpu}"),
+        "gpu.serial": Placeholder(f"serial{gpu}"),
+        "gpu.pci_bus_id": bus_id(max(gpu, 0)),
+        "gpu.minor_number": gpu,
+        "gpu.module_id": gpu + 1,
+        "gpu.board_id": gpu,
+        "host.uptime": Placeholder(f"up {at}", "%s"),
     }
-    if name in own:
-        return own[name]
-    if name in PER_HOST and index < 0 and name != "storage.disk.count":
+    if name in identities:
+        return identities[name]
+    if name in GPU_COUNTS and gpu < 0:
         return devices
-    if name in PER_GPU:
+    if name in PROPORTIONAL_READINGS:
         return value * devices // READINGS_GPUS
     if isinstance(value, list):
-        least, greatest = value
-        steps = [least + (greatest - least) * level / (LEVELS - 1) for level in range(LEVELS)]
-        whole = isinstance(least, int) and isinstance(greatest, int)
-        texts = [str(round(step)) for step in steps] if whole else shortened(steps)
-        return Slot(texts=texts, group=f"gpu={index}/readings")
+        minimum, maximum = value
+        steps = [minimum + (maximum - minimum) * level / (LEVELS - 1) for level in range(LEVELS)]
+        is_integer = isinstance(minimum, int) and isinstance(maximum, int)
+        texts = [str(round(step)) for step in steps] if is_integer else json_numbers(steps)
+        return Slot(texts=texts, group=f"gpu={gpu}/readings")
     return value
 
 
-def members_text(members: Sequence[str]) -> str:
-    """The hosts of a launch, as JSON."""
-    return json.dumps(list(members), separators=(",", ":"))
+def host_values(run: Mapping[str, str], host: str, number: int, devices: int) -> dict[str, str]:
+    """Return the values of the placeholders for a host: its name, and the identity of each GPU.
 
+    The identities are the same in every simulated run.
 
-def cells(run: Mapping[str, str], host: str, number: int, devices: int) -> dict[str, str]:
-    """What is a host's own: its name, and the identity of each GPU, which is the same in every simulated run."""
-    serials = {f"serial{index}": serial(number, index) for index in range(devices)}
-    uuids = {f"uuid{index}": f"GPU-51400000-0000-4000-8000-{number:08x}{index:04x}" for index in range(devices)}
+    Args:
+        run: run id and nonce.
+        host: name of the host.
+        number: number of the host in the plan.
+        devices: number of its GPUs.
+    """
+    serials = {f"serial{gpu}": serial(number, gpu) for gpu in range(devices)}
+    uuids = {f"uuid{gpu}": f"GPU-51400000-0000-4000-8000-{number:08x}{gpu:04x}" for gpu in range(devices)}
     return dict(itertools.chain(run.items(), serials.items(), uuids.items(), [("host", host)]))
 
 
-def serial(number: int, index: int) -> str:
-    """Return the serial of a simulated GPU, which cannot be mistaken for a real one."""
-    return f"SIM{number:06d}{index:02d}"
+def serial(number: int, gpu: int) -> str:
+    """Return the serial of a simulated GPU, which no real GPU has."""
+    return f"SIM{number:06d}{gpu:02d}"

@@ -1,4 +1,4 @@
-"""A document that is the same for every host but for some places: compiled once, filled in a millisecond."""
+"""JSON documents that differ from host to host in a few values only: compiled once, rendered in a millisecond."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HOST, GANG = "host", "gang"
-"""Whose draw decides a slot."""
+"""What draws the level of a slot: each host for itself, or the gang for all of its hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A place for a drawn value: JSON text for each level. Under the key `**` it is several members of the object."""
+    """A value that is drawn: one JSON text per level. Under the key `**`, a text has several members of the object."""
 
     texts: Sequence[str]
     group: str
-    """Slots of one group are of one part: they have the same level."""
-    whose: str = HOST
+    """Slots of one group belong to one part and have the same level."""
+    drawn_by: str = HOST
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A placeholder that is filled in later: `%s` in `form`."""
+class Placeholder:
+    """A value that is filled in by name, at the `%s` of `form`."""
 
     name: str
     form: str = '"%s"'
@@ -31,48 +31,54 @@ class Cell:
 
 @dataclass(kw_only=True)
 class Template:
-    """JSON text with places to be filled."""
+    """JSON text with slots and placeholders."""
 
     pieces: list[str] = field(default_factory=lambda: [""])
+    """The fixed text before, between and after the slots."""
     slots: list[tuple[Sequence[str], str, int]] = field(default_factory=list)
-    cells: dict[str, list[str]] = field(default_factory=dict)
+    """Texts, what draws the level (empty: a placeholder), and the number of the group."""
+    placeholders: dict[str, list[str]] = field(default_factory=dict)
+    """Name -> list of its one text, shared by the slots with that name."""
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})
+    """`HOST` or `GANG` -> group -> its number."""
 
     def __post_init__(self) -> None:
-        self._plan: list[tuple[Sequence[str], int]] = []
+        self._slot_levels: list[tuple[Sequence[str], int]] = []
 
-    def text(self, values_by_key: Mapping[str, str], host: bytes, gang: bytes = b"") -> str:
-        """Return the document. `values_by_key`: cell -> its text; `host`, `gang`: a level for each of their groups."""
-        for name, box in self.cells.items():
-            box[0] = values_by_key[name]
-        drawn = bytes([0]) + host[: len(self.groups[HOST])] + gang[: len(self.groups[GANG])]
-        result = [""] * (2 * len(self.slots) + 1)
-        result[::2] = self.pieces
-        result[1::2] = [texts[drawn[index]] for texts, index in self._plan]
-        return "".join(result)
+    def render(self, values: Mapping[str, str], host_levels: bytes, gang_levels: bytes = b"") -> str:
+        """Return the document.
 
-    def finished(self) -> Template:
-        """Itself, when everything is in."""
-        base = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
-        self._plan = [(texts, base[whose] + index) for texts, whose, index in self.slots]
+        Args:
+            values: text of each placeholder.
+            host_levels: a level for each group that the host draws.
+            gang_levels: a level for each group that the gang draws.
+        """
+        for name, text in self.placeholders.items():
+            text[0] = values[name]
+        levels = bytes([0]) + host_levels[: len(self.groups[HOST])] + gang_levels[: len(self.groups[GANG])]
+        texts = [""] * (2 * len(self.slots) + 1)
+        texts[::2] = self.pieces
+        texts[1::2] = [slot_texts[levels[index]] for slot_texts, index in self._slot_levels]
+        return "".join(texts)
+
+    def finish(self) -> Template:
+        """Number the levels of all groups in the order that `render` uses, after the last `add`."""
+        first_index = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
+        self._slot_levels = [(texts, first_index[drawn_by] + group) for texts, drawn_by, group in self.slots]
         return self
 
-    def _slot(self, texts: Sequence[str], whose: str, index: int) -> None:
-        self.slots.append((texts, whose, index))
-        self.pieces.append("")
-
     def add(self, value: Any) -> None:
-        """Appends a value of the document."""
+        """Append a value of the document."""
         if isinstance(value, Slot):
-            known = self.groups[value.whose]
-            self._slot(value.texts, value.whose, known.setdefault(value.group, len(known)))
-        elif isinstance(value, Cell):
+            groups = self.groups[value.drawn_by]
+            self._add_slot(value.texts, value.drawn_by, groups.setdefault(value.group, len(groups)))
+        elif isinstance(value, Placeholder):
             before, after = value.form.split("%s")
             self.pieces[-1] += before
-            self._slot(self.cells.setdefault(value.name, [""]), "", 0)
+            self._add_slot(self.placeholders.setdefault(value.name, [""]), "", 0)
             self.pieces[-1] += after
         elif isinstance(value, Mapping):
-            self._mapping(value)
+            self._add_mapping(value)
         elif isinstance(value, list | tuple):
             self.pieces[-1] += "["
             for index, item in enumerate(value):
@@ -82,7 +88,11 @@ class Template:
         else:
             self.pieces[-1] += json.dumps(value, ensure_ascii=False)
 
-    def _mapping(self, value: Mapping[str, Any]) -> None:
+    def _add_slot(self, texts: Sequence[str], drawn_by: str, group: int) -> None:
+        self.slots.append((texts, drawn_by, group))
+        self.pieces.append("")
+
+    def _add_mapping(self, value: Mapping[str, Any]) -> None:
         self.pieces[-1] += "{"
         for index, (key, item) in enumerate(value.items()):
             self.pieces[-1] += "," if index else ""
@@ -92,8 +102,8 @@ class Template:
         self.pieces[-1] += "}"
 
 
-def compiled(document: Any) -> Template:
-    """The template of a document with slots and cells in it."""
+def compile_template(document: Any) -> Template:
+    """Return the template of a document that contains slots and placeholders."""
     template = Template()
     template.add(document)
-    return template.finished()
+    return template.finish()

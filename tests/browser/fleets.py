@@ -10,7 +10,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.planning.plan import make_plan, read_profile
 from fleet.report.merge import merge
-from fleet.simulate.traces import trace
+from fleet.simulate.timelines import make_timeline
 from schemas.plans import Plan
 from schemas.records import ERROR, Observation, Rank
 from schemas.reports import (
@@ -66,7 +66,7 @@ def with_noise(evidence: Evidence, host: str) -> Evidence:
 def with_trace(evidence: Evidence, gpus: int) -> Evidence:
     """Return the evidence with power, temperature and clocks of the benchmark stage. Samples of one GPU are missing."""
     first, *rest = evidence.records
-    samples = trace("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
+    samples = make_timeline("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
     powers = samples["gpus"]["1"]["power_w"].split()
     samples["gpus"]["1"]["power_w"] = " ".join([*powers[:10], ".", ".", *powers[12:]])
     samples["lost"] = {"1": "NVML: timed out <b>"}

@@ -13,7 +13,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.missing import BUS, DRIVER, Slots
-from fleet.simulate.fleet import Fleet, placed, simulate
+from fleet.simulate.fleet import Fleet, place_faults, simulate
 from rackproof.main import main
 from schemas.baselines import HOST, HostBaseline, PartBaseline
 from schemas.plans import Plan
@@ -259,7 +259,7 @@ def test_whose_rank_has_no_gpu_is_the_host_in_its_gang(tmp_path: Path, capsys: p
     """The rank whose number has no GPU is not the rank of the GPU that is missing."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)
-    simulate(tmp_path / "run", fleet, placed(["missing_gpu:r01-h02:3"], plan, 0), plan)
+    simulate(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)
     assert main(["report", str(tmp_path / "run")]) == 1
     report = report_of(tmp_path / "run")
     failed = [item for item in report.verdicts if item.verdict == FAIL]

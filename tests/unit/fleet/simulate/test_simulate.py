@@ -1,8 +1,9 @@
-"""Simulated fleets: one in order has nothing wrong, faults are named and nothing else is, and nobody takes one for real."""
+"""Test simulated fleets: healthy ones pass, only the faults are reported, and no report accepts simulated hardware."""
 
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -17,10 +18,9 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.judge import judge
 from fleet.records.load import Run, load
 from fleet.report.merge import merge
-from fleet.simulate import distil
 from fleet.simulate.faults import FAULTS
-from fleet.simulate.fleet import Fleet, placed, simulate
-from fleet.simulate.measured import levels
+from fleet.simulate.fleet import Fleet, place_faults, simulate
+from fleet.simulate.gpu_data import values_by_level
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
 from schemas import documents
@@ -28,17 +28,16 @@ from schemas.errors import UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
 from tests import ROOT
 
-REPOSITORY = ROOT
 CREATED = "2026-11-21T04:00:00Z"
 GPU = 1
-"""Of the host that has a fault of a GPU."""
+"""The GPU that has the fault."""
 
 
 def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
-    """A simulated run."""
+    """Write a simulated run and return its directory."""
     chosen = Fleet(**{"profile": "smoke", "readings": JUDGED, "gpus": 2, **fleet})
     plan = chosen.plan(directory.name, CREATED)
-    simulate(directory, chosen, placed(faults, plan, chosen.seed), plan, jobs=jobs)
+    simulate(directory, chosen, place_faults(faults, plan, chosen.seed), plan, jobs=jobs)
     return directory
 
 
@@ -51,36 +50,36 @@ def report_of(directory: Path) -> FleetReport:
     return merge(run.plan, run.evidence, read_packs([]), events=run.events, quarantined=run.quarantined)
 
 
-# --- what it is drawn from
+# --- the data file
 
 
-def test_the_data_file_is_what_the_records_say_and_small() -> None:
-    path = REPOSITORY / "fleet/simulate/h200-sxm.json"
-    made = distil.text_of(distil.distil(REPOSITORY / "docs/measurements"))
-    assert path.read_text(encoding="utf-8") == made, "python -m fleet.simulate.distil docs/measurements makes it anew"
-    assert len(made) < 200_000
-    assert "docs/measurements" in json.loads(made)["source"]
+def test_data_file_matches_the_records_and_is_small() -> None:
+    path = ROOT / "fleet/simulate/h200-sxm.json"
+    text = runpy.run_path(str(ROOT / "docs/measurements/simulation_data.py"))["data_file"]()
+    assert path.read_text(encoding="utf-8") == text, "run docs/measurements/simulation_data.py again"
+    assert len(text) < 200_000
+    assert "docs/measurements" in json.loads(text)["source"]
 
 
-def test_what_no_record_holds_says_where_it_comes_from() -> None:
-    data = json.loads((REPOSITORY / "fleet/simulate/h200-sxm.json").read_text(encoding="utf-8"))
+def test_assumed_figures_name_their_source() -> None:
+    data = json.loads((ROOT / "fleet/simulate/h200-sxm.json").read_text(encoding="utf-8"))
     measured = {figure["name"] for figure in data["figures"] if "source" not in figure}
     assumed = {figure["name"] for figure in data["figures"] if "source" in figure}
     assert {"gemm.throughput", "memory.bandwidth", "stress.throughput", "peer_copy.bandwidth"} <= measured
     assert assumed - measured == {name for name in assumed if name.startswith(("straggler.", "pairs."))}
 
 
-def test_a_part_in_order_is_never_out_of_what_parts_measured() -> None:
-    result = levels([100.0, 97.0, 101.0, 2.0])
-    assert (min(result), max(result)) == (97.0, 101.0)
-    assert 98.5 < sum(result) / len(result) < 100.0  # the tail is on the low side
+def test_values_of_healthy_parts_stay_within_the_measured_range() -> None:
+    values = values_by_level([100.0, 97.0, 101.0, 2.0])
+    assert (min(values), max(values)) == (97.0, 101.0)
+    assert 98.5 < sum(values) / len(values) < 100.0  # the median is closer to the maximum
 
 
-# --- a fleet in order
+# --- healthy fleets
 
 
 @pytest.mark.parametrize(("hosts", "gpus", "racks"), [(64, 2, 8), (3, 8, 1)])
-def test_a_fleet_in_order_has_nothing_wrong(tmp_path: Path, hosts: int, gpus: int, racks: int) -> None:
+def test_healthy_fleet_passes(tmp_path: Path, hosts: int, gpus: int, racks: int) -> None:
     report = report_of(run_of(tmp_path / "run", hosts=hosts, gpus=gpus, racks=racks))
     assert {verdict.verdict for verdict in report.verdicts} <= {PASS}
     assert not any(row.failed or row.inconclusive for row in report.judged)
@@ -89,7 +88,7 @@ def test_a_fleet_in_order_has_nothing_wrong(tmp_path: Path, hosts: int, gpus: in
     assert report.acceptance.status == "SIMULATED PASS"
 
 
-def test_the_acceptance_profile_with_all_readings(tmp_path: Path) -> None:
+def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: Path) -> None:
     report = report_of(run_of(tmp_path / "run", profile="standard", hosts=2, gpus=8, readings="all"))
     assert [verdict.reason for verdict in report.verdicts if verdict.verdict != PASS] == []
     assert report.acceptance.status == "SIMULATED PASS"
@@ -97,7 +96,7 @@ def test_the_acceptance_profile_with_all_readings(tmp_path: Path) -> None:
 
 # --- faults
 
-FOUND_BY: dict[str, str] = {
+EXPECTED_CRITERIA: dict[str, str] = {
     "xid79": "xid-79 xid-during-run localise plan",
     "missing_gpu": "gpu-count gpu-pci-count localise plan",
     "ecc": "ecc-uncorrectable-volatile",
@@ -124,9 +123,9 @@ FOUND_BY: dict[str, str] = {
     "truncated_record": "plan",
     "stale_record": "plan",
 }
-WHOLE_HOST = {"xid79", "missing_gpu", "hung"}
-"""Faults of a GPU with which its host can do nothing together any more."""
-SAYS = {
+HOST_CANNOT_MEASURE = {"xid79", "missing_gpu", "hung"}
+"""Faults of a GPU after which its host cannot run benchmarks on all GPUs."""
+EXPECTED_REASONS = {
     "unreachable": "unreachable at Prepare the hosts",
     "no_record": "is missing",
     "truncated_record": "not JSON at offset",
@@ -139,90 +138,110 @@ SAYS = {
 
 
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]:
-    """Each fault on a host of its own; the first host of each rack has none."""
+def faulty_fleet(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]:
+    """Return the host of each fault, the verdicts of each host that did not pass, and the report.
+
+    Each fault is on a different host. The first host of each rack has none.
+    """
     racks = -(-len(FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks)
-    plan = chosen.plan("wrong", CREATED)
-    free = [host.name for host in plan.hosts if not host.name.endswith("h01")]
-    where = dict(zip(FAULTS, free, strict=False))
-    directory = tmp_path_factory.mktemp("runs") / "wrong"
-    faults = placed(
-        [f"{kind}:{host}:{GPU}" if FAULTS[kind].of_gpu else f"{kind}:{host}" for kind, host in where.items()], plan, 0
+    plan = chosen.plan("faulty", CREATED)
+    candidates = [host.name for host in plan.hosts if not host.name.endswith("h01")]
+    host_of_fault = dict(zip(FAULTS, candidates, strict=False))
+    directory = tmp_path_factory.mktemp("runs") / "faulty"
+    faults = place_faults(
+        [f"{kind}:{host}:{GPU}" if FAULTS[kind].of_gpu else f"{kind}:{host}" for kind, host in host_of_fault.items()],
+        plan,
+        0,
     )
     simulate(directory, chosen, faults, plan)
     report = report_of(directory)
-    all_verdicts: dict[str, list[Verdict]] = defaultdict(list)
+    verdicts_by_host: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in report.verdicts:
         if verdict.verdict != PASS:
-            all_verdicts[verdict.host].append(verdict)
-    return where, all_verdicts, report
+            verdicts_by_host[verdict.host].append(verdict)
+    return host_of_fault, verdicts_by_host, report
 
 
 def test_every_fault_has_an_expectation_and_documentation() -> None:
-    assert set(FOUND_BY) == set(FAULTS)
-    text = (REPOSITORY / "docs/simulate.md").read_text(encoding="utf-8")
+    assert set(EXPECTED_CRITERIA) == set(FAULTS)
+    text = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
     assert [kind for kind in FAULTS if f"`{kind}`" not in text] == []
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_is_named(kind: str, wrong: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]) -> None:
-    where, result, report = wrong
-    mine = [
-        item for item in result[where[kind]] if not (item.criterion == "identity-unique" and kind != "duplicate_serial")
+def test_fault_is_reported_on_its_host_and_gpu(
+    kind: str, faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]
+) -> None:
+    host_of_fault, verdicts_by_host, report = faulty_fleet
+    host = host_of_fault[kind]
+    verdicts = [
+        item
+        for item in verdicts_by_host[host]
+        if not (item.criterion == "identity-unique" and kind != "duplicate_serial")
     ]
-    criteria = {item.criterion for item in mine}
-    assert set(FOUND_BY[kind].split()) <= criteria
+    criteria = {item.criterion for item in verdicts}
+    assert set(EXPECTED_CRITERIA[kind].split()) <= criteria
     if "plan" not in criteria:
-        assert criteria == set(FOUND_BY[kind].split()), "nothing else is said of the host"
-    assert not any("go on with the run" in item.reason for item in mine), "of hosts that do not exist"
-    assert all(SAYS[kind] in item.reason for item in mine[:1] if kind in SAYS and kind not in WHOLE_HOST)
-    assert any(SAYS.get(kind, "") in item.reason for item in mine)
-    if FAULTS[kind].of_gpu and kind not in WHOLE_HOST:
-        positions = [item.scope.split(",") for item in mine]
+        assert criteria == set(EXPECTED_CRITERIA[kind].split()), "no other criterion fails on the host"
+    assert not any("go on with the run" in item.reason for item in verdicts), "simulated hosts cannot resume a run"
+    assert all(
+        EXPECTED_REASONS[kind] in item.reason
+        for item in verdicts[:1]
+        if kind in EXPECTED_REASONS and kind not in HOST_CANNOT_MEASURE
+    )
+    assert any(EXPECTED_REASONS.get(kind, "") in item.reason for item in verdicts)
+    if FAULTS[kind].of_gpu and kind not in HOST_CANNOT_MEASURE:
+        positions = [item.scope.split(",") for item in verdicts]
         assert all(f"gpu={GPU}" in parts or f"peer={GPU}" in parts for parts in positions), positions
-    expected = FAIL if any(name != "plan" for name in FOUND_BY[kind].split()) else INCONCLUSIVE
-    decision = next(host.decision for host in report.hosts if host.name == where[kind])
+    expected = FAIL if any(name != "plan" for name in EXPECTED_CRITERIA[kind].split()) else INCONCLUSIVE
+    decision = next(row.decision for row in report.hosts if row.name == host)
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
 
 
-def test_no_other_host_is_named(wrong: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]) -> None:
-    where, result, report = wrong
+def test_healthy_hosts_of_a_faulty_fleet_pass(
+    faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport],
+) -> None:
+    host_of_fault, verdicts_by_host, report = faulty_fleet
     names = [host.name for host in report.hosts]
-    twin = names[names.index(where["duplicate_serial"]) + 1]
-    assert set(result) == set(where.values()) | {twin}
-    assert {item.host for items in result.values() for item in items if item.criterion == "identity-unique"} == {
-        where["duplicate_serial"],
+    twin = names[names.index(host_of_fault["duplicate_serial"]) + 1]
+    assert set(verdicts_by_host) == set(host_of_fault.values()) | {twin}
+    assert {
+        item.host for items in verdicts_by_host.values() for item in items if item.criterion == "identity-unique"
+    } == {
+        host_of_fault["duplicate_serial"],
         twin,
     }
     assert report.acceptance.status == "SIMULATED FAIL"
 
 
 @pytest.mark.parametrize("readings", ["judged", "all"])
-def test_a_slow_host_leaves_its_gang_and_the_others_are_measured_again(tmp_path: Path, readings: str) -> None:
+def test_slow_host_is_excluded_and_the_rest_of_its_gang_measured_again(tmp_path: Path, readings: str) -> None:
     run = load(run_of(tmp_path / "run", "slow_host:r01-h03", profile="standard", hosts=5, readings=readings))
     failed = [item for item in verdicts_of(run) if item.verdict != PASS]
     assert {item.host for item in failed} == {"r01-h03"}
     assert {"localise", "fabric-all-reduce"} <= {item.criterion for item in failed}
-    launches = {host: [launch.number for launch in left.launches() if launch.stage == "gang"]
-                for host, left in run.evidence.items()}  # fmt: skip
+    launches = {host: [launch.number for launch in evidence.launches() if launch.stage == "gang"]
+                for host, evidence in run.evidence.items()}  # fmt: skip
     assert launches == {f"r01-h{number:02}": [1] if number == 3 else [1, 2] for number in range(1, 6)}
 
 
-# --- nobody takes it for a real fleet
+# --- marks of a simulated run
 
 
-def test_every_view_says_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_report_format_says_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run_of(tmp_path / "run", hosts=2)
     before = {path.name for path in directory.iterdir()}
     assert main(["report", str(directory)]) == 0
     assert "FINAL ACCEPTANCE: SIMULATED PASS" in capsys.readouterr().out
     assert main(["report", str(directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["simulated"] is True
-    views = [path for path in directory.iterdir() if path.is_file() and path.name not in before]
-    assert {"report.json", "report.md", "report.html", "verdicts.prom"} <= {path.name for path in views}
-    for view in views:
-        assert "SIMULATED" in view.read_text(encoding="utf-8"), view.name
+    reports = [path for path in directory.iterdir() if path.is_file() and path.name not in before]
+    assert {"report.json", "report.md", "report.html", "verdicts.prom"} <= {path.name for path in reports}
+    for path in reports:
+        assert "SIMULATED" in path.read_text(encoding="utf-8"), path.name
     document = json.loads((directory / "report.json").read_text(encoding="utf-8"))
     assert (document["simulated"], document["acceptance"]["status"]) == (True, "SIMULATED PASS")
     prom = (directory / "verdicts.prom").read_text(encoding="utf-8")
@@ -235,7 +254,7 @@ def test_every_view_says_simulated(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "SIMULATED" in capsys.readouterr().out
 
 
-def test_simulated_records_are_not_believed_in_a_real_run(tmp_path: Path) -> None:
+def test_simulated_records_are_rejected_in_a_real_run(tmp_path: Path) -> None:
     directory = run_of(tmp_path / "run", hosts=2)
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     del plan["simulated"]
@@ -247,7 +266,7 @@ def test_simulated_records_are_not_believed_in_a_real_run(tmp_path: Path) -> Non
     assert report.coverage.measured == 0
 
 
-def test_a_record_without_the_mark_is_not_believed_in_a_simulated_run(tmp_path: Path) -> None:
+def test_real_record_is_rejected_in_a_simulated_run(tmp_path: Path) -> None:
     directory = run_of(tmp_path / "run", hosts=2)
     path = directory / "hosts/r01-h02.json"
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -258,53 +277,51 @@ def test_a_record_without_the_mark_is_not_believed_in_a_simulated_run(tmp_path: 
     assert report.acceptance.status == "SIMULATED INCOMPLETE"
 
 
-def test_its_gpus_have_serials_that_no_real_one_has(tmp_path: Path) -> None:
+def test_serials_of_simulated_gpus_start_with_sim(tmp_path: Path) -> None:
     run = load(run_of(tmp_path / "run", hosts=2))
-    serials = [gpu.serial for left in run.evidence.values() for gpu in left.gpus()]
+    serials = [gpu.serial for evidence in run.evidence.values() for gpu in evidence.gpus()]
     assert serials == ["SIM00000000", "SIM00000001", "SIM00000100", "SIM00000101"]
 
 
-# --- the same again
+# --- reproducibility
 
 
 def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_the_same_seed_makes_the_same_run_by_however_many_processes(tmp_path: Path) -> None:
+def test_same_seed_makes_the_same_files_with_any_number_of_processes(tmp_path: Path) -> None:
     faults = ("ecc", "slow_nic", "unreachable")
-    one, two = (
+    by_one_process, by_two_processes = (
         files(run_of(tmp_path / name / "run", *faults, hosts=6, racks=2, jobs=jobs))
         for name, jobs in (("a", 1), ("b", 2))
     )
-    assert one == two
-    assert "events.jsonl" in one
+    assert by_one_process == by_two_processes
+    assert "events.jsonl" in by_one_process
 
 
-def test_another_seed_is_another_run_of_the_same_parts(tmp_path: Path) -> None:
+def test_another_seed_measures_the_same_gpus_slightly_differently(tmp_path: Path) -> None:
     first, second = (load(run_of(tmp_path / f"run{seed}", hosts=2, seed=seed)) for seed in (1, 2))
-    gpus = [[gpu for left in run.evidence.values() for gpu in left.gpus()] for run in (first, second)]
+    gpus = [[gpu for evidence in run.evidence.values() for gpu in evidence.gpus()] for run in (first, second)]
     assert gpus[0] == gpus[1]
-    copies = [
+    bandwidths = [
         [
             observed.value
-            for left in run.evidence.values()
-            for observed in left.benchmarks()
+            for evidence in run.evidence.values()
+            for observed in evidence.benchmarks()
             if observed.name == "memory.bandwidth"
         ]
         for run in (first, second)
     ]
-    assert copies[0] != copies[1]
-    assert all(isinstance(one, float) and isinstance(two, float) and abs(one / two - 1) < 0.01
-               for one, two in zip(*copies, strict=True))  # fmt: skip
+    assert bandwidths[0] != bandwidths[1]
+    assert all(isinstance(first, float) and isinstance(second, float) and abs(first / second - 1) < 0.01
+               for first, second in zip(*bandwidths, strict=True))  # fmt: skip
 
 
 # --- the command
 
 
-def test_the_command_says_what_it_did_and_where_the_faults_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_the_run_and_its_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "run"
     command = [
         "simulate",
@@ -324,17 +341,17 @@ def test_the_command_says_what_it_did_and_where_the_faults_are(
     assert (document["simulated"], document["hosts"], document["gpus"]) == (True, 4, 8)
     assert document["faults"][0] == {"kind": "ecc", "host": "r02-h01", "gpu": 1}
     assert document["faults"][1]["host"] != "r02-h01"
-    assert main(command) == 64  # what is there is never written into
+    assert main(command) == 64  # an existing directory is not changed
     assert "already exists" in capsys.readouterr().err
 
 
-def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_faults_prints_all_kinds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--list-faults"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(FAULTS)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--fault", "eccc"], "no fault is called eccc (did you mean ecc?)"),
         (["--fault", "ecc:r01-h99"], "no host is called r01-h99"),
@@ -344,7 +361,7 @@ def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> N
         (["--profile", "rehearsal"], "is not simulated"),
         (["--profile", "soak"], "is not simulated"),
         (["--profile", "scaling"], "is not simulated"),
-        (["--racks", "9"], "more than there are hosts"),
+        (["--racks", "9"], "more racks than hosts"),
         (["--hosts", "3", "--racks", "3"], "has 1 host, but a launch needs at least 2: give more hosts"),
         (["--hosts", "1", "--gang", "all"], "--gang all: a gang has 1 host"),
         (["--model", "h100-sxm"], "no data of h100-sxm"),
@@ -352,32 +369,32 @@ def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_unsupported_simulation_is_one_error_line(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(tmp_path / "run"), *arguments]) == 64
     output = capsys.readouterr().err
-    assert says in output
+    assert message in output
     assert output.count("\n") == 1
     assert not (tmp_path / "run" / "plan.json").exists()
 
 
-def test_hosts_without_a_gang_and_what_is_not_measured_of_one_gpu(tmp_path: Path) -> None:
+def test_single_gpu_hosts_without_a_gang_pass_and_unknown_models_are_errors(tmp_path: Path) -> None:
     report = report_of(run_of(tmp_path / "run", hosts=3, gpus=1, gang="none"))
     assert report.acceptance.status == "SIMULATED PASS"
     with pytest.raises(UsageError, match="no data of b200"):
         Fleet(model="b200").plan("run", CREATED)
 
 
-def test_ctrl_c_leaves_no_traceback_and_no_file_that_is_half_written(tmp_path: Path) -> None:
+def test_interrupted_command_prints_no_traceback_and_leaves_no_partial_file(tmp_path: Path) -> None:
     run = tmp_path / "large"
-    command = [sys.executable, REPOSITORY / "rackproof", "simulate", run, "--hosts", "3000", "--readings", JUDGED]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not [*run.glob("hosts/*.json")] and started.poll() is None:
+    command = [sys.executable, ROOT / "rackproof", "simulate", run, "--hosts", "3000", "--readings", JUDGED]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not [*run.glob("hosts/*.json")] and process.poll() is None:
         time.sleep(0.02)
-    started.send_signal(signal.SIGINT)
-    _, said = started.communicate(timeout=60)
-    assert started.returncode == 130
-    assert said.splitlines()[-1].startswith("rackproof: interrupted; ")
-    assert "Traceback" not in said
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].startswith("rackproof: interrupted; ")
+    assert "Traceback" not in errors
     for path in run.glob("hosts/*.json"):
         json.loads(path.read_bytes())

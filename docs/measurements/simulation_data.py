@@ -1,0 +1,333 @@
+"""Make the data file of `rackproof simulate` from the records in this directory: median, extremes and spread of each figure.
+
+    python docs/measurements/simulation_data.py > fleet/simulate/h200-sxm.json
+
+Run it again after new measurements; tests/unit/fleet/simulate compares the file with the records.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.scopes import Scope
+
+SCHEMA = "rackproof.simulate/1"
+MODEL = "h200-sxm"
+DIRECTORY = Path(__file__).parent
+FIGURE_RUNS = ("h200x4-one-host", "h200x4-second-host", "h200x4-beside-references")
+"""Runs of four GPUs each. Figures of a GPU come from all of them, figures of a host from the first.
+
+The hosts differ in their CPUs, so differences between them do not show how hosts of one type vary. The spread of a figure of a
+host is that of its repetitions.
+"""
+READINGS_RUN = "h200x4-burnin"
+"""The run with the snapshots: the only one with every collector."""
+HOST_PREFIXES = ("dataloader.",)
+"""Figures of a GPU that depend on its host, and are treated as figures of the host."""
+SMALL_BYTES = 1 << 20
+"""Below this size, the time to launch it on the host determines the duration of a collective."""
+MIN_SIGMA, MAX_SIGMA, DEFAULT_SIGMA = 0.002, 0.02, 0.01
+"""Standard deviation of a figure of a host, as a share of it: minimum, maximum, and value if it was not repeated."""
+SEPARATE_PARAMS = ("numa",)
+"""Parameters that make different figures although they are not settings of the benchmark."""
+OUTCOME_PARAMS = (
+    "world_size",
+    "devices",
+    "bytes",
+    "free_bytes",
+    "repetitions",
+    "samples_per_second",
+    "replicas",
+    "left_out",
+)
+"""Parameters that are results of the run, or depend on the number of ranks."""
+IDENTIFYING_READINGS = ("host.kernel.command_line", "storage.disk.serial", "network.address")
+"""Readings that identify a machine; they are left out."""
+_SETTINGS = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
+
+Doc = dict[str, Any]
+
+
+# --- figures that no record contains
+
+_ASSUMED = "assumed: not in any record of an H200"
+_ASSUMED_STEP = (
+    "assumed for the benchmark's default network; healthy H200 are within 2 % of their median (packs/common.yml)"
+)
+_ASSUMED_FABRIC = "assumed: an NDR port of 400 Gb/s at 97 % of its line rate; the spread is assumed"
+
+
+def _assumed_figure(name: str, unit: str, median: float, deviation: float, source: str) -> Doc:
+    """Return a figure with `deviation`, a share of its median, to either side. A third of it is the standard deviation."""
+    numbers = [median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3]
+    return {"name": name, "unit": unit, "spread": [float(f"{number:.6g}") for number in numbers], "source": source}
+
+
+def _assumed_constant(name: str, unit: str, value: float, **params: Any) -> Doc:
+    return {"name": name, "unit": unit, **({"params": params} if params else {}), "value": value, "source": _ASSUMED}
+
+
+ASSUMED_FIGURES = [
+    _assumed_figure("straggler.compute", "s", 0.0142, 0.02, _ASSUMED_STEP),
+    _assumed_figure("straggler.wait", "s", 0.0002, 0.5, _ASSUMED),
+    _assumed_figure("straggler.launch", "s", 0.0061, 0.05, _ASSUMED),
+    _assumed_figure("straggler.cpu_time", "s", 0.0069, 0.05, _ASSUMED),
+    _assumed_figure("straggler.last_share", "1", 0.1, 0.5, _ASSUMED),
+    _assumed_constant("straggler.preemptions", "1", 0),
+    _assumed_figure("straggler.step_time", "s", 0.0159, 0.02, _ASSUMED_STEP),
+    _assumed_figure("straggler.communication", "s", 0.0013, 0.05, _ASSUMED),
+    _assumed_figure("straggler.power", "W", 640.0, 0.03, _ASSUMED),
+    _assumed_figure("straggler.clock", "Hz", 1.71e9, 0.015, _ASSUMED),
+    _assumed_figure("straggler.temperature", "Cel", 58.0, 0.06, _ASSUMED),
+    *(
+        _assumed_constant("straggler.throttled_share", "1", 0.0, reason=reason)
+        for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+    ),
+    _assumed_constant("benchmark.duration", "s", 5.0, benchmark="straggler"),
+    _assumed_constant("benchmark.duration", "s", 8.0, benchmark="pairs"),
+    _assumed_figure("pairs.bandwidth", "B/s", 4.85e10, 0.012, _ASSUMED_FABRIC),
+    _assumed_figure("pairs.latency", "s", 1.15e-5, 0.06, _ASSUMED),
+]
+
+
+# --- the data file
+
+
+def data_file() -> str:
+    """Return the data file, with one line for each figure, curve and metric so that diffs are readable."""
+    members = []
+    for key, value in make_data().items():
+        text = _to_json(value)
+        if isinstance(value, list) and value and not isinstance(value[0], str):
+            text = "[\n" + ",\n".join(map(_to_json, value)) + "\n]"
+        members.append(f"{json.dumps(key)}: {text}")
+    return "{" + ",\n".join(members) + "}\n"
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def make_data() -> Doc:
+    """Return the figures, curves and readings of the records, and the assumed figures."""
+    records = [_record(run) for run in FIGURE_RUNS]
+    observations = [
+        {**item, "run": run}
+        for run, record in enumerate(records)
+        for item in record["observations"]
+        if item["status"] == "measured"
+    ]
+    gpu = records[0]["gpus"][0]["name"]
+    return {
+        "schema": SCHEMA,
+        "model": MODEL,
+        "gpu": gpu,
+        "source": f"{gpu}: the records of the runs named here under docs/measurements of Rackproof's repository",
+        "records": [*FIGURE_RUNS, READINGS_RUN],
+        "measured_ranks": len(records[0]["gpus"]),
+        "software": records[0]["software"],
+        "figures": [*_figures(item for item in observations if not _is_on_curve(item)), *ASSUMED_FIGURES],
+        "curves": list(_curves(item for item in observations if _is_on_curve(item))),
+        "readings": list(_readings(_record(READINGS_RUN))),
+    }
+
+
+def _record(run: str) -> Doc:
+    (path,) = (DIRECTORY / run / "hosts").glob("*.json")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+# --- figures
+
+
+def _is_on_curve(item: Doc) -> bool:
+    return bool(item["name"].startswith("collective.") and "size_bytes" in item.get("params", {}))
+
+
+def _figures(observations: Iterable[Doc]) -> Iterable[Doc]:
+    """Yield a figure for each name and setting: a constant, or the spread between parts or repetitions."""
+    groups: dict[tuple[Any, ...], list[Doc]] = defaultdict(list)
+    for item in observations:
+        groups[(item["name"], *_settings(item))].append(item)
+    for items in groups.values():
+        first = items[0]
+        params = {key: value for key, value in first.get("params", {}).items() if key not in OUTCOME_PARAMS}
+        figure: Doc = {"name": first["name"], "unit": first["unit"], **({"params": params} if params else {})}
+        values = [item["value"] for item in items]
+        is_text_or_flag = isinstance(values[0], bool | str)
+        if is_text_or_flag or (len(set(map(str, values))) == 1 and not _is_of_host(first)):
+            yield {**figure, "value": max(values, key=values.count)}
+        elif _is_of_host(first):
+            yield {**figure, **_host_figure(items)}
+        else:
+            yield {**figure, "spread": _spread(values), "parts": len(values), **_samples(items)}
+
+
+def _settings(item: Doc) -> tuple[tuple[str, Any], ...]:
+    """Return the parameters that distinguish figures of one name."""
+    settings = next((keys for output, keys in _SETTINGS if output.makes(item["name"])), frozenset())
+    if item["name"] == DURATION.name:
+        settings = frozenset({"benchmark"})
+    params = sorted(item.get("params", {}).items())
+    return tuple((key, value) for key, value in params if key in settings or key in SEPARATE_PARAMS)
+
+
+def _is_of_host(item: Doc) -> bool:
+    return bool(item["scope"] == "host" or item["name"].startswith(HOST_PREFIXES))
+
+
+def _host_figure(items: Sequence[Doc]) -> Doc:
+    """Return the figure of the host in the first run, with the spread of its repetitions."""
+    of_first_run = [item for item in items if item["run"] == items[0]["run"]]
+    if not isinstance(of_first_run[0]["value"], float):
+        return {"value": of_first_run[0]["value"]}
+    return {"spread": _repetition_spread(of_first_run), "parts": len(of_first_run), **_samples(of_first_run)}
+
+
+def _repetition_spread(items: Sequence[Doc]) -> list[float]:
+    """Return the spread of the repetitions of a figure, with half the 95 % interval of the median as standard deviation."""
+    median = statistics.median(item["value"] for item in items)
+    precision = items[0].get("samples", {}).get("precision") or DEFAULT_SIGMA
+    sigma = abs(median) * min(max(precision, MIN_SIGMA), MAX_SIGMA)
+    return [_rounded(value) for value in (median, median - 2 * sigma, median + 2 * sigma, sigma)]
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """Return median, minimum, maximum and standard deviation between parts, in the unit of the figure."""
+    sigma = statistics.stdev(values) if len(values) > 1 else 0.0
+    return [_rounded(value) for value in (statistics.median(values), min(values), max(values), sigma)]
+
+
+def _samples(items: Sequence[Doc]) -> Doc:
+    """Return the samples of the first part that has some, with the extremes as shares of the value."""
+    item = next((item for item in items if item.get("samples")), None)
+    if item is None or not item["value"]:
+        return {}
+    samples = dict(item["samples"])
+    samples.pop("p50")
+    for key in ("min", "max"):
+        samples[key] = round(samples[key] / item["value"], 4)
+    for key in ("cv", "precision"):
+        if key in samples:
+            samples[key] = _rounded(samples[key], 3)
+    return {"samples": samples}
+
+
+# --- curves
+
+
+def _curves(observations: Iterable[Doc]) -> Iterable[Doc]:
+    """Yield the latency of each collective by size, and its bus bandwidth relative to its algorithm bandwidth."""
+    groups: dict[tuple[str, str, str], dict[int, list[Doc]]] = defaultdict(lambda: defaultdict(list))
+    for item in observations:
+        _, op, kind = item["name"].split(".")
+        groups[(op, item["params"]["placement"], kind)][item["params"]["size_bytes"]].append(item)
+    for (op, placement, kind), items_by_size in groups.items():
+        if kind not in ("latency", "graph_latency"):
+            continue
+        points = [
+            [
+                size,
+                *(_repetition_spread(items[:1]) if size < SMALL_BYTES else _spread([item["value"] for item in items])),
+            ]
+            for size, items in sorted(items_by_size.items())
+        ]
+        curve: Doc = {"op": op, "placement": placement, "kind": kind, "points": points}
+        if kind == "latency":
+            curve["factor"] = _bus_factor(groups[(op, placement, "busbw")], groups[(op, placement, "algbw")])
+            for key in ("algorithm", "protocol"):
+                values = [items_by_size[size][0]["params"].get(key, "") for size in sorted(items_by_size)]
+                curve[key] = _run_lengths(values)
+        largest = items_by_size[max(items_by_size)]
+        curve["samples"] = _samples(largest).get("samples")
+        curve["params"] = {key: largest[0]["params"][key] for key in ("dtype", "backend")}
+        yield curve
+
+
+def _bus_factor(busbw: Mapping[int, list[Doc]], algbw: Mapping[int, list[Doc]]) -> float:
+    size = max(busbw)
+    return float(round(busbw[size][0]["value"] / algbw[size][0]["value"], 4))
+
+
+def _run_lengths(values: Sequence[str]) -> list[list[Any]]:
+    """Return `[count, value]` for each run of equal values."""
+    runs: list[list[Any]] = []
+    for value in values:
+        if runs and runs[-1][1] == value:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, value])
+    return runs
+
+
+# --- readings
+
+
+def _readings(record: Doc) -> Iterable[Doc]:
+    """Yield the readings of each metric before, during and after the run, merged over the GPUs."""
+    snapshots = {
+        "before": record["snapshots"][0],
+        "during": next(snapshot for snapshot in record["snapshots"] if snapshot["phase"] == "during"),
+        "after": record["snapshots"][-1],
+    }
+    gpus_by_address = {_sysfs_address(gpu["pci_bus_id"]): gpu["index"] for gpu in record["gpus"]}
+    metrics = {
+        phase: {metric["name"]: metric for metric in snapshot["metrics"]} for phase, snapshot in snapshots.items()
+    }
+    for name, metric in metrics["before"].items():
+        if name in IDENTIFYING_READINGS:
+            continue
+        readings: Doc = {"name": name, "unit": metric["unit"]}
+        for phase, metrics_by_name in metrics.items():
+            if name in metrics_by_name:
+                readings[phase] = _merge_gpus(metrics_by_name[name], gpus_by_address)
+        for phase in ("after", "during"):
+            if readings.get(phase) == readings["before"]:
+                readings[phase] = "before"
+        yield readings
+
+
+def _merge_gpus(metric: Doc, gpus_by_address: Mapping[str, int]) -> Doc:
+    """Return the values by scope. `gpu=*` and `pci=*` mean all GPUs, `[minimum, maximum]` values that differ."""
+    merged: Doc = {}
+    for kind in ("values", "absent"):
+        values_by_scope: dict[str, list[Any]] = defaultdict(list)
+        for scope, value in metric.get(kind, {}).items():
+            values_by_scope[_general_scope(scope, gpus_by_address)].append(value)
+        if values_by_scope:
+            merged[kind] = {scope: _merge_values(values, scope) for scope, values in values_by_scope.items()}
+    return merged
+
+
+def _general_scope(text: str, gpus_by_address: Mapping[str, int]) -> str:
+    scope = Scope.parse(text)
+    if scope.device_kind == "gpu":
+        return f"gpu=*,{scope.kind}=*" if scope.kind in ("peer", "link") else scope.on("gpu=*")
+    return scope.on("pci=*") if scope.get("pci") in gpus_by_address else text
+
+
+def _merge_values(values: Sequence[Any], scope: str) -> Any:
+    if len(set(map(str, values))) == 1 or "*" not in scope or isinstance(values[0], bool | str):
+        return values[0]
+    return [min(values), max(values)]
+
+
+def _sysfs_address(bus_id: str) -> str:
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _rounded(value: float, digits: int = 6) -> float:
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+if __name__ == "__main__":
+    sys.stdout.write(data_file())

@@ -1,0 +1,20 @@
+"""Constants that no record contains: published figures or our assumptions, each with its source.
+
+Assumed figures of single benchmarks are in docs/measurements/simulation_data.py. Neither are limits: the packs judge them like
+figures of a real host.
+"""
+
+from __future__ import annotations
+
+NVLS_SPEEDUP = {"all_reduce": 473 / 365, "all_gather": 361 / 345, "reduce_scatter": 363 / 349}
+"""Bus bandwidth of eight GPUs with NVLink SHARP, relative to that of four GPUs without: stas00/ml-engineering, 8 GiB, H200."""
+GANG_SHARE = 0.9125
+"""Share of the fabric's line rate in large collectives between hosts: stas00/ml-engineering, 365 of 400 GB/s on H200."""
+GANG_LATENCY_S = 60e-6
+"""Assumed latency of a small collective between hosts."""
+GANG_SPREAD = 0.006
+"""Assumed maximum deviation from the median of a collective between hosts, as a share of it."""
+SCALING_EFFICIENCY = 0.95
+"""Assumed throughput on twice the ranks, relative to twice the throughput."""
+RUN_NOISE = 0.15
+"""Standard deviation of one part between runs, relative to that between parts: five runs in docs/measurements/README.md."""
