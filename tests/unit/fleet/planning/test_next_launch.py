@@ -1,4 +1,4 @@
-"""Who launches next: over simulated fleets whose hosts leave records as real ones do."""
+"""The next launches of a gang, in simulated fleets whose hosts write records as real hosts do."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def plan(*names: str, **variables: Any) -> Plan:
 
 @dataclass
 class Site:
-    """A fleet, what is wrong with it, and what its hosts have left so far."""
+    """A simulated fleet with its faults, the launches so far, and the records of its hosts."""
 
     plan: Plan
     bad: set[str] = field(default_factory=set)
-    """A launch with one of them does not form, and nobody is named."""
+    """Hosts with which every launch fails without a culprit."""
     links: list[frozenset[str]] = field(default_factory=list)
-    """The same, of both ends together."""
+    """Pairs of hosts with which every launch fails without a culprit."""
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
-    """Whom the heartbeats name."""
+    """The culprit that the heartbeats report for a launch."""
     unable: Mapping[str, int] = field(default_factory=dict)
-    """Host -> the launch from which on a rank of it has no device; the others come to a good end then, with nothing measured."""
+    """Host -> number of the first launch in which one of its ranks has no device. The others then finish without measurements."""
     slow: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
-    """Hosts out of reach, whose records nobody fetches."""
+    unreachable: set[str] = field(default_factory=set)
+    """Hosts whose records cannot be fetched."""
     minimum: int = 2
     flaky: int = 0
-    """So many launches fail by themselves first."""
+    """Number of first launches that fail by chance."""
     started: list[LaunchPlan] = field(default_factory=list)
     launches: dict[str, list[Launch]] = field(default_factory=dict)
     _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Site:
         return [host.name for host in self.plan.hosts]
 
     def decide(self, evidence: dict[str, Evidence] | None = None) -> Decision:
-        present = [name for name in self.names if name not in self.gone]
+        present = [name for name in self.names if name not in self.unreachable]
         return decide(self.plan, evidence or self.evidence(), PACKS, present=present, minimum=self.minimum)
 
-    def play(self) -> Decision:
-        """Launches what is decided until nothing is left to launch."""
+    def run_all(self) -> Decision:
+        """Run the decided launches until there is nothing left to launch, and return the last decision."""
         for _ in range(60):
             decision = self.decide()
             if not decision.launches:
@@ -72,7 +72,7 @@ class Site:
             assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
             for start in decision.launches:
                 self.launch(start)
-        raise AssertionError(f"does not end: {self.started}")
+        raise AssertionError(f"the search does not end: {self.started}")
 
     def launch(self, start: LaunchPlan) -> None:
         self.started.append(start)
@@ -81,14 +81,15 @@ class Site:
         fails = fails or any(link <= set(start.members) for link in self.links)
         self.flaky -= 1
         for host in start.members:
-            if host not in self.gone:
-                self.launches.setdefault(host, []).append(self._account(start, host, fails, culprit))
+            if host not in self.unreachable:
+                self.launches.setdefault(host, []).append(self._launch_record(start, host, fails, culprit))
 
-    def _account(self, start: LaunchPlan, host: str, fails: bool, culprit: Culprit | None) -> Launch:
-        lost = [name for name in start.members if start.number >= self.unable.get(name, start.number + 1)]
-        if lost:
-            fails, culprit = host in lost, named("rank_unable", host, scope="gpu=1") if host in lost else None
-        values: list[Observation] = [] if fails or lost else self._measured(start, host)
+    def _launch_record(self, start: LaunchPlan, host: str, fails: bool, culprit: Culprit | None) -> Launch:
+        without_device = [name for name in start.members if start.number >= self.unable.get(name, start.number + 1)]
+        if without_device:
+            fails = host in without_device
+            culprit = culprit_of("rank_unable", host, scope="gpu=1") if fails else None
+        values: list[Observation] = [] if fails or without_device else self._measured(start, host)
         return replace(
             builders.launch("probe" if start.probe else "gang", start.members, "failed" if fails else "finished"),
             reason=(culprit.text if culprit else "hung") if fails else "",
@@ -102,56 +103,57 @@ class Site:
         if start.probe:
             name = {"benchmark": "collective"}
             return [replace(builders.observation("benchmark.duration", 1.0, stage="probe"), params=name)]
-        spoilt = bool(self.slow & set(start.members))
+        is_slow = bool(self.slow & set(start.members))
         return [
-            replace(values, **self._figure(values, host, spoilt))
+            replace(values, **self._figure(values, host, is_slow))
             for values in builders.results(self.plan, host, "gang")
             if values.scope.partition("partner=")[2] in ("", *start.members)
         ]
 
-    def _figure(self, values: Observation, host: str, spoilt: bool) -> dict[str, Any]:
+    def _figure(self, values: Observation, host: str, is_slow: bool) -> dict[str, Any]:
         other = values.scope.partition("partner=")[2]
         if values.name == "pairs.bandwidth":
             return {"value": 1e10 if self.slow & {host, other} else 4e10}
-        return {"value": 1e9} if spoilt and values.name.endswith(("busbw", "algbw")) else {}
+        return {"value": 1e9} if is_slow and values.name.endswith(("busbw", "algbw")) else {}
 
     def evidence(self) -> dict[str, Evidence]:
-        """What was fetched: the last launch's figures are the record's."""
-        result = {}
+        """Return the fetched records. Those of a gang hold the figures of its last launch."""
+        by_host = {}
         for host in self.names:
-            alone, together = self._left(host)
+            host_record, gang_record = self._host_records(host)
             launches = self.launches.get(host, [])
             full = [launch for launch in launches if launch.stage == "gang"]
-            together = replace(
-                together,
+            gang_record = replace(
+                gang_record,
                 observations=full[-1].observations if full else (),
                 launches=tuple(
                     replace(launch, observations=()) if full and launch is full[-1] else launch for launch in launches
                 ),
             )
-            result[host] = Evidence(records=(alone, *([together] if launches and host not in self.gone else [])))
-        return result
+            has_gang_record = launches and host not in self.unreachable
+            by_host[host] = Evidence(records=(host_record, *([gang_record] if has_gang_record else [])))
+        return by_host
 
-    def _left(self, host: str) -> tuple[Record, Record]:
+    def _host_records(self, host: str) -> tuple[Record, Record]:
         if host not in self._records:
-            alone, together = builders.records(self.plan, host)
-            self._records[host] = alone, together
+            host_record, gang_record = builders.records(self.plan, host)
+            self._records[host] = host_record, gang_record
         return self._records[host]
 
     def report(self) -> FleetReport:
         return merge(self.plan, self.evidence(), PACKS)
 
     def full(self) -> list[tuple[str, ...]]:
-        """The members of every launch that is no probe."""
+        """Return the members of every launch, without the probes."""
         return [start.members for start in self.started if not start.probe]
 
 
-def named(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culprit:
+def culprit_of(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culprit:
     return Culprit(kind=kind, hosts=hosts, text=text or f"host {', '.join(hosts)}: {kind}", scope=scope)
 
 
 def stopped_by(culprit: Culprit) -> Callable[[LaunchPlan], Culprit | None]:
-    """Named in every launch that these hosts take part in."""
+    """Return a function that reports the culprit for every launch with its hosts."""
     return lambda start: culprit if set(culprit.hosts) & set(start.members) else None
 
 
@@ -165,7 +167,7 @@ def faults(report: FleetReport) -> set[tuple[str, str, str]]:
 
 def test_healthy_gang_is_launched_once() -> None:
     site = Site(plan("h1", "h2", "h3"))
-    decision = site.play()
+    decision = site.run_all()
     assert site.started == [LaunchPlan(gang="r1", members=("h1", "h2", "h3"), number=1)]
     assert decision == Decision(launches=(), excluded={})
     assert site.report().decision == "accepted"
@@ -184,9 +186,9 @@ def test_several_gangs_start_at_once() -> None:
 
 
 def test_culprit_is_excluded_and_the_rest_is_measured() -> None:
-    dead = named("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
+    dead = culprit_of("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
-    decision = site.play()
+    decision = site.run_all()
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
     assert decision.excluded == {"h2": dead.text}
     report = site.report()
@@ -198,9 +200,9 @@ def test_culprit_is_excluded_and_the_rest_is_measured() -> None:
 
 
 def test_every_launch_stays_in_the_record() -> None:
-    dead = named("rank_ended", "h2")
+    dead = culprit_of("rank_ended", "h2")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
-    site.play()
+    site.run_all()
     launches = {
         host.name: [launch.outcome for launch in host.launches if launch.stage == "gang"]
         for host in site.report().hosts
@@ -209,14 +211,14 @@ def test_every_launch_stays_in_the_record() -> None:
 
 
 def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
-    lost = named("host_silent", "h3")
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost), gone={"h3"})
-    site.gone = set()
+    lost = culprit_of("host_silent", "h3")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost), unreachable={"h3"})
+    site.unreachable = set()
     first = site.decide()
-    site.gone = {"h3"}
+    site.unreachable = {"h3"}
     for start in first.launches:
         site.launch(start)
-    decision = site.play()
+    decision = site.run_all()
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h2")]
     assert decision.excluded == {}
     report = site.report()
@@ -227,8 +229,8 @@ def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
 
 
 def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
-    site = Site(plan("h1", "h2", "h3"), gone={"h3"})
-    site.play()
+    site = Site(plan("h1", "h2", "h3"), unreachable={"h3"})
+    site.run_all()
     assert site.full() == [("h1", "h2")]
     report = site.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "incomplete"}
@@ -237,8 +239,8 @@ def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
 
 
 def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
-    site = Site(plan("h1", "h2"), culprit=stopped_by(named("host_silent", "h1", "h2")))
-    decision = site.play()
+    site = Site(plan("h1", "h2"), culprit=stopped_by(culprit_of("host_silent", "h1", "h2")))
+    decision = site.run_all()
     assert site.full() == [("h1", "h2")] * 2
     assert set(decision.excluded) == {"h1", "h2"}
     assert decisions(site.report()) == {"h1": "incomplete", "h2": "incomplete"}
@@ -246,15 +248,15 @@ def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
 
 
 def test_silent_half_of_the_hosts_is_excluded_but_not_rejected() -> None:
-    site = Site(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(named("host_silent", "h3", "h4")))
-    site.play()
+    site = Site(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(culprit_of("host_silent", "h3", "h4")))
+    site.run_all()
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
     assert faults(site.report()) == {("h3", "host", "inconclusive"), ("h4", "host", "inconclusive")}
 
 
 def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named("rank_ended", "h3")), minimum=3)
-    site.play()
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_ended", "h3")), minimum=3)
+    site.run_all()
     assert site.full() == [("h1", "h2", "h3")]
     report = site.report()
     assert decisions(report) == {"h1": "incomplete", "h2": "incomplete", "h3": "rejected"}
@@ -262,7 +264,7 @@ def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
 
 
 def lean(of: Plan) -> Plan:
-    """The plan with little to measure."""
+    """Return the plan with fewer expected observations, to save time."""
     kept = ("benchmark.duration", "collective.broadcast.latency")
     return replace(of, expected=tuple(item for item in of.expected if item.stage == "gang" and item.name in kept))
 
@@ -270,23 +272,23 @@ def lean(of: Plan) -> Plan:
 @pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
 def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
     names = [f"h{number}" for number in range(size)]
-    most = 0
+    max_probes = 0
     for bad in names if size <= 16 else names[::13]:
         site = Site(plan(*names) if size <= 4 else lean(plan(*names)), bad={bad})
-        assert bad in site.play().excluded
+        assert bad in site.run_all().excluded
         if size <= 4:
             report = site.report()
             assert decisions(report) == {name: "rejected" if name == bad else "accepted" for name in names}
             assert faults(report) == {(bad, "host", "fail")}
         assert site.full() == [tuple(names), tuple(name for name in names if name != bad)]
-        most = max(most, len({start.number for start in site.started if start.probe}))
-    print(f"{size} hosts, 1 bad: at most {most} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
-    assert most <= math.log2(size) + 3
+        max_probes = max(max_probes, len({start.number for start in site.started if start.probe}))
+    print(f"{size} hosts, 1 bad: at most {max_probes} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
+    assert max_probes <= math.log2(size) + 3
 
 
 def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
     site = Site(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
-    site.play()
+    site.run_all()
     assert site.full() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
     report = site.report()
     assert faults(report) == {("h1", "gang=r1", "fail"), ("h4", "gang=r1", "fail")}
@@ -295,9 +297,9 @@ def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
 
 @pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
 def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
-    """Of two hosts there are none."""
+    """A gang of two hosts has no probes."""
     site = Site(plan(*names), flaky=1)
-    assert site.play().excluded == {}
+    assert site.run_all().excluded == {}
     assert site.full() == [names] * 2
     assert len(site.started) == 2 or len(names) > 2
     assert site.report().decision == "accepted"
@@ -305,7 +307,7 @@ def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[s
 
 def test_probe_that_fails_by_chance_suspects_no_link() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), flaky=2)
-    assert site.play().excluded == {}
+    assert site.run_all().excluded == {}
     assert site.full() == [("h1", "h2", "h3", "h4")] * 2
     assert site.report().decision == "accepted"
 
@@ -313,14 +315,14 @@ def test_probe_that_fails_by_chance_suspects_no_link() -> None:
 def test_gang_without_a_working_pair_ends_without_a_culprit() -> None:
     names = ("h1", "h2", "h3", "h4")
     site = Site(plan(*names), bad=set(names))
-    assert set(site.play().excluded) == set(names)
+    assert set(site.run_all().excluded) == set(names)
     assert site.full() == [names]
     assert decisions(site.report()) == dict.fromkeys(names, "incomplete")
     assert faults(site.report()) == {(name, "gang=r1", "inconclusive") for name in names}
 
 
 def test_finished_launch_with_only_errors_counts_as_failed() -> None:
-    """Where NCCL cannot start, every rank says so and ends well."""
+    """If NCCL cannot start, every rank records an error and finishes."""
     site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
 
     def without_figures(launch: Launch) -> Launch:
@@ -329,14 +331,14 @@ def test_finished_launch_with_only_errors_counts_as_failed() -> None:
     for start in site.decide().launches:
         site.launch(start)
     site.launches = {host: [without_figures(launch) for launch in result] for host, result in site.launches.items()}
-    site.play()
+    site.run_all()
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]
     assert faults(site.report()) == {("h2", "host", "fail")}
 
 
 def test_host_that_slows_the_collectives_is_excluded() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), slow={"h3"})
-    assert site.play().excluded == {}
+    assert site.run_all().excluded == {}
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
     report = site.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected", "h4": "accepted"}
@@ -350,24 +352,24 @@ def test_host_that_slows_the_collectives_is_excluded() -> None:
 def test_slow_host_is_kept_if_the_collectives_pass() -> None:
     site = Site(replace(plan("h1", "h2", "h3", "h4"), criteria=()), slow={"h3"})
     site.plan = replace(site.plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in site.plan.hosts))
-    site.play()
+    site.run_all()
     assert site.full() == [("h1", "h2", "h3", "h4")]
 
 
 @pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
 def test_host_that_started_no_rank_is_excluded_with_its_reason(kind: str) -> None:
-    """Its launcher was not begun, or ended before any rank was."""
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named(kind, "h2")))
+    """Its launcher was not started, or exited before any rank started."""
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of(kind, "h2")))
     for start in site.decide().launches:
         site.launch(start)
     busy = "GPU 0 is used by process 4711"
-    (account,) = site.launches["h2"]
+    (launch,) = site.launches["h2"]
     site.launches["h2"] = [
-        replace(account, ranks=(), culprit=account.culprit if kind == "rank_ended" else None, reason=busy)
+        replace(launch, ranks=(), culprit=launch.culprit if kind == "rank_ended" else None, reason=busy)
     ]
-    assert site.play().excluded == {"h2": busy}
+    assert site.run_all().excluded == {"h2": busy}
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
-    assert faults(site.report()) == set(), "what it says of itself is no proof of a fault"
+    assert faults(site.report()) == set(), "the report of the host itself does not prove a fault"
     assert decisions(site.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
 
 
@@ -383,7 +385,7 @@ def test_host_with_a_rank_without_device_is_excluded_at_once(
     unable: Mapping[str, int], launches: Sequence[tuple[str, ...]]
 ) -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), unable=unable)
-    site.play()
+    site.run_all()
     assert [start.members for start in site.started] == launches
     report = site.report()
     assert faults(report) == {(host, "gpu=1", "inconclusive") for host in unable}
@@ -394,55 +396,56 @@ def test_host_with_a_rank_without_device_is_excluded_at_once(
 
 @pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
 def test_probe_with_a_missing_device_suspects_no_host(host: str, since: int) -> None:
-    """The first launch failed by itself, as a GPU that dies makes it; in a probe its host says so."""
+    """The first launch fails without a culprit, as when a GPU dies. In a later probe the host reports the missing device."""
     site = Site(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
-    assert site.play().excluded == {host: f"host {host}: rank_unable"}
+    assert site.run_all().excluded == {host: f"host {host}: rank_unable"}
     assert decisions(site.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
     assert faults(site.report()) == {(host, "gpu=1", "inconclusive")}
 
 
 def test_launch_without_measurements_does_not_count_as_measured_together() -> None:
-    """Although the launch of those that have all their devices came to its end."""
+    """The launch of the hosts that have all of their devices finishes without measurements."""
     for names, unable in ((("h1", "h2"), {"h2": 1}), (("h1", "h2", "h3"), {"h3": 1, "h2": 2})):
         site = Site(plan(*names), unable=unable)
-        site.play()
+        site.run_all()
         (line,) = [line for line in site.report().acceptance.summary if line.startswith("Gang ")]
         assert line == f"Gang r1: no launch of its {len(names)} hosts finished"
 
 
 def test_renumbered_gpus_do_not_blame_the_last_number() -> None:
-    """Between what the host did alone and its gang: gpu=0 is another part now."""
+    """The GPUs are renumbered between the host record and the gang record: gpu=0 is another part."""
     site = Site(plan("h1", "h2", "h3"), unable={"h2": 1})
-    site.play()
-    left = site.evidence()
-    alone, together = left["h2"].records
-    moved = replace(together, gpus=tuple(replace(gpu, index=gpu.index - 1) for gpu in together.gpus if gpu.index))
-    report = merge(site.plan, {**left, "h2": Evidence(records=(alone, moved))}, PACKS)
+    site.run_all()
+    evidence = site.evidence()
+    host_record, gang_record = evidence["h2"].records
+    gpus = tuple(replace(gpu, index=gpu.index - 1) for gpu in gang_record.gpus if gpu.index)
+    renumbered = replace(gang_record, gpus=gpus)
+    report = merge(site.plan, {**evidence, "h2": Evidence(records=(host_record, renumbered))}, PACKS)
     (reported,) = [item for item in report.verdicts if item.name == "gang.fault"]
     assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
 
 
 def test_launch_interrupted_by_the_control_node_blames_no_host() -> None:
-    """It was killed in between: those that it had started waited for the others in vain."""
+    """The control node was killed while it started the launch, so the started hosts waited for the others in vain."""
     site = Site(plan("h1", "h2", "h3"))
     (first,) = site.decide().launches
-    site.culprit = stopped_by(named("host_absent", "h3"))
+    site.culprit = stopped_by(culprit_of("host_absent", "h3"))
     site.launch(first)
     del site.launches["h3"]
     site.culprit = lambda start: None
-    site.play()
+    site.run_all()
     assert site.full() == [("h1", "h2", "h3")] * 2
     assert site.report().decision == "accepted"
 
 
 def test_host_absent_twice_is_excluded() -> None:
-    absent = named("host_absent", "h3")
+    absent = culprit_of("host_absent", "h3")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
     for _ in range(2):
         for start in site.decide().launches:
             site.launch(start)
         site.launches.pop("h3")
-    site.play()
+    site.run_all()
     assert site.full() == [("h1", "h2", "h3")] * 2 + [("h1", "h2")]
 
 
@@ -453,7 +456,7 @@ def test_equal_records_give_equal_decisions_and_a_finished_gang_is_done() -> Non
         for start in starts:
             site.launch(start)
     assert site.decide().launches == ()
-    site.gone = {"h4"}  # after its figures were fetched
+    site.unreachable = {"h4"}  # after its figures were fetched
     assert site.decide().launches == ()
 
 
@@ -466,20 +469,20 @@ def test_every_search_ends_without_rejecting_a_healthy_host(seed: int) -> None:
     site = Site(
         lean(plan(*names)),
         bad=set(bad),
-        culprit=lambda start: next((named("rank_ended", host) for host in start.members if host in dead), None),
+        culprit=lambda start: next((culprit_of("rank_ended", host) for host in start.members if host in dead), None),
     )
-    site.play()
+    site.run_all()
     assert all(site.full().count(members) <= 2 for members in site.full())
-    well = tuple(name for name in names if name not in sick)
-    assert site.full()[-1] == well
-    assert decisions(site.report()) == {name: "accepted" if name in well else "rejected" for name in names}
+    healthy = tuple(name for name in names if name not in sick)
+    assert site.full()[-1] == healthy
+    assert decisions(site.report()) == {name: "accepted" if name in healthy else "rejected" for name in names}
 
 
 def written(site: Site, directory: Path) -> Path:
-    """The run directory, as the playbooks leave it."""
+    """Write the run directory as the playbooks do, and return it."""
     documents.write(directory / "plan.json", json.loads(json.dumps(to_json(site.plan))))
-    for host, left in site.evidence().items():
-        for record in left.records:
+    for host, evidence in site.evidence().items():
+        for record in evidence.records:
             path = directory / (f"gangs/{record.gang}" if record.gang else "hosts") / f"{host}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             documents.write(path, json.loads(json.dumps(to_json(record))))
@@ -493,7 +496,7 @@ def rackproof(*arguments: str | Path, stdin: str = "") -> str:
 
 
 def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
-    site = Site(lean(plan("h1", "h2", "h3")), culprit=stopped_by(named("rank_ended", "h2")))
+    site = Site(lean(plan("h1", "h2", "h3")), culprit=stopped_by(culprit_of("rank_ended", "h2")))
     run = written(site, tmp_path)
     assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
         "launches": [["--members=h1,h2,h3", "--number=1"]],
@@ -501,14 +504,14 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
         "excluded": {},
         "awaited": [],
     }
-    assert (run / "gangs" / "r1").is_dir(), "a control node that goes on looks for records first"
+    assert (run / "gangs" / "r1").is_dir(), "a resumed control node looks for records in it first"
     for start in site.decide().launches:
         site.launch(start)
     run = written(site, tmp_path)
     reported = rackproof("gangs", "--run-dir", run).splitlines()
     assert reported == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
-    site.play()
-    last = site.launches["h3"].pop()  # it is at its end still, as a control node that was cut off comes back
+    site.run_all()
+    last = site.launches["h3"].pop()  # h3 is still finishing when the interrupted control node resumes
     run = written(site, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == "wait for h3 first\n"
     assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
@@ -526,9 +529,9 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
 
 def test_launch_survives_the_round_trip_through_a_record() -> None:
     site = Site(plan("h1", "h2"))
-    site.play()
-    account = replace(site.launches["h1"][0], culprit=named("rank_ended", "h2"))
-    record = replace(builders.records(site.plan, "h1")[1], launches=(account,))
+    site.run_all()
+    launch = replace(site.launches["h1"][0], culprit=culprit_of("rank_ended", "h2"))
+    record = replace(builders.records(site.plan, "h1")[1], launches=(launch,))
     document = json.loads(json.dumps(to_json(record)))
-    documents.validate(document, "record", source="it")
+    documents.validate(document, "record", source="the record")
     assert record_from_json(document) == record

@@ -1,4 +1,4 @@
-"""Each variable of the inventory, and each line of a profile, reaches the plan as it is meant; at the limits too."""
+"""Every inventory variable and profile setting reaches the plan, also at the limits of its range."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.waivers import Waiver
 from tests import builders
 
 
-def made(hosts: dict[str, dict[str, Any]], profile: str = "smoke", **more: Any) -> Plan:
+def plan_of(hosts: dict[str, dict[str, Any]], profile: str = "smoke", **more: Any) -> Plan:
     return make_plan(read_profile(profile), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN, **more)
 
 
@@ -34,7 +34,7 @@ def profile_with(tmp_path: Path, benchmarks: str, name: str = "mine.yml", stage:
     return path
 
 
-# ---- the inventory's variables ----
+# Variables of the inventory
 
 
 def test_host_variables_reach_the_plan() -> None:
@@ -47,7 +47,7 @@ def test_host_variables_reach_the_plan() -> None:
         rackproof_share_gpus=True,
     )
     hosts["h2"]["rackproof_fabric_address"] = "fd00::2"
-    one, two = made(hosts).hosts
+    one, two = plan_of(hosts).hosts
     assert (one.name, one.address, two.address) == ("h1", "10.0.0.1", "fd00::2")
     assert (one.devices, one.scopes) == ((1, 4, 6), ("gpu=1", "gpu=4", "gpu=6"))
     assert (one.rack, one.gang, one.device) == ("r1", "r1", "gpu")
@@ -56,7 +56,7 @@ def test_host_variables_reach_the_plan() -> None:
 
 
 def test_missing_host_variables_have_defaults() -> None:
-    plan = made({"h1": {"rackproof_gpu_count": 2}, "h2": {"rackproof_gpu_count": 2}})
+    plan = plan_of({"h1": {"rackproof_gpu_count": 2}, "h2": {"rackproof_gpu_count": 2}})
     host = plan.host("h1")
     assert (host.address, host.rack, host.devices) == ("h1", "unassigned", (0, 1))
     assert (host.gpu_model, host.fabric_gbps, host.environment, host.share_gpus) == ("", 0.0, {}, False)
@@ -67,17 +67,17 @@ def test_missing_host_variables_have_defaults() -> None:
 def test_run_wide_settings_reach_the_plan() -> None:
     part = Part(host="h1", kind="nic", serial="b8cef603006d7a1c")
     waiver = Waiver(criterion="ecc", who="ops", why="on order", until="2026-12-31")
-    frozen = PlannedBaseline(directory="/srv/baseline", digest="0" * 64)
+    baseline = PlannedBaseline(directory="/srv/baseline", digest="0" * 64)
     hosts = builders.inventory(
         rackproof_gpu_count=1,
         rackproof_criteria=["h100-sxm", "mine.yml"],
         rackproof_grafana_url="https://grafana.example/d/1",
         rackproof_reason="  new\n memory  ",
     )
-    plan = made(hosts, manifest=[part], waivers=[waiver], baseline=frozen)
+    plan = plan_of(hosts, manifest=[part], waivers=[waiver], baseline=baseline)
     assert plan.criteria == ("h100-sxm", "mine.yml")
     assert (plan.grafana_url, plan.reason) == ("https://grafana.example/d/1", "new memory")
-    assert (plan.manifest, plan.waivers, plan.baseline) == ((part,), (waiver,), frozen)
+    assert (plan.manifest, plan.waivers, plan.baseline) == ((part,), (waiver,), baseline)
     assert (plan.run_id, plan.nonce, plan.created) == ("r1", builders.NONCE, builders.WHEN)
     assert (plan.profile, plan.rehearsal) == ("smoke", False)
 
@@ -86,43 +86,45 @@ def test_gang_is_a_rack_or_all_hosts_or_none() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=1)
     for name in ("h3", "h4"):
         hosts[name]["rackproof_rack"] = "r2"
-    assert made(hosts).gangs() == {"r1": ("h1", "h2"), "r2": ("h3", "h4")}
+    assert plan_of(hosts).gangs() == {"r1": ("h1", "h2"), "r2": ("h3", "h4")}
     for variables in hosts.values():
         variables["rackproof_gang"] = "all"
-    assert made(hosts).gangs() == {"all": ("h1", "h2", "h3", "h4")}
+    assert plan_of(hosts).gangs() == {"all": ("h1", "h2", "h3", "h4")}
     for name in ("h1", "h3"):
         hosts[name]["rackproof_gang"] = "none"
-    plan = made(hosts)
-    assert plan.gangs() == {"all": ("h2", "h4")}, "others launch without them"
+    plan = plan_of(hosts)
+    assert plan.gangs() == {"all": ("h2", "h4")}, "hosts without a gang do not affect the others"
     assert [stage.name for stage in plan.stages] == ["benchmark", "gang"]
 
 
 def test_plan_without_a_gang_has_no_gang_stage() -> None:
-    alone = made(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
+    alone = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
     assert [stage.name for stage in alone.stages] == ["benchmark"]
     assert {item.stage for item in alone.expected} == {"benchmark"}
 
 
 def test_profile_without_gang_stage_has_no_gangs(tmp_path: Path) -> None:
-    plan = made(builders.inventory("h1", rackproof_gpu_count=1), str(profile_with(tmp_path, "benchmarks: {gemm: {}}")))
+    plan = plan_of(
+        builders.inventory("h1", rackproof_gpu_count=1), str(profile_with(tmp_path, "benchmarks: {gemm: {}}"))
+    )
     assert (plan.gangs(), plan.host("h1").gang) == ({}, "")
 
 
 def test_gang_needs_the_minimum_number_of_hosts() -> None:
     three = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=1, rackproof_gang_minimum=3)
-    assert made(three).gangs() == {"r1": ("h1", "h2", "h3")}
+    assert plan_of(three).gangs() == {"r1": ("h1", "h2", "h3")}
     del three["h3"]
     with pytest.raises(UsageError, match=r"gang r1 has 2 hosts \(h1, h2\), 3 are needed"):
-        made(three)
+        plan_of(three)
 
 
 def test_rehearsal_plans_processes_and_no_gpu_observations() -> None:
-    plan = made({"h1": {}, "h2": {"rackproof_gpu_count": 8}}, "rehearsal")
+    plan = plan_of({"h1": {}, "h2": {"rackproof_gpu_count": 8}}, "rehearsal")
     assert plan.rehearsal
     assert [host.scopes for host in plan.hosts] == [("cpu=0", "cpu=1")] * 2
-    owed = {item.name for item in plan.expected}
-    assert "transformer.throughput" in owed
-    assert "transformer.mfu" not in owed
+    expected = {item.name for item in plan.expected}
+    assert "transformer.throughput" in expected
+    assert "transformer.mfu" not in expected
     assert "transformer.mfu" in {item.name for item in builders.plan().expected}
 
 
@@ -140,7 +142,7 @@ def test_run_wide_variable_on_one_host_only_is_refused(key: str) -> None:
     hosts = builders.inventory(rackproof_gpu_count=1)
     hosts["h2"][key] = "x"
     with pytest.raises(UsageError, match=f"{key} is None on host h1 and 'x' on host h2"):
-        made(hosts)
+        plan_of(hosts)
 
 
 def test_training_variables_change_training_only() -> None:
@@ -151,7 +153,7 @@ def test_training_variables_change_training_only() -> None:
     assert set(plan.stage("gang").benchmarks) - set(validation.stage("gang").benchmarks) == {"training", "straggler"}
 
 
-# ---- the manifest ----
+# The manifest
 
 
 def parts(host: str, count: int, kind: str = "gpu") -> list[Part]:
@@ -160,14 +162,14 @@ def parts(host: str, count: int, kind: str = "gpu") -> list[Part]:
 
 def test_manifest_and_inventory_must_agree_on_gpu_counts() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
-    assert made(hosts, manifest=parts("h1", 2) + parts("h2", 2)).manifest
-    assert made(hosts, manifest=parts("h1", 1, "nic")).manifest, "it lists no GPUs at all"
+    assert plan_of(hosts, manifest=parts("h1", 2) + parts("h2", 2)).manifest
+    assert plan_of(hosts, manifest=parts("h1", 1, "nic")).manifest, "a manifest without GPUs is not compared"
     with pytest.raises(UsageError, match="host h2: the manifest lists 0 GPUs, rackproof_gpu_count says 2"):
-        made(hosts, manifest=parts("h1", 2) + parts("h2", 4, "nic"))
-    assert made(hosts, "rehearsal", manifest=parts("h1", 8)).manifest, "a rehearsal has no GPUs to count"
+        plan_of(hosts, manifest=parts("h1", 2) + parts("h2", 4, "nic"))
+    assert plan_of(hosts, "rehearsal", manifest=parts("h1", 8)).manifest, "a rehearsal has no GPUs to compare"
 
 
-# ---- the soak ----
+# The soak
 
 
 @pytest.mark.parametrize(
@@ -183,22 +185,22 @@ def test_invalid_duration_is_refused(text: str) -> None:
         seconds(text)
 
 
-@pytest.mark.parametrize(("chosen", "result"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])
-def test_soak_duration_comes_from_inventory_or_profile(chosen: str | None, result: float) -> None:
-    variables: dict[str, Any] = {"rackproof_soak_duration": chosen} if chosen else {}
+@pytest.mark.parametrize(("duration", "result"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])
+def test_soak_duration_comes_from_inventory_or_profile(duration: str | None, result: float) -> None:
+    variables: dict[str, Any] = {"rackproof_soak_duration": duration} if duration else {}
     stage = builders.plan(profile="soak", rackproof_soak_stop_on="never", **variables).stage("soak")
     assert (stage.duration_s, stage.stop_on) == (result, "never")
-    assert stage.longest_s == result + stage.deadline_s, "a round that began in time comes to its end"
+    assert stage.longest_s == result + stage.deadline_s, "a round that began in time may finish"
     assert builders.plan(profile="soak").stage("soak").stop_on == "fatal"
 
 
-@pytest.mark.parametrize("chosen", ["0s", "31d1s", "32d"])
-def test_soak_duration_out_of_range_is_refused(chosen: str) -> None:
-    with pytest.raises(UsageError, match=f"rackproof_soak_duration {chosen}: give more than 0 and at most 31 d"):
-        builders.plan(profile="soak", rackproof_soak_duration=chosen)
+@pytest.mark.parametrize("duration", ["0s", "31d1s", "32d"])
+def test_soak_duration_out_of_range_is_refused(duration: str) -> None:
+    with pytest.raises(UsageError, match=f"rackproof_soak_duration {duration}: give more than 0 and at most 31 d"):
+        builders.plan(profile="soak", rackproof_soak_duration=duration)
 
 
-# ---- profiles ----
+# Profiles
 
 
 def test_profile_may_be_any_yml_or_yaml_file(tmp_path: Path) -> None:
@@ -231,13 +233,13 @@ def test_settings_at_their_limits_are_accepted(tmp_path: Path, settings: str) ->
     read_profile(str(profile_with(tmp_path, f"benchmarks: {{{settings}}}")))
 
 
-# ---- what is read back, and asked of a plan ----
+# Round trip and queries of a plan
 
 
 def test_whole_plan_survives_the_round_trip() -> None:
-    item = Chosen(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the shortest")
+    item = Chosen(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the cheapest")
     choice = Choice(budget_s=60.0, cost_s=3.0, runs=2, items=(item,))
-    plan = made(
+    plan = plan_of(
         builders.inventory(rackproof_gpu_count=2),
         manifest=parts("h1", 2) + parts("h2", 2),
         choice=choice,
@@ -250,14 +252,14 @@ def test_whole_plan_survives_the_round_trip() -> None:
 
 def test_lookup_of_an_unplanned_name_raises_key_error() -> None:
     plan = builders.plan()
-    for ask in (lambda: plan.host("h9"), lambda: plan.stage("soak"), lambda: plan.of_cell(1)):
+    for lookup in (lambda: plan.host("h9"), lambda: plan.stage("soak"), lambda: plan.of_cell(1)):
         with pytest.raises(KeyError):
-            ask()
+            lookup()
     assert plan.stage("gang").name == "gang"
 
 
 def test_plan_of_some_hosts_keeps_their_order() -> None:
-    plan = made(
+    plan = plan_of(
         builders.inventory("h1", "h2", "h3", rackproof_gpu_count=2),
         manifest=parts("h1", 2) + parts("h2", 2) + parts("h3", 2),
     )
@@ -279,7 +281,7 @@ def test_scopes_of_an_expected_observation() -> None:
     assert plan.scopes_of(host, expectation("x", "host", stage="gang")) == ("host",)
     assert plan.scopes_of(host, expectation("x", "world")) == ("host",)
     assert plan.scopes_of(host, expectation("x", "world", stage="gang")) == ("gang=r1",)
-    assert plan.scopes_of(host, expectation("pairs.bandwidth", "peers")) == (), "hosts meet in a gang alone"
+    assert plan.scopes_of(host, expectation("pairs.bandwidth", "peers")) == (), "pairs of hosts exist only in a gang"
     alone = builders.plan("h1", rackproof_gang="none")
     assert alone.scopes_of(alone.host("h1"), expectation("pairs.bandwidth", "peers", stage="gang")) == ()
 
@@ -288,21 +290,21 @@ def test_observations_between_ranks_need_two_ranks_and_gang_stages_need_a_gang()
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=2)
     hosts["h3"]["rackproof_gpu_count"] = 1
     hosts["h4"]["rackproof_gang"] = "none"
-    wanted = (
+    expected = (
         expectation("gemm.throughput", "device"),
         expectation("collective.all_reduce.busbw", "host", peers=True),
         expectation("collective.hypercube.busbw", "host", peers=True),
         expectation("collective.all_reduce.busbw", "world", stage="gang", peers=True),
         expectation("collective.hypercube.busbw", "world", stage="gang", peers=True),
     )
-    plan = replace(made(hosts), expected=wanted)
-    values = {host.name: [wanted.index(item) for item in plan.expected_of(host)] for host in plan.hosts}
+    plan = replace(plan_of(hosts), expected=expected)
+    values = {host.name: [expected.index(item) for item in plan.expected_of(host)] for host in plan.hosts}
     assert values == {"h1": [0, 1, 2, 3], "h2": [0, 1, 2, 3], "h3": [0, 3], "h4": [0, 1, 2]}, (
-        "five ranks are no hypercube"
+        "a hypercube needs a power of two ranks"
     )
 
 
-# ---- the inventory itself ----
+# Reading the inventory
 
 
 def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
 
 
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, beside: bool = True) -> None:
-    """Stands in for ansible-inventory: beside this Python, or on PATH alone."""
+    """Install a script as ansible-inventory: next to this Python, or on PATH only."""
     (tmp_path / "bin").mkdir()
     path = tmp_path / "bin" / "ansible-inventory"
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -340,14 +342,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, besid
 def test_other_inventories_are_read_by_ansible_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearby: bool
 ) -> None:
-    reported = tmp_path / "told"
+    arguments_file = tmp_path / "arguments"
     listing = json.dumps({"gpu_hosts": {"hosts": ["a"]}})
-    program(tmp_path, monkeypatch, f"echo \"$@\" > {reported}; echo '{listing}'", beside=nearby)
+    program(tmp_path, monkeypatch, f"echo \"$@\" > {arguments_file}; echo '{listing}'", beside=nearby)
     paths = [str(tmp_path / name) for name in ("one.json", "two.json")]
     for path in paths:
         Path(path).write_text("{}")
     assert read_inventory([*paths, "a,"]) == {"a": {}}
-    assert reported.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
+    assert arguments_file.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
 
 
 def test_ansible_error_is_reported_by_its_cause_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,24 +69,24 @@ def test_without_history_cheapest_tests_come_first() -> None:
 def test_skipped_test_reports_its_cost() -> None:
     choice = pick(30)
     assert chosen(choice) == [(BENCHMARK, "memory"), (BENCHMARK, "gemm"), (BENCHMARK, "peer_copy")]
-    left = {item.benchmark: item.why for item in choice.items if not item.chosen}
-    assert left["stress"] == "takes 22 s; 2 s of 30 s remain; no earlier run: cheapest first"
-    assert left["pairs"].startswith("takes 30 s")  # with the start of the ranks of its stage
+    skipped = {item.benchmark: item.why for item in choice.items if not item.chosen}
+    assert skipped["stress"] == "takes 22 s; 2 s of 30 s remain; no earlier run: cheapest first"
+    assert skipped["pairs"].startswith("takes 30 s")  # includes the start of the ranks of its stage
 
 
 def test_benchmark_with_findings_comes_first() -> None:
-    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # three kinds of parts for the price of one
-    by_id = past(1, findings={(BENCHMARK, "peer_copy"): 4})
-    assert chosen(pick(26, by_id)) == [(BENCHMARK, "peer_copy")]
+    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # it covers three kinds of parts at the same cost
+    failed = past(1, findings={(BENCHMARK, "peer_copy"): 4})
+    assert chosen(pick(26, failed)) == [(BENCHMARK, "peer_copy")]
 
 
 def test_expensive_benchmark_needs_more_risk() -> None:
-    dear = past(
+    history_ = past(
         1,
         findings={(BENCHMARK, "gemm"): 2, (BENCHMARK, "memory"): 2},
         cost_s={**dict.fromkeys(EACH, 10.0), (BENCHMARK, "gemm"): 90.0},
     )
-    assert chosen(pick(26, dear)) == [(BENCHMARK, "memory")]
+    assert chosen(pick(26, history_)) == [(BENCHMARK, "memory")]
 
 
 def test_part_already_covered_counts_less() -> None:
@@ -95,7 +95,7 @@ def test_part_already_covered_counts_less() -> None:
 
 
 def test_every_benchmark_runs_within_some_weeks() -> None:
-    """Two of six fit each week."""
+    """Two of six tests fit into the budget of each week."""
     runs, covered = [past(70)], set()
     for week in range(9, 0, -1):
         choice = select_tests(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
@@ -128,7 +128,7 @@ def test_budget_holds_for_any_order_of_the_history(budget_s: float) -> None:
     assert choice.cost_s <= budget_s or len(chosen(choice)) == 1
 
 
-# --- the history on disk
+# The history on disk
 
 
 def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = "") -> Path:
@@ -141,8 +141,8 @@ def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = ""
         evidence[wrong] = builders.with_observations(
             evidence[wrong], lambda item: replace(item, value=1.0) if item.name == "gemm.throughput" else item
         )
-    for host, left in evidence.items():
-        documents.write(directory / "hosts" / f"{host}.json", to_json(left.records[0]))
+    for host, host_evidence in evidence.items():
+        documents.write(directory / "hosts" / f"{host}.json", to_json(host_evidence.records[0]))
     report = merge(plan, evidence, read_packs(()))
     documents.write(directory / "report.json", json.loads(json.dumps(to_json(report))))
     return directory
@@ -178,7 +178,7 @@ def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
     assert {run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)} == {"first", "second"}
 
 
-# --- the plan
+# The plan
 
 
 def plan_of(*arguments: str | Path, **variables: Any) -> Done:
@@ -199,7 +199,7 @@ def test_plan_contains_selection_and_reason(earlier: Path) -> None:
     kept = {item.benchmark for item in plan.choice.items if item.chosen}
     assert kept == {*plan.stage(BENCHMARK).benchmarks}
     assert {item.name.split(".")[0] for item in plan.expected} - {"benchmark"} == kept
-    assert "gemm" in kept  # it by_id something
+    assert "gemm" in kept  # it has a finding
     assert {item.benchmark for item in plan.choice.items} == {
         *read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]
     }
@@ -284,7 +284,7 @@ def test_only_revalidation_profiles_accept_a_budget() -> None:
 
 
 def partly(plan: Plan) -> Plan:
-    """Return the plan with one of three benchmarks not selected."""
+    """Return a plan in which one of three benchmarks is not selected."""
     items = [
         Chosen(stage=BENCHMARK, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "stress", "gemm")
@@ -302,7 +302,7 @@ def test_every_view_shows_the_selection() -> None:
         assert "PASS (2 of 3 benchmarks chosen)" in view
     assert not [
         check for check in headline.checks(report) if check.title == "Reason"
-    ]  # the operator's text is not a state
+    ]  # the text of the operator is no check
     caveats = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
     assert headline.caveats(report) == [
         "Reason: PASS",
