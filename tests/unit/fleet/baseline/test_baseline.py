@@ -1,4 +1,4 @@
-"""Baselines: who may become one, what they are settled to, and how a part is held against its own."""
+"""Baselines: accepting runs, levels and limits, and comparing a run with the baseline of its parts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ COPY = {"op": "copy"}
 PACKS = read_packs(())
 
 
-# --- what several runs are settled to
+# The level of several runs
 
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
-    """SuperBench takes a 10 000 among nineteen 401s as baseline 10 000."""
+    """SuperBench takes the 10 000 among nineteen values of 401 as the baseline."""
     result = settle([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
@@ -44,11 +44,11 @@ def test_outlier_among_twenty_values_is_ignored() -> None:
 @pytest.mark.parametrize("count", [5, 10, 20])
 def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> None:
     source = random.Random(count)  # noqa: S311
-    right = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
-    mixed = right + [wrong] * (count * 2 // 5)
+    correct = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
+    mixed = correct + [wrong] * (count * 2 // 5)
     source.shuffle(mixed)
     result = settle(mixed)
-    assert result.value == pytest.approx(statistics.median(right), abs=0.8)
+    assert result.value == pytest.approx(statistics.median(correct), abs=0.8)
     assert result.left_out == count * 2 // 5
     assert result.sigma < 3 * 0.8
 
@@ -74,7 +74,7 @@ def test_level_of_no_finite_values_is_an_error(values: list[float]) -> None:
         settle(values)
 
 
-# --- what summaries of samples can tell
+# Precision of samples
 
 
 def samples(p50: float, cv: float, n: int = 25, exact: float | None = None) -> Samples:
@@ -86,10 +86,10 @@ def test_recorded_precision_takes_precedence_over_a_normal_model() -> None:
     assert precision(samples(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
 
 
-# --- limits
+# Limits
 
 
-def criterion(operator: str = "ge", **asked: float) -> Criterion:
+def criterion(operator: str = "ge", **options: float) -> Criterion:
     return Criterion(
         id="c",
         name="memory.bandwidth",
@@ -97,7 +97,7 @@ def criterion(operator: str = "ge", **asked: float) -> Criterion:
         unit="B/s",
         action="rma",
         source="a test",
-        baseline=VsBaseline(**asked),
+        baseline=VsBaseline(**options),
     )
 
 
@@ -108,19 +108,19 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
 
 
 @pytest.mark.parametrize(
-    ("operator", "fraction", "sigma", "wanted"),
+    ("operator", "fraction", "sigma", "expected"),
     [
         ("ge", 0.98, None, 98.0),
-        ("ge", 0.98, 0.001, 98.0),  # the noise lies within
+        ("ge", 0.98, 0.001, 98.0),  # the noise is smaller than the allowed loss
         ("ge", 0.98, 0.01, 100 * (1 - 4 * 0.01 * (1 + 1 / 4) ** 0.5)),
         ("le", 1.02, 0.01, 100 * (1 + 4 * 0.01 * (1 + 1 / 4) ** 0.5)),
         ("le", 1.10, 0.01, 110.0),
     ],
 )
-def test_limit_is_never_within_the_noise(operator: str, fraction: float, sigma: float | None, wanted: float) -> None:
+def test_limit_is_never_within_the_noise(operator: str, fraction: float, sigma: float | None, expected: float) -> None:
     result = limit(criterion(operator, fraction=fraction), level(sigma))
     assert result is not None
-    assert result[0] == pytest.approx(wanted)
+    assert result[0] == pytest.approx(expected)
 
 
 def test_noisy_runs_give_no_limit() -> None:
@@ -145,24 +145,24 @@ def test_noise_joins_runs_and_samples() -> None:
     assert noise(replace(level(0.02), precision=0.03)) == pytest.approx((0.02**2 * 1.25 + 0.03**2) ** 0.5)
 
 
-# --- accepting
+# Accepting a run
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """The baseline that an accepted run makes."""
+def base(tmp_path: Path) -> Path:
+    """Accept a run; return the directory of its baseline."""
     run = run_directory(tmp_path / "runs" / "good")
     assert call("report", run) == 0
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base", "--by", "Ada", "--why", "hand-over") == 0
     return tmp_path / "base"
 
 
-def test_accepted_run_is_stored_by_serial_with_its_origin(kept: Path) -> None:
-    assert {str(path.relative_to(kept)) for path in kept.rglob("*.json")} == {
+def test_accepted_run_is_stored_by_serial_with_its_origin(base: Path) -> None:
+    assert {str(path.relative_to(base)) for path in base.rglob("*.json")} == {
         *(f"hosts/{host}.json" for host in ("h1", "h2")),
         *(f"gpus/{host}-{index}.json" for host in ("h1", "h2") for index in (0, 1)),
     }
-    document = documents.read(kept / "gpus" / "h1-0.json", "baseline")
+    document = documents.read(base / "gpus" / "h1-0.json", "baseline")
     (run,) = document["runs"]
     assert (run["run_id"], run["by"], run["why"], run["status"]) == ("good", "Ada", "hand-over", "PASS")
     copy = next(item for item in document["figures"] if item["name"] == "memory.bandwidth")
@@ -184,24 +184,24 @@ def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        (lambda said: {**said, "verdicts": said["verdicts"][1:]}, "report.json does not match the records: "),
-        (lambda said: {**said, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
-        (lambda said: {**said, "more": 1}, "report.json: the document: unknown more"),
+        (lambda report: {**report, "verdicts": report["verdicts"][1:]}, "report.json does not match the records: "),
+        (lambda report: {**report, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
+        (lambda report: {**report, "more": 1}, "report.json: the document: unknown more"),
     ],
     ids=["lacks a verdict", "another type", "more than a report has"],
 )
 def test_report_that_differs_from_the_records_is_refused(
-    change: Callable[[dict[str, Any]], dict[str, Any]], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(tmp_path / "good")
     assert call("report", run) == 0
     documents.write(run / "report.json", change(report_of(run)))
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert f"`rackproof report {run}`" in said
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert f"`rackproof report {run}`" in errors
     assert not (tmp_path / "base").exists()
 
 
@@ -226,11 +226,11 @@ def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
     )
     assert call("report", run, "--waivers", waivers) == 0
     base = tmp_path / "base"
-    assert call("baseline", "accept", run, "--baseline", base) == 2  # without them it is not accepted
+    assert call("baseline", "accept", run, "--baseline", base) == 2  # without waivers the run is not accepted
     assert call("baseline", "accept", run, "--baseline", base, "--waivers", waivers) == 0
-    (of_part,) = documents.read(base / "gpus" / "h1-0.json", "baseline")["runs"]
-    assert of_part["status"] == "PASS WITH WAIVERS"
-    assert any("hbm-copy on h1" in text and "waived by Ada" in text for text in of_part["waivers"])
+    (entry,) = documents.read(base / "gpus" / "h1-0.json", "baseline")["runs"]
+    assert entry["status"] == "PASS WITH WAIVERS"
+    assert any("hbm-copy on h1" in text and "waived by Ada" in text for text in entry["waivers"])
     (other,) = documents.read(base / "gpus" / "h2-0.json", "baseline")["runs"]
     assert "waivers" not in other
 
@@ -247,10 +247,10 @@ def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, tmp_pat
     assert "is invalid" in other.of_host("h1", ()).problem
 
 
-def test_baseline_of_another_kind_is_refused(kept: Path, tmp_path: Path) -> None:
-    document = documents.read(kept / "hosts" / "h1.json", "baseline")
-    documents.write(kept / "hosts" / "h1.json", {**document, "kind": "simulated"})
-    assert "kind simulated, expected gpu" in baseline_store.of_host(kept, "gpu", "h1").problem
+def test_baseline_of_another_kind_is_refused(base: Path, tmp_path: Path) -> None:
+    document = documents.read(base / "hosts" / "h1.json", "baseline")
+    documents.write(base / "hosts" / "h1.json", {**document, "kind": "simulated"})
+    assert "kind simulated, expected gpu" in baseline_store.of_host(base, "gpu", "h1").problem
 
 
 def accepted_runs(base: Path, runs: Path, shares: list[float]) -> None:
@@ -272,48 +272,48 @@ def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
     assert level_["value"] == pytest.approx(4.27e12)
     assert level_["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
     again = tmp_path / "runs" / "run1"
-    assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0  # taken in anew, not twice
+    assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0  # accepted again, but counted once
     assert set(copy_level(tmp_path / "base")["values"]) == {"run0", "run1", "run2"}  # type: ignore[call-overload]
     assert call("baseline", "accept", again, "--baseline", tmp_path / "base", "--replace") == 0
     assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]
 
 
 def test_another_run_of_the_same_name_is_refused(
-    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(tmp_path / "again" / "good", nonce="f" * 32)
     assert call("report", run) == 0
-    assert call("baseline", "accept", run, "--baseline", kept) == 64
+    assert call("baseline", "accept", run, "--baseline", base) == 64
     assert "has another run named good" in capsys.readouterr().err
 
 
-def test_list_and_show(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert call("baseline", "list", "--baseline", kept, "--json") == 0
+    assert call("baseline", "list", "--baseline", base, "--json") == 0
     assert {item["id"] for item in json.loads(capsys.readouterr().out)} == {"h1", "h2", "h1-0", "h1-1", "h2-0", "h2-1"}
-    assert call("baseline", "show", "h1-0", "--baseline", kept) == 0
+    assert call("baseline", "show", "h1-0", "--baseline", base) == 0
     shown = capsys.readouterr().out
     assert "gpu h1-0, last accepted in h1 gpu=0" in shown
     assert "run good (PASS)" in shown
-    assert call("baseline", "show", "h1-9", "--baseline", kept) == 64
+    assert call("baseline", "show", "h1-9", "--baseline", base) == 64
     assert "did you mean h1-" in capsys.readouterr().err
 
 
 def test_show_names_the_kind_of_an_existing_baseline(
-    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(
         tmp_path / "made-up", hosts=["s1", "s2"], simulated=True, change=lambda record: replace(record, simulated=True)
     )
     assert call("report", run) == 0
-    assert call("baseline", "accept", run, "--baseline", kept) == 0
-    assert call("baseline", "show", "s1", "--baseline", kept) == 64
-    assert f"no baseline of s1 of kind gpu in {kept}: there is one of kind simulated: give --kind simulated" in (
+    assert call("baseline", "accept", run, "--baseline", base) == 0
+    assert call("baseline", "show", "s1", "--baseline", base) == 64
+    assert f"no baseline of s1 of kind gpu in {base}: there is one of kind simulated: give --kind simulated" in (
         capsys.readouterr().err
     )
-    assert call("baseline", "show", "s1", "--baseline", kept, "--kind", "simulated") == 0
-    assert call("baseline", "show", "nobody", "--baseline", kept) == 64
-    assert f"rackproof baseline list --baseline {kept} --kind gpu" in capsys.readouterr().err
+    assert call("baseline", "show", "s1", "--baseline", base, "--kind", "simulated") == 0
+    assert call("baseline", "show", "nobody", "--baseline", base) == 64
+    assert f"rackproof baseline list --baseline {base} --kind gpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("serial", ["../../etc/passwd", "", "a" * 300, "ümlaut", ".hidden"])
@@ -325,28 +325,28 @@ def test_serial_cannot_escape_the_baseline_directory(serial: str) -> None:
     assert len(path) < 120
 
 
-# --- judging against it
+# Judging with a baseline
 
 
-def compared(kept: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
-    """The verdicts of a run that names the baseline, but for the passes."""
-    baseline = baseline_store.snapshot_baseline(kept, "gpu", ["h1", "h2"], directory)
+def compared(base: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
+    """Return the verdicts other than passes of a run that is compared with the baseline."""
+    baseline = baseline_store.snapshot_baseline(base, "gpu", ["h1", "h2"], directory)
     run = load(run_directory(directory, change=change, baseline=baseline))
     return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
 
 
-def test_unchanged_run_passes(kept: Path, tmp_path: Path) -> None:
-    assert compared(kept, tmp_path / "after") == []
+def test_unchanged_run_passes(base: Path, tmp_path: Path) -> None:
+    assert compared(base, tmp_path / "after") == []
 
 
-def test_loss_beyond_noise_fails_only_that_part(kept: Path, tmp_path: Path) -> None:
-    verdicts = compared(kept, tmp_path / "after", slowed("stress.throughput", 0.95))
+def test_loss_beyond_noise_fails_only_that_part(base: Path, tmp_path: Path) -> None:
+    verdicts = compared(base, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
     assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
 
 
-def test_noisier_part_still_fails(kept: Path, tmp_path: Path) -> None:
+def test_noisier_part_still_fails(base: Path, tmp_path: Path) -> None:
     slow = slowed("stress.throughput", 0.95)
 
     def change(record: Record) -> Record:
@@ -358,28 +358,28 @@ def test_noisier_part_still_fails(kept: Path, tmp_path: Path) -> None:
         )
         return replace(record, observations=shaky)
 
-    verdicts = compared(kept, tmp_path / "after", change)
+    verdicts = compared(base, tmp_path / "after", change)
     assert [item.criterion for item in verdicts if item.criterion.startswith("baseline")] == ["baseline-stress"]
 
 
-def test_replacement_part_is_inconclusive_and_names_the_old_part(kept: Path, tmp_path: Path) -> None:
-    verdicts = compared(kept, tmp_path / "after", swapped("h2", 1, "S-NEW"))
+def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp_path: Path) -> None:
+    verdicts = compared(base, tmp_path / "after", swapped("h2", 1, "S-NEW"))
     assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
     ]
     assert "no accepted record of serial S-NEW: it came in place of h2-1" in verdicts[0].reason
 
 
-def test_host_without_baseline_is_inconclusive(kept: Path, tmp_path: Path) -> None:
-    (kept / "hosts" / "h2.json").unlink()
-    verdicts = compared(kept, tmp_path / "after")
+def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> None:
+    (base / "hosts" / "h2.json").unlink()
+    verdicts = compared(base, tmp_path / "after")
     assert {(item.host, item.verdict, item.criterion) for item in verdicts} == {("h2", INCONCLUSIVE, "baseline")}
     assert "no accepted record of host h2" in verdicts[0].reason
 
 
 @pytest.mark.parametrize("name", ["index.json", "gpus/h1-0.json"])
-def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, kept: Path, tmp_path: Path) -> None:
-    compared(kept, tmp_path / "after")
+def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, base: Path, tmp_path: Path) -> None:
+    compared(base, tmp_path / "after")
     path = tmp_path / "after" / "baseline" / name
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
     run = load(tmp_path / "after")
@@ -388,21 +388,21 @@ def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, kept: Path, 
     assert all(item.verdict == INCONCLUSIVE and "is invalid" in item.reason for item in verdicts)
 
 
-def test_later_changes_of_the_baseline_do_not_affect_a_planned_run(kept: Path, tmp_path: Path) -> None:
-    compared(kept, tmp_path / "after")
-    for path in kept.rglob("*.json"):
+def test_later_changes_of_the_baseline_do_not_affect_a_planned_run(base: Path, tmp_path: Path) -> None:
+    compared(base, tmp_path / "after")
+    for path in base.rglob("*.json"):
         path.unlink()
     run = load(tmp_path / "after")
     assert [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS] == []
 
 
 def test_report_lists_regressions_and_replaced_parts(
-    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def both(record: Record) -> Record:
         return swapped("h2", 1, "S-NEW")(slowed("stress.throughput", 0.9)(record))
 
-    compared(kept, tmp_path / "after", both)
+    compared(base, tmp_path / "after", both)
     capsys.readouterr()
     assert call("report", tmp_path / "after") == 1
     shown, report = capsys.readouterr().out, report_of(tmp_path / "after")
@@ -419,7 +419,7 @@ def test_run_without_baseline_has_no_baseline_verdicts(tmp_path: Path) -> None:
     assert not [item for item in judge(run.plan, run.evidence, PACKS) if item.criterion.startswith("baseline")]
 
 
-# --- the plan
+# The plan
 
 
 def inventory(path: Path, **variables: object) -> Path:
@@ -430,14 +430,14 @@ def inventory(path: Path, **variables: object) -> Path:
     return path
 
 
-def test_plan_has_the_digest_of_the_baseline_and_keeps_it_when_resumed(kept: Path, tmp_path: Path) -> None:
-    listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(kept))
+def test_plan_has_the_digest_of_the_baseline_and_keeps_it_when_resumed(base: Path, tmp_path: Path) -> None:
+    listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(base))
     run = tmp_path / "runs" / "after"
     assert call("plan", "-i", listing, "--run-dir", run) == 0
     plan = documents.read(run / "plan.json", "plan")
-    assert plan["baseline"]["directory"] == str(kept)
-    document = documents.read(kept / "gpus" / "h1-0.json", "baseline")
-    documents.write(kept / "gpus" / "h1-0.json", {**document, "slot": "gpu=1"})
+    assert plan["baseline"]["directory"] == str(base)
+    document = documents.read(base / "gpus" / "h1-0.json", "baseline")
+    documents.write(base / "gpus" / "h1-0.json", {**document, "slot": "gpu=1"})
     assert call("plan", "-i", listing, "--run-dir", run) == 0
     assert documents.read(run / "plan.json", "plan")["baseline"] == plan["baseline"]
 
@@ -471,14 +471,14 @@ def test_hostile_serial_is_stored_compared_and_shown_safely(tmp_path: Path, caps
     assert not {"\x1b", "\u202e"} & set(listed + output)
 
 
-# --- real records
+# Real records
 
 
 MEASURED_RUNS = ROOT / "docs" / "measurements"
 
 
 def test_real_gpu_slowed_by_another_process_is_a_regression(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same machine with four H200, while another process computed on GPU 2 for 4.9 % of the time."""
+    """One machine with four H200. In the later run another process used GPU 2 for 4.9 % of the time."""
     runs = (MEASURED_RUNS / "h200x4-beside-references", MEASURED_RUNS / "h200x4-slowed-gpu")
     assert call("diff", *runs, "--json") == 1
     document = [item for item in json.loads(capsys.readouterr().out)["changes"] if item["kind"] == "regressed"]

@@ -1,4 +1,4 @@
-"""Records through logs and volumes into a run's directory: whole ones arrive, others are named, strangers' are set aside."""
+"""Collection of records from logs and volumes: damaged records are rejected, foreign ones quarantined."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan() -> Plan:
 
 @pytest.fixture
 def run(tmp_path: Path, plan: Plan) -> Path:
-    """A run directory that has its plan and nothing else."""
+    """Write a run directory with a plan only."""
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(plan))
     return tmp_path / "runs" / "r1"
 
@@ -40,7 +40,7 @@ def text_of(record: Record) -> bytes:
 
 
 def lines_of(plan: Plan, *hosts: str, node: str = "", **over: Any) -> list[str]:
-    """What the hosts' logs hold; `over`: what is otherwise in their records."""
+    """Return the lines in the logs of these hosts. `over` replaces fields of their records."""
     return [
         line
         for host in hosts
@@ -128,57 +128,57 @@ def test_standard_input_and_json(run: Path, plan: Plan) -> None:
     assert (document["problems"], document["missing"], document["unchanged"]) == ([], [], [])
 
 
-def spoil_cut(lines: list[str]) -> list[str]:
+def cut_line(lines: list[str]) -> list[str]:
     return [*lines[:1], lines[1][:200], *lines[2:]]
 
 
-def spoil_lost(lines: list[str]) -> list[str]:
+def lose_line(lines: list[str]) -> list[str]:
     return [*lines[:1], *lines[2:]]
 
 
-def spoil_letter(lines: list[str]) -> list[str]:
+def change_letter(lines: list[str]) -> list[str]:
     at = lines[1].index('"data":"') + 50
     other = "A" if lines[1][at] != "A" else "B"
     return [*lines[:1], lines[1][:at] + other + lines[1][at + 1 :], *lines[2:]]
 
 
-def spoil_mixed(lines: list[str]) -> list[str]:
+def mix_lines(lines: list[str]) -> list[str]:
     return [*lines[:1], lines[1][:500] + lines[2][:500] + lines[1][500:], *lines[2:]]
 
 
-def spoil_number(lines: list[str]) -> list[str]:
+def change_part_number(lines: list[str]) -> list[str]:
     return [*lines[:1], lines[1].replace('"part":2', '"part":3'), *lines[2:]]
 
 
-def spoil_size(lines: list[str]) -> list[str]:
+def change_size(lines: list[str]) -> list[str]:
     frame = json.loads(lines[0].removeprefix(frames.MARK))
     return [line.replace(f'"bytes":{frame["bytes"]}', '"bytes":100') for line in lines]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("damage", "message"),
     [
-        (spoil_cut, "line 3: not JSON"),
-        (spoil_lost, "is cut off: 1 of"),
-        (spoil_letter, "line 3: part 2 of the record of h1 does not come to its checksum"),
-        (spoil_mixed, "the line of a record was cut off or mixed with another"),
-        (spoil_number, "line 3: part 3 of the record of h1 does not come to its checksum"),
-        (spoil_size, "does not come to its own checksum"),
+        (cut_line, "line 3: not JSON"),
+        (lose_line, "is cut off: 1 of"),
+        (change_letter, "line 3: part 2 of the record of h1 does not come to its checksum"),
+        (mix_lines, "the line of a record was cut off or mixed with another"),
+        (change_part_number, "line 3: part 3 of the record of h1 does not come to its checksum"),
+        (change_size, "does not come to its own checksum"),
     ],
 )
 def test_damaged_log_line_rejects_its_record_only(
-    spoil: Callable[[list[str]], list[str]], says: str, run: Path, plan: Plan, tmp_path: Path
+    damage: Callable[[list[str]], list[str]], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     many = {str(number): hashlib.sha256(str(number).encode()).hexdigest() for number in range(200)}
     record = replace(builders.records(plan, "h1")[0], software=many)
     lines = list(frames.lines(text_of(record), run_id="r1", host="h1"))
     assert len(lines) > 3
-    done = rackproof("collect", run, log_of(tmp_path, [*spoil(lines), *lines_of(plan, "h2")]))
+    done = rackproof("collect", run, log_of(tmp_path, [*damage(lines), *lines_of(plan, "h2")]))
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert all(line.startswith("rackproof: ") for line in done.stderr.splitlines())
     assert not (run / "hosts" / "h1.json").exists()
-    assert (run / "hosts" / "h2.json").exists(), "the other host's record is whole"
+    assert (run / "hosts" / "h2.json").exists(), "the record of the other host is undamaged"
 
 
 def without_checksum(line: str) -> str:
@@ -195,7 +195,7 @@ def beyond_ascii(line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("damage", "message"),
     [
         (without_checksum, "line 2: a line of a record without what such a line has"),
         (beyond_ascii, "line 2: a line of a record without what such a line has"),
@@ -204,12 +204,12 @@ def beyond_ascii(line: str) -> str:
     ids=["no checksum", "not ASCII", "nested"],
 )
 def test_forged_line_is_rejected_by_name(
-    spoil: Callable[[str], str], says: str, run: Path, plan: Plan, tmp_path: Path
+    damage: Callable[[str], str], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     line = lines_of(plan, "h1")[0]
-    done = rackproof("collect", run, log_of(tmp_path, [spoil(line), *lines_of(plan, "h2")]))
+    done = rackproof("collect", run, log_of(tmp_path, [damage(line), *lines_of(plan, "h2")]))
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "collected hosts/h2.json" in done.stdout
 
 
@@ -225,17 +225,19 @@ def test_decompression_bomb_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "says"),
+    ("over", "message"),
     [
         ({"run_id": "r0"}, "a record of run r0 (host h1), not of r1"),
         ({"nonce": "f" * 32}, "was made with another plan named r1"),
         ({"host": "h9"}, "host h9 is not in the plan"),
     ],
 )
-def test_foreign_record_is_quarantined(over: dict[str, str], says: str, run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_foreign_record_is_quarantined(
+    over: dict[str, str], message: str, run: Path, plan: Plan, tmp_path: Path
+) -> None:
     done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1", **over)))
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert not list(run.glob("hosts/*")) + list(run.glob("gangs/*/*"))
     assert len(list(run.glob("quarantine/*.json"))) == 2
     events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -290,18 +292,18 @@ def test_record_that_changes_earlier_data_needs_the_attempt_option(
     change: Callable[[Record], dict[str, Any]], run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     record = replace(builders.records(plan, "h1")[0], software={"torch": "2.7"})
-    present = text_of(record)
+    original = text_of(record)
     assert rackproof("collect", run, log_of(tmp_path, emitted_lines(record))).returncode == 0
-    forged = log_of(tmp_path, emitted_lines(replace(record, ended=LATER, **change(record))))
-    done = rackproof("collect", run, forged)
+    changed_log = log_of(tmp_path, emitted_lines(replace(record, ended=LATER, **change(record))))
+    done = rackproof("collect", run, changed_log)
     assert done.returncode == 2
     assert "hosts/h1.json: 2 records began at" in done.stderr
     assert "the later one lacks or changes data of the earlier one" in done.stderr
-    assert (run / "hosts" / "h1.json").read_bytes() == present
-    assert rackproof("collect", run, forged, "--attempt", "last").returncode == 0
+    assert (run / "hosts" / "h1.json").read_bytes() == original
+    assert rackproof("collect", run, changed_log, "--attempt", "last").returncode == 0
     assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER
-    digest = hashlib.sha256(present).hexdigest()
-    assert (run / "quarantine" / f"{digest[:16]}.json").read_bytes() == present
+    digest = hashlib.sha256(original).hexdigest()
+    assert (run / "quarantine" / f"{digest[:16]}.json").read_bytes() == original
     events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [event["sha256"] for event in events if event["what"] == "replaced"] == [digest]
 
@@ -322,8 +324,8 @@ def test_volume_is_searched_without_following_links(run: Path, plan: Plan, tmp_p
     volume = tmp_path / "volume"
     for host in HOSTS:
         for record in builders.records(plan, host):
-            position = f"gangs/{record.gang}.json" if record.gang else "record.json"
-            documents.write(volume / host / "runs" / "r1" / position, to_json(record))
+            path = f"gangs/{record.gang}.json" if record.gang else "record.json"
+            documents.write(volume / host / "runs" / "r1" / path, to_json(record))
     documents.write(volume / "h1" / "runs" / "r1" / "plan.json", to_json(plan))
     (volume / "h1" / "hosts").symlink_to(tmp_path)
     (volume / "h1" / "other.log").symlink_to("/etc/passwd")
@@ -344,7 +346,7 @@ def test_damaged_record_on_a_volume_is_rejected_and_others_are_collected(run: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (["nowhere", "-"], 2, "give the directory that `rackproof plan --run-dir` created"),
         (["RUN", "nowhere.log"], 64, "nowhere.log: No such file or directory"),
@@ -352,10 +354,10 @@ def test_damaged_record_on_a_volume_is_rejected_and_others_are_collected(run: Pa
         (["RUN"], 64, "the following arguments are required: SOURCE"),
     ],
 )
-def test_wrong_usage_gives_one_line(arguments: list[str], code: int, says: str, run: Path) -> None:
+def test_wrong_usage_gives_one_line(arguments: list[str], code: int, message: str, run: Path) -> None:
     done = rackproof("collect", *[str(run) if word == "RUN" else word for word in arguments])
     assert done.returncode == code
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 def test_log_without_a_record_is_reported(run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run directories that somebody broke or forged: the command says so in one line, and never ends with a traceback or a pass."""
+"""Damaged and forged run directories: commands report them in one line, without a traceback and without a pass."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from tests import accepted, builders, fuzz
 
-Spoil = Callable[[Path], None]
+Damage = Callable[[Path], None]
 
 
 @pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    """Whoever waits for a pipe to be filled waits for ever."""
+def deadline() -> Iterator[None]:
+    """Fail after ten minutes: reading an empty pipe blocks forever."""
 
-    def ring(*_: object) -> None:
-        pytest.fail("it waits")  # no Exception, so that nothing in between takes it for its own
+    def fail(*_: object) -> None:
+        pytest.fail("deadline exceeded")  # not an Exception, so that no handler of the product catches it
 
-    before = signal.signal(signal.SIGALRM, ring)
+    previous = signal.signal(signal.SIGALRM, fail)
     signal.alarm(600)
     yield
     signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, previous)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A short run of two hosts that is in order."""
-    directory = tmp_path / "place" / "r1"
+    """Write a short, valid run of two hosts."""
+    directory = tmp_path / "runs" / "r1"
     fuzz.small_run(directory, full=True)
     return directory
 
@@ -49,16 +49,16 @@ def run(tmp_path: Path) -> Path:
 def command(
     directory: Path, capsys: pytest.CaptureFixture[str], verb: str = "report", *more: object
 ) -> tuple[int, str]:
-    """Its exit code and the last line that it says on stderr; never a traceback."""
+    """Run a command; return its exit code and the last line of stderr. Fail if there is a traceback."""
     capsys.readouterr()
     code = accepted.call(verb, directory, *more)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
     assert code in (0, 1, 2)
-    return code, (said.splitlines() or [""])[-1]
+    return code, (errors.splitlines() or [""])[-1]
 
 
-# Files that are none
+# Special files
 
 
 def fifo(path: Path) -> None:
@@ -71,17 +71,17 @@ def directory(path: Path) -> None:
     path.mkdir()
 
 
-def endless(path: Path) -> None:
+def endless_link(path: Path) -> None:
     path.unlink(missing_ok=True)
     path.symlink_to("/dev/zero")
 
 
 def device(path: Path) -> None:
     path.unlink(missing_ok=True)
-    os.mknod(path, 0o644 | 0o020000, os.makedev(1, 5))  # what /dev/zero is
+    os.mknod(path, 0o644 | 0o020000, os.makedev(1, 5))  # as /dev/zero
 
 
-def itself(path: Path) -> None:
+def link_to_itself(path: Path) -> None:
     path.unlink(missing_ok=True)
     path.symlink_to(path.name)
 
@@ -91,21 +91,21 @@ def sparse(path: Path) -> None:
         file.truncate(10_000_000_000)
 
 
-NO_FILES = [fifo, directory, endless, itself, sparse, *([device] if os.getuid() == 0 else [])]
+SPECIAL_FILES = [fifo, directory, endless_link, link_to_itself, sparse, *([device] if os.getuid() == 0 else [])]
 
 
-@pytest.mark.parametrize("spoil", NO_FILES, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["hosts/h1.json", "events.jsonl", "plan.json"])
 def test_special_file_is_rejected_as_evidence(
-    run: Path, name: str, spoil: Spoil, capsys: pytest.CaptureFixture[str]
+    run: Path, name: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if spoil is device:
+    if damage is device:
         try:
-            spoil(run / "probe")
+            damage(run / "probe")
         except PermissionError:
-            pytest.skip("no devices may be made here")
+            pytest.skip("no permission to create devices")
         (run / "probe").unlink()
-    spoil(run / name)
+    damage(run / name)
     if name == "plan.json":
         with pytest.raises(RunError, match=r"plan\.json"):
             load(run)
@@ -116,15 +116,15 @@ def test_special_file_is_rejected_as_evidence(
     assert command(run, capsys)[0] == 2
 
 
-@pytest.mark.parametrize("spoil", [*NO_FILES, *[]], ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
 def test_special_file_is_rejected_as_report(
-    run: Path, verb: str, spoil: Spoil, capsys: pytest.CaptureFixture[str]
+    run: Path, verb: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(run / "report.json")
-    code, said = command(run, capsys, verb, *(["--json"] if verb == "watch" else []))
+    damage(run / "report.json")
+    code, message = command(run, capsys, verb, *(["--json"] if verb == "watch" else []))
     assert code == 2 if verb != "watch" else code in (0, 2)
-    assert "report.json" in said or verb == "watch"
+    assert "report.json" in message or verb == "watch"
 
 
 def test_symlinked_record_directory_is_rejected(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,50 +146,51 @@ def test_symlinked_report_is_replaced_not_followed(run: Path, name: str, capsys:
     assert not (run / name).is_symlink()
 
 
-# Text that is none
+# Invalid text
 
 
-def record(change: Callable[[dict[str, Any]], object]) -> Spoil:
-    def spoil(run: Path) -> None:
+def record(change: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(run: Path) -> None:
         document = json.loads((run / "hosts" / "h1.json").read_text())
         change(document)
         (run / "hosts" / "h1.json").write_text(json.dumps(document))
 
-    return spoil
+    return damage
 
 
-def raw(change: Callable[[bytes], bytes]) -> Spoil:
-    def spoil(run: Path) -> None:
+def raw(change: Callable[[bytes], bytes]) -> Damage:
+    def damage(run: Path) -> None:
         path = run / "hosts" / "h1.json"
         path.write_bytes(change(path.read_bytes()))
 
-    return spoil
+    return damage
 
 
 HALF = "\ud800"
+"""Half of a surrogate pair, which is no character."""
 
 
-def observation(**fields: Any) -> Spoil:
-    """One more than the benchmarks made."""
+def observation(**fields: Any) -> Damage:
+    """Add an observation to the record."""
     common = {"name": "memory.bandwidth", "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": "measured"}
-    return record(lambda made: made["observations"].append(common | fields))
+    return record(lambda document: document["observations"].append(common | fields))
 
 
-def soak(**columns: list[float]) -> Spoil:
-    """A soak that nobody planned, of one figure."""
+def soak(**columns: list[float]) -> Damage:
+    """Add an unplanned soak with one series to the record."""
     columns = {"at": [0, 1], "n": [1, 1], "low": [1, 1], "mean": [1, 1], "high": [1, 1]} | columns
     series = {"name": "stress.throughput", "scope": "gpu=0", "unit": "FLOP/s", **columns}
     values = {"began": builders.WHEN, "planned_s": 10, "soaked_s": 10}
-    return record(lambda made: made.update(soak=values | {"timeline": {"bucket_s": 1, "series": [series]}}))
+    return record(lambda document: document.update(soak=values | {"timeline": {"bucket_s": 1, "series": [series]}}))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("damage", "why"),
     [
-        (record(lambda made: made["software"].update(torch=HALF)), "half a character"),
-        (record(lambda made: made["software"].update({HALF: "1"})), "half a character"),
-        (record(lambda made: made["gpus"][0].update(serial=HALF)), "half a character"),
-        (record(lambda made: made["launches"][0].update(log_tail=f"x{HALF}")), "half a character"),
+        (record(lambda document: document["software"].update(torch=HALF)), "half a character"),
+        (record(lambda document: document["software"].update({HALF: "1"})), "half a character"),
+        (record(lambda document: document["gpus"][0].update(serial=HALF)), "half a character"),
+        (record(lambda document: document["launches"][0].update(log_tail=f"x{HALF}")), "half a character"),
         (raw(lambda text: text.replace(b"2.11.0", b"\xed\xa0\x80")), "not UTF-8"),
         (raw(lambda text: b"\xef\xbb\xbf" + text), "BOM"),
         (raw(lambda text: text.decode().encode("utf-16")), "not UTF-8"),
@@ -199,29 +200,38 @@ def soak(**columns: list[float]) -> Spoil:
         (raw(lambda text: b"[" * 50_000), "nested deeper"),
         (raw(lambda text: b'{"a":' * 50_000), "nested deeper"),
         (raw(lambda text: text.replace(b'"run_id"', b'"run_id": "r1", "run_id"')), "duplicate key"),
-        (record(lambda made: made.update(simulated=True)), "simulated"),
-        (record(lambda made: made.update(rehearsal=True)), "unknown rehearsal"),
-        (record(lambda made: made.update(gang="h2")), "gang h2"),
-        (record(lambda made: made.update(gang="../hosts")), "gang"),
-        (record(lambda made: made.update(host="../../x")), "host"),
-        (record(lambda made: made.update(host="h1\n")), "host"),
-        (record(lambda made: made.update(snapshots={})), "snapshots"),
-        (record(lambda made: made["gpus"][0].update(index=2**70)), "64 bits"),
-        (record(lambda made: made["gpus"][0].update(index=True)), "index"),
-        (record(lambda made: made["gpus"][0].update(index=0.0)), "index: 0.0 is not of type 'integer': write 0"),
-        (record(lambda made: made["observations"][0].update(value=float("nan"))), "NaN"),
-        (record(lambda made: made["observations"][0].update(value=[1])), "value"),
+        (record(lambda document: document.update(simulated=True)), "simulated"),
+        (record(lambda document: document.update(rehearsal=True)), "unknown rehearsal"),
+        (record(lambda document: document.update(gang="h2")), "gang h2"),
+        (record(lambda document: document.update(gang="../hosts")), "gang"),
+        (record(lambda document: document.update(host="../../x")), "host"),
+        (record(lambda document: document.update(host="h1\n")), "host"),
+        (record(lambda document: document.update(snapshots={})), "snapshots"),
+        (record(lambda document: document["gpus"][0].update(index=2**70)), "64 bits"),
+        (record(lambda document: document["gpus"][0].update(index=True)), "index"),
+        (
+            record(lambda document: document["gpus"][0].update(index=0.0)),
+            "index: 0.0 is not of type 'integer': write 0",
+        ),
+        (record(lambda document: document["observations"][0].update(value=float("nan"))), "NaN"),
+        (record(lambda document: document["observations"][0].update(value=[1])), "value"),
         (observation(value=1.7e308), "1.7e+308 is farther from 0 than any measurement"),
         (observation(value=5e-324), "5e-324 is nearer to 0 than any measurement"),
         (observation(value=1.0, params={"size_bytes": -1.7e308}), "params: 1.7e+308 is farther from 0"),
-        (record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"host": -1.7e308})), "farther from 0"),
-        (record(lambda made: made["launches"][0].update(duration_s=1.7e308)), "duration_s: 1.7e+308 is greater"),
+        (
+            record(lambda document: document["snapshots"][0]["metrics"][0].update(values={"host": -1.7e308})),
+            "farther from 0",
+        ),
+        (
+            record(lambda document: document["launches"][0].update(duration_s=1.7e308)),
+            "duration_s: 1.7e+308 is greater",
+        ),
         (
             observation(value=1.0, scope="gpu=0,partner=h2,gpu=3"),
             "scope gpu=0,partner=h2,gpu=3 has the same label twice",
         ),
         (
-            record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"gpu=0,gpu=1": 1})),
+            record(lambda document: document["snapshots"][0]["metrics"][0].update(values={"gpu=0,gpu=1": 1})),
             "the same label twice",
         ),
         (
@@ -236,9 +246,9 @@ def soak(**columns: list[float]) -> Spoil:
     ],
 )
 def test_invalid_record_affects_its_host_only(
-    run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]
+    run: Path, damage: Damage, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(run)
+    damage(run)
     result = load(run)
     assert [item.path for item in result.quarantined] == ["hosts/h1.json"]
     assert why in result.quarantined[0].reason
@@ -253,13 +263,13 @@ def test_impossible_figures_are_rejected_in_the_report(
     run = tmp_path / "r1"
     fuzz.small_run(run, full=True, gang=True)
     for path in (run / "hosts" / "h1.json", run / "gangs" / "r1" / "h1.json"):
-        made = json.loads(path.read_text())
-        for metric in (metric for taken in made["snapshots"] for metric in taken["metrics"]):
+        document = json.loads(path.read_text())
+        for metric in (metric for snapshot in document["snapshots"] for metric in snapshot["metrics"]):
             metric.update(values=dict.fromkeys(metric.get("values", {}), value))
-        for reading in made["observations"]:
+        for reading in document["observations"]:
             reading.update({"value": value} if reading["status"] == "measured" else {})
-        made["launches"][0]["duration_s"] = 1e60
-        path.write_text(json.dumps(made))
+        document["launches"][0]["duration_s"] = 1e60
+        path.write_text(json.dumps(document))
     assert not load(run).quarantined
     assert command(run, capsys)[0] == 1
     reported = documents.read(run / "report.json", "report")
@@ -268,7 +278,7 @@ def test_impossible_figures_are_rejected_in_the_report(
 
 
 def test_impossible_soak_figures_give_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    buckets = 100  # more than a report keeps
+    buckets = 100  # more than a report shows
     means = [1e-60, *[1e60, -1e60] * 49, 1e60]
     columns = {"low": [-1e60] * buckets, "mean": means, "high": [1e60] * buckets}
     soak(at=[*range(buckets)], n=[10**9] * buckets, **columns)(run)
@@ -279,12 +289,12 @@ def test_impossible_soak_figures_give_a_report(run: Path, capsys: pytest.Capture
 
 
 def test_text_counter_fails_its_host_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def spoil(made: dict[str, Any]) -> None:
-        for metric in (metric for taken in made["snapshots"] for metric in taken["metrics"]):
+    def damage(document: dict[str, Any]) -> None:
+        for metric in (metric for snapshot in document["snapshots"] for metric in snapshot["metrics"]):
             if metric["name"] == "gpu.pcie.replays":
                 metric["values"]["gpu=0"] = "x"
 
-    record(spoil)(run)
+    record(damage)(run)
     assert command(run, capsys)[0] == 1
     document = json.loads((run / "report.json").read_text())
     assert [host["decision"] for host in document["hosts"]] == ["rejected", "accepted"]
@@ -307,61 +317,67 @@ def test_invalid_text_in_events_still_gives_a_report(run: Path, capsys: pytest.C
 # Plans
 
 
-def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
-    def spoil(run: Path) -> None:
+def plan(change: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(run: Path) -> None:
         document = json.loads((run / "plan.json").read_text())
         change(document)
         (run / "plan.json").write_text(json.dumps(document))
 
-    return spoil
+    return damage
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("damage", "why"),
     [
-        (plan(lambda made: made["hosts"].append(made["hosts"][0])), "duplicate host h1"),
-        (plan(lambda made: made["hosts"][0].update(devices=[0, 0])), "devices"),
-        (plan(lambda made: made["hosts"][0].update(gang="../../x")), "gang"),
-        (plan(lambda made: made["hosts"][0].update(gang="a\x00b")), "gang"),
-        (plan(lambda made: made["hosts"][0].update(gang="/etc")), "gang"),
-        (plan(lambda made: made["hosts"][0].update(rack=HALF)), "half a character"),
-        (plan(lambda made: made["hosts"][0].update(name="../h1")), "name"),
-        (plan(lambda made: made["expected"][0].update(params={"op": {"a": 1}})), "params"),
-        (plan(lambda made: made["expected"][0].update(params={"op": ["copy"]})), "params"),
-        (plan(lambda made: made["hosts"][0].update(gang="x")), "it has gangs, but no stage gang"),
-        (plan(lambda made: made["expected"][0].update(stage="benchmar")), "an unknown stage 'benchmar'"),
-        (plan(lambda made: made["expected"][0].update(name="paiirs.bandwidth", scope="peers")), "expects 'paiirs.band"),
-        (plan(lambda made: made["hosts"][0].update(devices=[0.0])), "hosts.0.devices.0: 0.0 is not of type 'integer'"),
+        (plan(lambda document: document["hosts"].append(document["hosts"][0])), "duplicate host h1"),
+        (plan(lambda document: document["hosts"][0].update(devices=[0, 0])), "devices"),
+        (plan(lambda document: document["hosts"][0].update(gang="../../x")), "gang"),
+        (plan(lambda document: document["hosts"][0].update(gang="a\x00b")), "gang"),
+        (plan(lambda document: document["hosts"][0].update(gang="/etc")), "gang"),
+        (plan(lambda document: document["hosts"][0].update(rack=HALF)), "half a character"),
+        (plan(lambda document: document["hosts"][0].update(name="../h1")), "name"),
+        (plan(lambda document: document["expected"][0].update(params={"op": {"a": 1}})), "params"),
+        (plan(lambda document: document["expected"][0].update(params={"op": ["copy"]})), "params"),
+        (plan(lambda document: document["hosts"][0].update(gang="x")), "it has gangs, but no stage gang"),
+        (plan(lambda document: document["expected"][0].update(stage="benchmar")), "an unknown stage 'benchmar'"),
+        (
+            plan(lambda document: document["expected"][0].update(name="paiirs.bandwidth", scope="peers")),
+            "expects 'paiirs.band",
+        ),
+        (
+            plan(lambda document: document["hosts"][0].update(devices=[0.0])),
+            "hosts.0.devices.0: 0.0 is not of type 'integer'",
+        ),
     ],
 )
-def test_invalid_plan_is_refused(run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    spoil(run)
-    code, said = command(run, capsys)
+def test_invalid_plan_is_refused(run: Path, damage: Damage, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(run)
+    code, message = command(run, capsys)
     assert code == 2
-    assert "plan.json" in said
-    assert why in said
+    assert "plan.json" in message
+    assert why in message
     assert not (run / "report.json").exists()
 
 
 def test_host_name_too_long_for_a_file_name_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(lambda made: made["hosts"][0].update(name="h" * 253))(run)
+    plan(lambda document: document["hosts"][0].update(name="h" * 253))(run)
     assert command(run, capsys)[0] == 2
 
 
-# Cut at every byte
+# Truncated files
 
 
 def test_record_truncated_at_any_byte_is_rejected(tmp_path: Path) -> None:
-    of = fuzz.small_run(tmp_path / "r1")
+    plan = fuzz.small_run(tmp_path / "r1")
     path = tmp_path / "r1" / "hosts" / "h1.json"
-    made = json.loads(path.read_bytes())
-    made["snapshots"], made["observations"] = [made["snapshots"][0]], made["observations"][:1]
-    whole = json.dumps(made).encode()
+    document = json.loads(path.read_bytes())
+    document["snapshots"], document["observations"] = document["snapshots"][:1], document["observations"][:1]
+    whole = json.dumps(document).encode()
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        left, refused = RecordReader(tmp_path / "r1", of, {}).read(of.hosts[0].name)
-        assert bool(left.records) == (length == len(whole)), length
-        assert bool(refused) != bool(left.records)
+        evidence, rejected = RecordReader(tmp_path / "r1", plan, {}).read(plan.hosts[0].name)
+        assert bool(evidence.records) == (length == len(whole)), length
+        assert bool(rejected) != bool(evidence.records)
 
 
 def test_truncated_large_record_is_rejected(run: Path) -> None:
@@ -381,13 +397,13 @@ def test_truncated_plan_or_report_is_rejected(run: Path, schema: str, capsys: py
             documents.checked(whole[:length], schema, source=schema)
     (run / f"{schema}.json").write_bytes(whole[: len(whole) // 2])
     for verb in ("rma", "judge"):
-        code, said = command(run, capsys, verb)
-        assert (code, f"{schema}.json" in said) == (2, True)
+        code, message = command(run, capsys, verb)
+        assert (code, f"{schema}.json" in message) == (2, True)
     assert command(run, capsys, "watch", "--json")[0] in (0, 2)
 
 
 def test_journal_truncated_within_a_line_is_rejected(run: Path) -> None:
-    """But between its lines, where nobody can tell that there were more."""
+    """A journal truncated between two lines is valid."""
     event = {
         "at": builders.WHEN,
         "play": "Gang",
@@ -398,15 +414,15 @@ def test_journal_truncated_within_a_line_is_rejected(run: Path) -> None:
     }
     passed = {"at": builders.WHEN, "play": "Set-up", "what": "passed", "hosts": ["h1", "h2"]}
     whole = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (passed, event)).encode()
-    lines = {0, len(json.dumps(passed)), len(json.dumps(passed)) + 1}
+    line_ends = {0, len(json.dumps(passed)), len(json.dumps(passed)) + 1}
     for length in range(len(whole) + 1):
         (run / "events.jsonl").write_bytes(whole[:length])
         result = load(run)
-        assert bool(result.rejected or result.events) == (length not in lines), length
+        assert bool(result.rejected or result.events) == (length not in line_ends), length
 
 
 def test_resumed_run_keeps_complete_journal_lines(tmp_path: Path) -> None:
-    """Wherever it was cut: what was torn is dropped, and nothing else."""
+    """Only the incomplete last line is dropped."""
     run_lock.acquire(tmp_path / "r1")
     path = tmp_path / "r1" / run_directory.JOURNAL
     whole = path.read_bytes() * 2
@@ -444,8 +460,10 @@ def test_truncated_waiver_file_waives_nothing_more(tmp_path: Path) -> None:
             result = read_waivers(str(path), ("h1", "h2"))
         except UsageError:
             continue
-        read += 1  # but for the words of why, which may be shorter
-        assert [replace(one, why="") for one in result] == [replace(one, why="") for one in whole[: len(result)]]
+        read += 1  # the text of `why` may be truncated
+        assert [replace(waiver, why="") for waiver in result] == [
+            replace(waiver, why="") for waiver in whole[: len(result)]
+        ]
     assert read
 
 
@@ -482,16 +500,16 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
-# By the thousand
+# Fuzzing
 
 
 def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
-    """The same ones each time: `make fuzz` and its weekly job look for new ones."""
-    signal.alarm(3600)  # seconds of two processors, of which the others' tests leave it little
+    """The mutations are the same in every run. `make fuzz` and its weekly job try new ones."""
+    signal.alarm(3600)  # it competes with the other tests for two processors
     counts, reported = fuzz.run(10_000, jobs=2, seed=1, say=lambda _: None)
     assert reported == []
     assert not any(counts[name] for name in fuzz.BAD)
-    # Else it has tried nothing.
+    # The counts show that mutations were tried.
     assert counts["mutations"] == 10_000
     assert counts["accepted"] > 500 < counts["rejected"] + counts["incomplete"]
     assert counts["commands"] > 30
@@ -499,7 +517,7 @@ def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
 
 
 def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
-    """It has to be able to find something."""
+    """Each change of a valid run must be detected as a wrong accept."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
     sound, own, shared = trial.sound, "hosts/h1.json", "gangs/r1/h1.json"

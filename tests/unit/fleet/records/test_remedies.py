@@ -1,4 +1,4 @@
-"""What Ansible, ssh, sudo and pip say without a remedy gets one; everything else stays as it was."""
+"""Remedies for known errors of Ansible, ssh, sudo and pip. Other messages are unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fleet.records.remedies import with_remedy
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"),
+    ("error", "remedy"),
     [
         (
             "root@10.77.0.11: Permission denied (publickey).",
@@ -25,12 +25,12 @@ from fleet.records.remedies import with_remedy
         ),
     ],
 )
-def test_known_error_gets_a_remedy(said: str, remedy: str) -> None:
-    assert remedy in with_remedy(said)
+def test_known_error_gets_a_remedy(error: str, remedy: str) -> None:
+    assert remedy in with_remedy(error)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "error",
     [
         "NCCL WARN Connection refused",
         "open: Permission denied (13)",
@@ -38,5 +38,5 @@ def test_known_error_gets_a_remedy(said: str, remedy: str) -> None:
         "No space left on device",
     ],
 )
-def test_other_message_is_unchanged(said: str) -> None:
-    assert with_remedy(said) == said
+def test_other_message_is_unchanged(error: str) -> None:
+    assert with_remedy(error) == error
