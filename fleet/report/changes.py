@@ -15,7 +15,7 @@ MAX_ROWS = 100
 MAX_LINES = 200
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
 """Kinds that come last. A terminal shows only their number unless `everything` is asked for."""
-TITLE = "Since it was accepted"
+TITLE = "Changes since acceptance"
 
 
 def changes_section(report: FleetReport) -> list[str]:

@@ -25,7 +25,7 @@ def checks(packs: Sequence[Pack]) -> str:
     for pack in packs:
         for criterion in pack.criteria:
             sections.setdefault(criterion.origin, {})[criterion.id] = criterion
-    lines = [line for name, own in sections.items() for line in _section(name, own.values())]
+    lines = [line for name, criteria in sections.items() for line in _section(name, criteria.values())]
     return "\n".join([HEAD, *lines]).rstrip() + "\n"
 
 

@@ -37,7 +37,7 @@ class HostFacts:
 
 
 class FactCollector:
-    """Collects the facts of hosts. Equal facts of several hosts are one object: there may be 100 000 hosts."""
+    """Collects the facts of hosts. Equal facts of several hosts share one object, because there may be 100 000 hosts."""
 
     def __init__(self, stats: FleetStats) -> None:
         self._stats = stats

@@ -42,7 +42,7 @@ def clean(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
-    """Return the end of a log, cleaned like `clean` but with its lines kept."""
+    """Return the end of a log, cleaned like `clean` but with its line breaks."""
     cleaned = _strip_controls(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
     return cleaned if len(cleaned) <= limit else f"[{len(cleaned) - limit} characters left out] … {cleaned[-limit:]}"
 
@@ -94,7 +94,10 @@ def margin(verdict: Verdict) -> float | None:
 
 
 def margin_of(value: float, operator: str, limit: float) -> float | None:
-    """Return how far inside (positive) or outside a limit a value lies, as a share of the limit; None without an order."""
+    """Return how far inside (positive) or outside a limit a value lies, as a share of the limit.
+
+    Return None for a limit of 0, or for an operator that is not an inequality.
+    """
     if not limit or operator not in ("ge", "gt", "le", "lt"):
         return None
     return (value - limit if operator in ("ge", "gt") else limit - value) / abs(limit)

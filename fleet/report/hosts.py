@@ -43,8 +43,8 @@ MAX_BUCKETS = 40
 FULL_HOSTS = 16
 """Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
 MEASURED_HOSTS = 64
-"""Largest fleet for which the report holds the measurements of accepted hosts. In a larger fleet: the number of rejected hosts,
-and of incomplete hosts, whose measurements it holds."""
+"""Largest fleet for which the report has the measurements of accepted hosts. For a larger fleet, it has the measurements of this
+many rejected hosts and of this many incomplete hosts."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -152,7 +152,7 @@ class HostJudge:
         return self._results
 
     def _report(self, view: HostView, evidence: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
-        """Report on one host, with its measurements unless the report already holds those of enough hosts."""
+        """Report on one host, with its measurements unless the report already has those of enough hosts."""
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
         if rest and rest.passes and not any(verdict.stands for verdict in verdicts):

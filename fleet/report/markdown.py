@@ -99,19 +99,19 @@ def _reason(item: Reason) -> tuple[str, ...]:
     source = "plan" if item.criterion == "plan" else f"{code(item.criterion)} {code(item.source)}"
     waived = f"; {code(item.waiver)}" if item.waiver else ""
     return (
-        f"**{_word(item.verdict, VERDICTS)}**{' (waived)' if item.waiver else ''}",
+        f"**{_term(item.verdict, VERDICTS)}**{' (waived)' if item.waiver else ''}",
         hosts,
         part + serial,
         name + stage + count,
         value + detail + waived,
-        _word(item.action, ACTIONS.values()) if item.action else NONE,
+        _term(item.action, ACTIONS.values()) if item.action else NONE,
         source,
     )
 
 
-def _word(text: str, ours: Iterable[str]) -> str:
-    """Return one of our own words unchanged, anything else as code."""
-    return text if text in ours else code(text)
+def _term(text: str, terms: Iterable[str]) -> str:
+    """Return one of Rackproof's own terms unchanged, any other text as code."""
+    return text if text in terms else code(text)
 
 
 def _coverage(report: FleetReport) -> str:
@@ -134,7 +134,7 @@ def _host(report: FleetReport, host: HostReport) -> tuple[str, ...]:
     return (
         code(host.name),
         code(host.rack),
-        f"**{_word(decision_name(report, host.decision), {*DECISIONS.values(), *REHEARSED.values(), *SIMULATED.values()})}**",
+        f"**{_term(decision_name(report, host.decision), {*DECISIONS.values(), *REHEARSED.values(), *SIMULATED.values()})}**",
         "not judged" if report.rehearsal else str(len(host.gpus)),
         f"{host.coverage.measured} of {host.coverage.expected}",
         "; ".join(code(event) for event in events) or NONE,

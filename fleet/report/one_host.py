@@ -35,7 +35,7 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     names = [host.name for host in run.plan.hosts]
     if options.host not in names:
         raise UsageError(
-            f"the run has no host {options.host[:80]!r}{documents.nearest(options.host[:80], names)}: choose one of its plan"
+            f"the run has no host {options.host[:80]!r}{documents.nearest(options.host[:80], names)}: choose a host of its plan"
         )
     report = report_on_host(run, packs, options.host)
     document = json.loads(json.dumps(to_json(report)))

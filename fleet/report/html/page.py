@@ -141,7 +141,7 @@ def _action_group(title: str, tone: str, members: Sequence[Reason]) -> ActionGro
 
 
 def _changes(report: FleetReport) -> dict[str, Any]:
-    """Return the differences from the accepted records, and how many there are."""
+    """Return the differences from the accepted records, and their number."""
     changes = report.changes
     return {
         "rows": [
@@ -246,7 +246,7 @@ def environment(*directories: Path) -> Environment:
     templates.filters.update({name: getattr(formatting, name) for name in names})
     templates.filters["quantity"] = quantities.quantity
     templates.filters["tone"] = headline.tone
-    templates.filters["log"] = escape  # already cleaned, with its lines kept
+    templates.filters["log"] = escape  # a log is already cleaned, and has several lines
     templates.filters["svg_path"] = Markup  # made of our own numbers, and longer than the limit of a text
     templates.filters["count"] = lambda value: quantities.number(int(value), 12)
     return templates

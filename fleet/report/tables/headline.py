@@ -50,7 +50,7 @@ def manifest(report: FleetReport) -> str:
 
 
 def tone(decision: str) -> str:
-    """Return the verdict whose color a decision has; an unknown decision looks inconclusive."""
+    """Return the verdict that has the same color as the decision; `inconclusive` for an unknown decision."""
     return _TONES.get(decision, INCONCLUSIVE)
 
 

@@ -42,7 +42,7 @@ class LaunchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenHost:
-    """A host that is not accepted, for readers whose browser runs no script."""
+    """A host that is not accepted, for browsers without JavaScript."""
 
     name: str
     anchor: str

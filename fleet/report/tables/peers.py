@@ -133,7 +133,7 @@ def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: fl
     if value is None:
         return Cell(text=item.status, css="inconclusive")
     css = ""
-    if _kind(item) != _LATENCY:  # no latency is good or bad by itself
+    if _kind(item) != _LATENCY:  # latencies are not compared
         css = FAIL if _scope(pair) in failed else _heat(value, fastest)
     return Cell(text=number(value / factor, 3), css=css)
 

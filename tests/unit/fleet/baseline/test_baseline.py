@@ -411,7 +411,7 @@ def test_report_lists_regressions_and_replaced_parts(
     assert "REPLACED: h2 gpu=1: GPU h2-1 was replaced by S-NEW" in shown
     assert [item["kind"] for item in report["changes"]] == ["regressed", "replaced"]
     assert report["baseline"] == json.loads((tmp_path / "after" / "plan.json").read_text())["baseline"]["digest"]
-    assert "Since it was accepted" in (tmp_path / "after" / "report.md").read_text()
+    assert "Changes since acceptance" in (tmp_path / "after" / "report.md").read_text()
 
 
 def test_run_without_baseline_has_no_baseline_verdicts(tmp_path: Path) -> None:

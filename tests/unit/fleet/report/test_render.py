@@ -1174,7 +1174,7 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
     text = Page(render_html(replace(accepted(), baseline="a" * 64, changes=(slower, swapped)))).text
     for expected in ("2 of 2 differences on 2 hosts", "750 TFLOP/s", "600 TFLOP/s", "−20.0 %", "gpu 1600 was 1699"):
         assert expected in text
-    assert "Since it was accepted" not in Page(render_html(accepted())).text
+    assert "Changes since acceptance" not in Page(render_html(accepted())).text
 
 
 def test_failures_of_one_criterion_on_many_hosts_merge() -> None:
