@@ -12,8 +12,8 @@ from typing import Any
 from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report.formatting import clean
-from fleet.scaling.outcome import Outcome, outcome
-from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
+from fleet.scaling.outcome import StudyResults, evaluate_study
+from fleet.scaling.page import render_html, render_lines, render_markdown, summarize
 from fleet.scaling.published import RUNS
 from schemas import documents
 from schemas.errors import TROUBLE, UsageError, writing
@@ -22,8 +22,8 @@ from schemas.records import to_json
 from schemas.studies import Study
 
 SCHEMA = "rackproof.scaling/1"
-MEASURED = 0
-MOST_PRICE = 1e12
+COMPLETE = 0
+MAX_PRICE = 1e12
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +34,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="example: rackproof scaling runs/study1 --price 12 --currency USD. Run a study with playbooks/scaling.yml, or on "
         "one machine with rackproof run --profile scaling. Exit codes: 0 every cell was measured, except for those that need "
         "more hosts than the inventory has or exceed the budget; 2 a cell failed or is missing, or there is no run; "
-        "64 wrong usage; 74 the page could not be written.",
+        "64 wrong usage; 74 the page could not be texts.",
     )
     scaling.add_argument("run_dir", type=Path, help="directory of the run")
     scaling.add_argument(
@@ -49,54 +49,54 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    if options.price is not None and not 0 < options.price <= MOST_PRICE:
+    if options.price is not None and not 0 < options.price <= MAX_PRICE:
         raise UsageError(
-            f"--price {options.price}: give the price of a host per hour, more than 0 and at most {MOST_PRICE:g}"
+            f"--price {options.price}: give the price of a host per hour, more than 0 and at most {MAX_PRICE:g}"
         )
     if options.currency is not None and not re.fullmatch(r"[^\s<>&|`]{1,8}", options.currency):
         raise UsageError(f"--currency {options.currency}: give a short name, such as USD")
     run = load(options.run_dir, alone=False, study=True)
     if run.plan.study is None:
         raise UsageError(f"{options.run_dir} is not a scaling study: run rackproof report {options.run_dir}")
-    refused = tuple(clean(f"{item.path}: {item.reason}") for item in run.quarantined)
-    study_outcome = replace(outcome(run.plan, run.evidence, price=options.price), refused=refused)
+    rejected = tuple(clean(f"{item.path}: {item.reason}") for item in run.quarantined)
+    results = replace(evaluate_study(run.plan, run.evidence, price=options.price), rejected=rejected)
     currency = clean(run.plan.study.currency if options.currency is None else options.currency)
-    document = _document(run.plan, run.plan.study, study_outcome, currency)
-    written = {  # render all before writing the first, so that the files are consistent
+    document = _document(run.plan, run.plan.study, results, currency)
+    texts = {  # render all before writing the first, so that the files are consistent
         "scaling.json": documents.text(document),
-        "scaling.md": render_markdown(run.plan, study_outcome, currency),
-        "scaling.html": render_html(run.plan, study_outcome, currency),
+        "scaling.md": render_markdown(run.plan, results, currency),
+        "scaling.html": render_html(run.plan, results, currency),
     }
     with writing(options.run_dir):
-        for name, text in written.items():
+        for name, text in texts.items():
             documents.write_text(options.run_dir / name, text)
-        run_lock.release(options.run_dir, sentence(study_outcome))
+        run_lock.release(options.run_dir, summarize(results))
     if options.json:
-        print(written["scaling.json"], end="")
+        print(texts["scaling.json"], end="")
     else:
-        print(f"{sentence(study_outcome)}\n{render_lines(study_outcome, currency)}")
-        for line in refused:
+        print(f"{summarize(results)}\n{render_lines(results, currency)}")
+        for line in rejected:
             print(f"rejected: {line}")
         print(f"page: {options.run_dir / 'scaling.html'}")
-    return MEASURED if study_outcome.complete else TROUBLE
+    return COMPLETE if results.is_complete else TROUBLE
 
 
-def _document(plan: Plan, study: Study, study_outcome: Outcome, currency: str) -> dict[str, Any]:
+def _document(plan: Plan, study: Study, results: StudyResults, currency: str) -> dict[str, Any]:
     """Return the JSON document of the study. Unknown values are left out."""
     return {
         "schema": SCHEMA,
         "run_id": plan.run_id,
         "profile": plan.profile,
         "rehearsal": plan.rehearsal,
-        "complete": study_outcome.complete,
-        "stopped": study_outcome.stopped,
-        "hours": study_outcome.hours,
-        "cost": study_outcome.cost,
+        "complete": results.is_complete,
+        "stopped": results.stopped,
+        "hours": results.hours,
+        "cost": results.cost,
         "currency": currency,
-        "gpus": study_outcome.gpus,
-        "software": study_outcome.software,
-        "not_believed": study_outcome.refused,
+        "gpus": results.gpus,
+        "software": results.software,
+        "not_believed": results.rejected,
         "study": to_json(study),
-        "cells": [json.loads(json.dumps(to_json(row))) for row in study_outcome.rows],
+        "cells": [json.loads(json.dumps(to_json(row))) for row in results.rows],
         "published": [to_json(run) for run in RUNS],
     }

@@ -1,1 +1,1 @@
-"""Scaling studies: which cells a study has, which is measured next, and what came of them."""
+"""Run scaling studies: select the next cell to measure, evaluate the records, and render the results."""

@@ -1,4 +1,4 @@
-"""What became of a scaling study, as pictures: figures against the number of ranks, and where the time went."""
+"""Draw the results of a scaling study: figures by number of ranks, and the time of each cell by part."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from fleet.quantities import number
 from fleet.report.charts.bar import Bar, stacked_bar
 from fleet.report.charts.line import Curve, Frame, LineAxes, Tick
 from fleet.report.formatting import duration
-from fleet.scaling.outcome import Outcome, Row
+from fleet.scaling.outcome import Row, StudyResults
 
 FRAME = Frame(width=480.0, height=260.0, left=52.0, right=14.0, top=24.0, bottom=26.0)
-COLOURS = 8
+COLOUR_COUNT = 8
+"""Number of colours in scaling.css; more series are dashed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A figure of each series against the number of ranks."""
+    """A plot of one figure by number of ranks, with a curve for each series."""
 
     title: str
     unit: str
@@ -26,61 +27,69 @@ class Plot:
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
     dots: tuple[tuple[float, float, str, str], ...]
-    """Across, down, class and title of each cell."""
+    """X, y, CSS class and tooltip of each cell."""
 
 
-def styles(study_outcome: Outcome) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
-    """Series that was measured -> its name and its class."""
-    series = dict.fromkeys(row.cell.series for row in study_outcome.rows if row.throughput is not None)
-    several = len({key[1] for key in series}) > 1
+def styles(results: StudyResults) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
+    """Return name and CSS class of each measured series."""
+    series = dict.fromkeys(row.cell.series for row in results.rows if row.throughput is not None)
+    has_several_epochs = len({key[1] for key in series}) > 1
     return {
-        key: (series_name(key, with_epochs=several), f"c{index % COLOURS}{' dashed' if index // COLOURS % 2 else ''}")
+        key: (
+            series_name(key, with_epochs=has_several_epochs),
+            f"c{index % COLOUR_COUNT}{' dashed' if index // COLOUR_COUNT % 2 else ''}",
+        )
         for index, key in enumerate(series)
     }
 
 
 def series_name(series: tuple[int, int, int, str], *, with_epochs: bool) -> str:
+    """Return the settings that the cells of a series share."""
     batch, epochs, cpus, precision = series
-    few = f", {cpus} CPU{'s' if cpus > 1 else ''} a GPU" if cpus else ""
-    passes = f", {epochs} epoch{'s' if epochs > 1 else ''}" if with_epochs else ""
-    return f"batch {batch}, {precision}{few}{passes}"
+    cpus_text = f", {cpus} CPU{'s' if cpus > 1 else ''} per GPU" if cpus else ""
+    epochs_text = f", {epochs} epoch{'s' if epochs > 1 else ''}" if with_epochs else ""
+    return f"batch {batch}, {precision}{cpus_text}{epochs_text}"
 
 
-def plots(study_outcome: Outcome) -> list[Plot]:
-    """Throughput and efficiency against ranks; nothing where no cell was measured."""
-    if not any(row.throughput for row in study_outcome.rows):
+def plots(results: StudyResults) -> list[Plot]:
+    """Return the plots of throughput, efficiency and hookup; none if no cell was measured."""
+    if not any(row.throughput for row in results.rows):
         return []
     return [
-        _plot(study_outcome, "Throughput", "images/s", "of all ranks", lambda row: row.throughput),
+        _plot(results, "Throughput", "images/s", "of all ranks", lambda row: row.throughput),
         _plot(
-            study_outcome,
+            results,
             "Efficiency",
             "%",
             "100 % is the smallest cell of the series",
             lambda row: (row.efficiency or 0) * 100,
         ),
-        _plot(study_outcome, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),
+        _plot(results, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),
     ]
 
 
-def _plot(study_outcome: Outcome, title: str, unit: str, note: str, figure: Callable[[Row], float | None]) -> Plot:
-    named = styles(study_outcome)
+def _plot(results: StudyResults, title: str, unit: str, note: str, figure: Callable[[Row], float | None]) -> Plot:
+    style_by_series = styles(results)
     values: dict[tuple[int, int, int, str], dict[int, tuple[float, Row]]] = {}
-    for row in study_outcome.rows:
+    for row in results.rows:
         value = figure(row)
         if row.throughput is not None and value is not None:
-            kept = values.setdefault(row.cell.series, {})
-            if row.cell.ranks not in kept or value > kept[row.cell.ranks][0]:  # as many ranks on other numbers of hosts
-                kept[row.cell.ranks] = value, row
-    ranks = sorted({rank for kept in values.values() for rank in kept})
-    axes = LineAxes(FRAME, ranks[0], ranks[-1], max(value for kept in values.values() for value, _ in kept.values()))
+            row_by_ranks = values.setdefault(row.cell.series, {})
+            if (
+                row.cell.ranks not in row_by_ranks or value > row_by_ranks[row.cell.ranks][0]
+            ):  # the best of cells with the same ranks on different numbers of hosts
+                row_by_ranks[row.cell.ranks] = value, row
+    ranks = sorted({rank for row_by_ranks in values.values() for rank in row_by_ranks})
+    axes = LineAxes(
+        FRAME, ranks[0], ranks[-1], max(value for row_by_ranks in values.values() for value, _ in row_by_ranks.values())
+    )
     curves, dots = [], []
-    for key, kept in values.items():
-        name, css = named[key]
-        series = {rank: kept[rank][0] for rank in sorted(kept)}
+    for key, row_by_ranks in values.items():
+        name, css = style_by_series[key]
+        series = {rank: row_by_ranks[rank][0] for rank in sorted(row_by_ranks)}
         curves.append(Curve(path=axes.path(series), css=f"line series {css}", title=name))
         for rank, value in series.items():
-            cell = kept[rank][1].cell
+            cell = row_by_ranks[rank][1].cell
             tooltip = f"{name}, {cell.hosts} × {cell.gpus}: {number(value)} {unit}"
             dots.append((axes.x(rank), axes.y(value), f"series {css}", tooltip))
     return Plot(
@@ -94,16 +103,16 @@ def _plot(study_outcome: Outcome, title: str, unit: str, note: str, figure: Call
     )
 
 
-def bars(study_outcome: Outcome) -> list[Bar]:
-    """Return where the time of each measured cell went."""
-    timed = [row for row in study_outcome.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
+def bars(results: StudyResults) -> list[Bar]:
+    """Return a bar for each measured cell: its time by part."""
+    timed = [row for row in results.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
     longest = max((row.wall_s or 0.0 for row in timed), default=0.0)
     several_epochs = len({row.cell.epochs for row in timed}) > 1
-    drawn = []
+    stacked_bars = []
     for row in timed:
         wall, hookup, train = row.wall_s or 0.0, row.hookup_s or 0.0, row.train_s or 0.0
         times = ((0, "hookup", hookup), (2, "training", train), (16, "test and end", max(0.0, wall - hookup - train)))
         parts = ((colour, f"{name}: {duration(seconds)}", seconds) for colour, name, seconds in times)
         label = f"{row.cell.hosts} × {row.cell.gpus}, {series_name(row.cell.series, with_epochs=several_epochs)}"
-        drawn.append(stacked_bar(label, duration(wall), parts, longest))
-    return drawn
+        stacked_bars.append(stacked_bar(label, duration(wall), parts, longest))
+    return stacked_bars

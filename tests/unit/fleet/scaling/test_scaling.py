@@ -1,4 +1,4 @@
-"""Scaling studies: the cells of a matrix, which one is next, what came of them, and the page; over hosts that leave records."""
+"""Test scaling studies: the cells of a matrix, the next cell, the results, and the page."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fleet.judge.evidence import Evidence
 from fleet.planning.begin import begin
 from fleet.planning.plan import PROFILES, make_plan, read_profile
 from fleet.records.load import load
-from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, Outcome, next_cell, outcome
-from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
+from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, StudyResults, evaluate_study, next_cell
+from fleet.scaling.page import render_html, render_lines, render_markdown, summarize
 from fleet.scaling.plots import plots
-from fleet.scaling.published import RUNS, ours
+from fleet.scaling.published import RUNS, closest_cell
 from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError, UsageError
@@ -49,7 +49,7 @@ REHEARSAL = {**PROFILE, "device": "cpu", "processes_per_host": 2}
 
 
 def study(tmp_path: Path, *hosts: str, profile: dict[str, Any] = PROFILE, gpu_count: int = 2, **over: Any) -> Plan:
-    """The plan of a study; `over` changes what it asks for."""
+    """Return the plan of a study; `over` replaces settings of the study."""
     path = tmp_path / "study.yml"
     path.write_text(yaml.safe_dump({**profile, "study": {**profile["study"], **over}}))
     return planned(path, *hosts, gpu_count=gpu_count)
@@ -63,7 +63,7 @@ def planned(path: Path, *hosts: str, gpu_count: int = 2, **variables: Any) -> Pl
 # --- the matrix
 
 
-def test_blocks_are_multiplied_out_as_written_and_a_cell_is_measured_once(tmp_path: Path) -> None:
+def test_matrix_is_expanded_in_order_without_duplicate_cells(tmp_path: Path) -> None:
     plan = study(
         tmp_path, matrix=[{"gpus": [1, 2], "batch_size": [64, 128]}, {"gpus": [2], "precision": ["fp32", "bf16"], "epochs": [3]},
                           {"gpus": [1]}]
@@ -80,16 +80,16 @@ def test_blocks_are_multiplied_out_as_written_and_a_cell_is_measured_once(tmp_pa
     assert {(cell.hosts, cell.cpus) for cell in plan.study.cells} == {(1, 0)}
 
 
-def test_a_plan_with_a_study_survives_its_file(tmp_path: Path) -> None:
+def test_plan_with_a_study_can_be_written_and_read(tmp_path: Path) -> None:
     plan = study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}, stop={"hours": 2})
     document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="the plan")
     assert plan_from_json(document) == plan
-    assert plan.expected == (), "nothing of it is judged"
+    assert plan.expected == (), "a study is not judged"
     assert plan.gangs() == {"all": ("h1", "h2")}
 
 
-def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
+def test_plan_of_a_cell_has_its_gpus_and_settings(tmp_path: Path) -> None:
     plan = study(tmp_path)
     cell = plan.of_cell(8)
     assert [host.devices for host in cell.hosts] == [(0,), (0,)]
@@ -102,7 +102,7 @@ def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "said"),
+    ("over", "message"),
     [
         ({"matrix": [{"hosts": [1]}]}, "study.matrix.0: 'gpus' is a required property"),
         ({"matrix": [{"gpus": [0]}]}, "study.matrix.0.gpus.0: 0 is less than the minimum of 1"),
@@ -131,10 +131,10 @@ def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_study_is_named(tmp_path: Path, over: dict[str, Any], said: str) -> None:
+def test_invalid_study_is_an_error(tmp_path: Path, over: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         study(tmp_path, **over)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_matrix_settings_cannot_be_overridden(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_matrix_settings_cannot_be_overridden(tmp_path: Path) -> None:
             planned(PROFILES / "scaling.yml", **{name: value})
 
 
-def test_other_benchmarks_do_not_go_with_a_study(tmp_path: Path) -> None:
+def test_study_with_other_benchmarks_is_an_error(tmp_path: Path) -> None:
     stages = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"training": {}, "scaling": {}}}}
     with pytest.raises(
         UsageError, match="runs gang: scaling, training: a study has only the stage gang with the benchmark scaling"
@@ -162,40 +162,43 @@ def test_other_benchmarks_do_not_go_with_a_study(tmp_path: Path) -> None:
 def test_shipped_studies_can_be_planned(name: str) -> None:
     plan = planned(PROFILES / f"{name}.yml", "h1", gpu_count=2)
     assert plan.study
-    able = [cell for cell in plan.study.cells if cell.hosts == 1 and cell.gpus <= 2]
-    assert len(able) == {"scaling": 12, "scaling-rehearsal": 3}[name]
+    fitting = [cell for cell in plan.study.cells if cell.hosts == 1 and cell.gpus <= 2]
+    assert len(fitting) == {"scaling": 12, "scaling-rehearsal": 3}[name]
     assert {cell.cpus for cell in plan.study.cells} == {0, 1}
 
 
-# --- what came of the cells
+# --- results of the cells
 
 
 @dataclass
 class Site:
-    """Hosts that launch what they are told, as fast as there are GPUs but for a tenth that is lost with each doubling."""
+    """Hosts that launch cells. Each doubling of the ranks reduces the throughput per rank by a tenth."""
 
     plan: Plan
-    gone: set[str] = field(default_factory=set)
-    spoil: Callable[[int, str, Launch], Launch | None] = lambda number, host, launch: launch
-    """What a host's account of a launch becomes; None: nobody has it."""
+    unreachable: set[str] = field(default_factory=set)
+    change: Callable[[int, str, Launch], Launch | None] = lambda number, host, launch: launch
+    """Change the launch that a host reports; None: the host has no record of it."""
     begun: list[int] = field(default_factory=list)
-    left: dict[str, list[Launch]] = field(default_factory=dict)
+    launches: dict[str, list[Launch]] = field(default_factory=dict)
 
     def evidence(self) -> dict[str, Evidence]:
-        return {host: Evidence(records=(record(self.plan, host, launches),)) for host, launches in self.left.items()}
+        return {
+            host: Evidence(records=(record(self.plan, host, launches),)) for host, launches in self.launches.items()
+        }
 
-    def play(self) -> Outcome:
-        present = [host.name for host in self.plan.hosts if host.name not in self.gone]
-        while starts := next_cell(self.plan, self.evidence(), present).launches:
-            (start,) = starts
+    def run_study(self) -> StudyResults:
+        """Launch cells until there is no next one."""
+        present = [host.name for host in self.plan.hosts if host.name not in self.unreachable]
+        while launches := next_cell(self.plan, self.evidence(), present).launches:
+            (start,) = launches
             assert start.number not in self.begun, "no cell is measured twice"
             assert self.plan.study
             self.begun.append(start.number)
             cell = self.plan.study.cells[start.number - 1]
             for host in start.members:
-                if reported := self.spoil(start.number, host, launched(start.number, start.members, cell)):
-                    self.left.setdefault(host, []).append(reported)
-        return outcome(self.plan, self.evidence())
+                if reported := self.change(start.number, host, launched(start.number, start.members, cell)):
+                    self.launches.setdefault(host, []).append(reported)
+        return evaluate_study(self.plan, self.evidence())
 
 
 def launched(number: int, members: tuple[str, ...], cell: Cell, **params: Any) -> Launch:
@@ -232,196 +235,196 @@ def record(plan: Plan, host: str, launches: list[Launch]) -> Record:
     )
 
 
-def states(result: Outcome) -> list[str]:
-    return [row.state for row in result.rows]
+def states(results: StudyResults) -> list[str]:
+    return [row.state for row in results.rows]
 
 
 def test_cells_are_measured_once_and_oversized_ones_reported(tmp_path: Path) -> None:
     site = Site(study(tmp_path))
-    result = site.play()
+    results = site.run_study()
     assert site.begun == [1, 2, 3, 4, 7, 8]
-    assert states(result) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
-    assert result.rows[4].reason == "capacity: hosts with 2 GPUs: 4 wanted, 2 in the inventory"
-    assert [row.members for row in result.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
-    assert result.complete
-    assert sentence(result) == "6 of 8 cells were measured, 2 left out."
+    assert states(results) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
+    assert results.rows[4].reason == "capacity: hosts with 2 GPUs: 4 needed, 2 in the inventory"
+    assert [row.members for row in results.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
+    assert results.is_complete
+    assert summarize(results) == "6 of 8 cells were measured, 2 skipped."
 
 
-def test_efficiency_is_that_of_a_rank_against_the_smallest_cell_of_its_series(tmp_path: Path) -> None:
-    rows = Site(study(tmp_path)).play().rows
+def test_efficiency_is_per_rank_relative_to_the_smallest_cell_of_the_series(tmp_path: Path) -> None:
+    rows = Site(study(tmp_path)).run_study().rows
     values = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
-    # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 begins with cell 2. With one CPU, cell 8 is alone.
+    # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 starts with cell 2. Cell 8 is the only one with one CPU.
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
 def test_cell_with_few_cpus_is_compared_with_the_full_one(tmp_path: Path) -> None:
-    result = Site(study(tmp_path)).play()
-    values = {row.number: (row.share, row.unconfined) for row in result.rows if row.share is not None}
+    results = Site(study(tmp_path)).run_study()
+    values = {row.number: (row.share, row.unconfined) for row in results.rows if row.share is not None}
     assert values == {8: (pytest.approx(1 / 3), 7)}
-    assert render_lines(result, "").endswith(", 33 % of the images/s of cell 7")
+    assert render_lines(results, "").endswith(", 33 % of the images/s of cell 7")
     block = {"gpus": [2], "batch_size": [64]}
-    rows = Site(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).play().rows
+    rows = Site(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
     assert rows[1].unconfined == 1, "the rate does not depend on the number of epochs"
-    rows = Site(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}])).play().rows
+    rows = Site(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}])).run_study().rows
     assert rows[1].share is None
 
 
-def test_cost_is_that_of_the_hosts_that_took_part_while_they_did(tmp_path: Path) -> None:
+def test_cost_counts_only_the_hosts_of_each_launch(tmp_path: Path) -> None:
     plan = study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"})
     site = Site(plan)
-    result = site.play()
-    assert [row.cost for row in result.rows] == pytest.approx([0.2, 0.2, 0.4, 0.4, None, None, 0.2, 0.2])
-    assert result.cost == pytest.approx(1.6)
-    assert result.hours == pytest.approx(6 * 72 / 3600)
-    again = outcome(plan, site.evidence(), price=20)
-    assert again.cost == pytest.approx(3.2)
-    assert outcome(study(tmp_path), site.evidence()).cost is None, "nobody said a price"
+    results = site.run_study()
+    assert [row.cost for row in results.rows] == pytest.approx([0.2, 0.2, 0.4, 0.4, None, None, 0.2, 0.2])
+    assert results.cost == pytest.approx(1.6)
+    assert results.hours == pytest.approx(6 * 72 / 3600)
+    at_new_price = evaluate_study(plan, site.evidence(), price=20)
+    assert at_new_price.cost == pytest.approx(3.2)
+    assert evaluate_study(study(tmp_path), site.evidence()).cost is None, "without a price"
 
 
 @pytest.mark.parametrize(
-    ("stop", "said"),
+    ("stop", "message"),
     [
-        ({"cost": 0.5}, "budget: the cells before it cost 0.80 of 0.5 EUR"),
-        ({"hours": 0.05}, "budget: the cells before it took 0.06 of 0.05 h"),
+        ({"cost": 0.5}, "budget: earlier cells cost 0.80 of 0.5 EUR"),
+        ({"hours": 0.05}, "budget: earlier cells took 0.06 of 0.05 h"),
     ],
 )
-def test_a_budget_ends_the_study_and_says_so(tmp_path: Path, stop: dict[str, float], said: str) -> None:
+def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], message: str) -> None:
     site = Site(study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"}, stop=stop))
-    result = site.play()
+    results = site.run_study()
     assert site.begun == [1, 2, 3]
-    assert states(result) == [*[MEASURED] * 3, *[SKIPPED] * 5]
-    assert result.rows[3].reason == result.stopped == said
-    assert result.rows[4].reason.startswith("capacity"), "that reason stands whatever the budget"
-    assert result.complete, "the operator's own limit"
+    assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
+    assert results.rows[3].reason == results.stopped == message
+    assert results.rows[4].reason.startswith("capacity"), "capacity is reported before the budget"
+    assert results.is_complete, "the budget is a limit that the operator chose"
 
 
-def test_a_failed_cell_is_in_the_table_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
-    def spoil(number: int, host: str, launch: Launch) -> Launch:
+def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) -> None:
+    def change(number: int, host: str, launch: Launch) -> Launch:
         out_of_memory = replace(launch, outcome="failed", reason="rank 0 in scaling (exit code 1): out of memory")
         return out_of_memory if number == 2 else launch
 
-    site = Site(study(tmp_path, price={"per_host_hour": 10}), spoil=spoil)
-    result = site.play()
-    assert states(result) == [MEASURED, FAILED, MEASURED, MEASURED, SKIPPED, SKIPPED, MEASURED, MEASURED]
-    row = result.rows[1]
+    site = Site(study(tmp_path, price={"per_host_hour": 10}), change=change)
+    results = site.run_study()
+    assert states(results) == [MEASURED, FAILED, MEASURED, MEASURED, SKIPPED, SKIPPED, MEASURED, MEASURED]
+    row = results.rows[1]
     assert row.reason == "rank 0 in scaling (exit code 1): out of memory"
     assert (row.throughput, row.efficiency) == (None, None)
-    assert row.cost == pytest.approx(0.2), "it was paid for"
-    assert (result.rows[3].efficiency, result.rows[3].against) == (1.0, 4), "the smallest that was measured"
-    assert not result.complete
+    assert row.cost == pytest.approx(0.2), "failed launches cost as well"
+    assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), "the smallest measured cell"
+    assert not results.is_complete
 
 
-def absent(launch: Launch, **change: Any) -> Launch:
-    """The launch without its throughput, or with another."""
+def with_throughput(launch: Launch, **change: Any) -> Launch:
+    """Change the throughput of the launch."""
     observed = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
     return replace(launch, observations=tuple(observed))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("change", "message"),
     [
-        (lambda launch: replace(launch, observations=()), "scaling.hookup: it is not in the record"),
+        (lambda launch: replace(launch, observations=()), "scaling.hookup: missing in the record"),
         (
-            lambda launch: absent(launch, status=ERROR, value=None, reason="no room in /dev/shm"),
+            lambda launch: with_throughput(launch, status=ERROR, value=None, reason="no room in /dev/shm"),
             "scaling.throughput: no room in /dev/shm",
         ),
-        (lambda launch: absent(launch, value="fast"), "scaling.throughput: it is no number"),
-        (lambda launch: absent(launch, value=True), "scaling.throughput: it is no number"),
+        (lambda launch: with_throughput(launch, value="fast"), "scaling.throughput: not a number"),
+        (lambda launch: with_throughput(launch, value=True), "scaling.throughput: not a number"),
         (lambda launch: replace(launch, outcome="deadline"), "deadline"),
-        (lambda launch: replace(launch, reason="no result of rank 1: missing"), "no result of rank 1: missing"),
-        (lambda launch: absent(launch, params={"world_size": 1}), "1 ranks took part, and not 2"),
+        (lambda launch: replace(launch, reason="no results of rank 1: missing"), "no results of rank 1: missing"),
+        (lambda launch: with_throughput(launch, params={"world_size": 1}), "1 ranks took part, expected 2"),
         (
-            lambda launch: absent(launch, params={"world_size": 2, "batch_size": 32, "epochs": 1}),
+            lambda launch: with_throughput(launch, params={"world_size": 2, "batch_size": 32, "epochs": 1}),
             "another cell was measured: batch_size was 32",
         ),
-        (lambda launch: absent(launch, value=0.0), "scaling.throughput: it cannot be 0"),
-        (lambda launch: absent(launch, value=-5.0), "scaling.throughput: it cannot be -5"),
-        (lambda launch: absent(launch, value=5e-324), "scaling.throughput: it cannot be 4.94066e-324"),
-        (lambda launch: absent(launch, value=1e308), "scaling.throughput: it cannot be 1e+308"),
-        (lambda launch: replace(launch, duration_s=30.0), "scaling.duration: it cannot be 60"),
-        (lambda launch: replace(launch, duration_s=1e308), "its launch cannot have taken 1e+308 s"),
+        (lambda launch: with_throughput(launch, value=0.0), "scaling.throughput: invalid value 0"),
+        (lambda launch: with_throughput(launch, value=-5.0), "scaling.throughput: invalid value -5"),
+        (lambda launch: with_throughput(launch, value=5e-324), "scaling.throughput: invalid value 4.94066e-324"),
+        (lambda launch: with_throughput(launch, value=1e308), "scaling.throughput: invalid value 1e+308"),
+        (lambda launch: replace(launch, duration_s=30.0), "scaling.duration: invalid value 60"),
+        (lambda launch: replace(launch, duration_s=1e308), "invalid duration of its launch: 1e+308 s"),
     ],
 )
-def test_a_cell_without_all_of_its_figures_is_not_measured(
-    tmp_path: Path, spoil: Callable[[Launch], Launch], said: str
+def test_cell_with_missing_or_invalid_figures_fails(
+    tmp_path: Path, change: Callable[[Launch], Launch], message: str
 ) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2]}])
-    result = Site(plan, spoil=lambda number, host, launch: spoil(launch)).play()
-    (row,) = result.rows
-    assert (row.state, row.reason) == (FAILED, said)
-    assert not result.complete
+    results = Site(plan, change=lambda number, host, launch: change(launch)).run_study()
+    (row,) = results.rows
+    assert (row.state, row.reason) == (FAILED, message)
+    assert not results.is_complete
 
 
-def test_a_host_that_left_no_word_of_a_cell_fails_it(tmp_path: Path) -> None:
-    site = Site(study(tmp_path), spoil=lambda number, host, launch: None if (number, host) == (3, "h2") else launch)
-    result = site.play()
-    assert (result.rows[2].state, result.rows[2].reason) == (FAILED, "no record of it from h2")
+def test_cell_fails_without_the_record_of_one_host(tmp_path: Path) -> None:
+    site = Site(study(tmp_path), change=lambda number, host, launch: None if (number, host) == (3, "h2") else launch)
+    results = site.run_study()
+    assert (results.rows[2].state, results.rows[2].reason) == (FAILED, "no record of it from h2")
 
 
-def test_hosts_out_of_reach_leave_the_larger_cells_open_until_they_are_back(tmp_path: Path) -> None:
-    site = Site(study(tmp_path, "h1", "h2", "h3"), gone={"h1", "h3"})
-    result = site.play()
+def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> None:
+    site = Site(study(tmp_path, "h1", "h2", "h3"), unreachable={"h1", "h3"})
+    results = site.run_study()
     assert site.begun == [1, 2, 7, 8]
-    assert {row.members for row in result.rows if row.members} == {("h2",)}
-    assert (result.rows[2].state, result.rows[2].reason) == (OPEN, NOT_YET)
-    assert not result.complete
-    site.gone.clear()
-    assert site.play().complete
+    assert {row.members for row in results.rows if row.members} == {("h2",)}
+    assert (results.rows[2].state, results.rows[2].reason) == (OPEN, NOT_YET)
+    assert not results.is_complete
+    site.unreachable.clear()
+    assert site.run_study().is_complete
     assert site.begun == [1, 2, 7, 8, 3, 4]
 
 
 def test_relaunched_cell_is_reported_by_its_measuring_launch(tmp_path: Path) -> None:
-    """The records of the first launch were out of reach when the study went on with other hosts, and are back now."""
+    """The records of the first launch could not be fetched when the study continued with other hosts, but can be now."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
     lost = replace(
         launched(1, ("h1",), plan.study.cells[0]), outcome="failed", reason="the link went down", duration_s=300
     )
-    site = Site(plan, left={"h1": [lost], "h2": [launched(1, ("h2",), plan.study.cells[0])]})
-    (row,) = site.play().rows
+    site = Site(plan, launches={"h1": [lost], "h2": [launched(1, ("h2",), plan.study.cells[0])]})
+    (row,) = site.run_study().rows
     assert site.begun == []
     assert (row.state, row.members, row.wall_s) == (MEASURED, ("h2",), 72.0)
-    assert row.cost == pytest.approx(372), "both were paid for"
-    assert outcome(plan, site.evidence()).hours == pytest.approx(372 / 3600)
+    assert row.cost == pytest.approx(372), "both launches cost"
+    assert evaluate_study(plan, site.evidence()).hours == pytest.approx(372 / 3600)
 
 
-def test_a_study_of_which_nothing_was_measured_is_not_complete(tmp_path: Path) -> None:
-    result = Site(study(tmp_path, matrix=[{"gpus": [4]}])).play()
-    assert states(result) == [SKIPPED]
-    assert not result.complete
+def test_study_without_measured_cells_is_incomplete(tmp_path: Path) -> None:
+    results = Site(study(tmp_path, matrix=[{"gpus": [4]}])).run_study()
+    assert states(results) == [SKIPPED]
+    assert not results.is_complete
 
 
-def test_a_training_that_was_cut_says_so_in_every_format(tmp_path: Path) -> None:
-    plan, said = study(tmp_path, "h1"), "ended by max_steps before its epochs were over"
-    whole = Site(plan).play()
-    cut = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"max_steps": 20})).play()
-    for render in (render_html, render_markdown, lambda _, result, currency: render_lines(result, currency)):
-        assert said not in render(plan, whole, "")
-        assert render(plan, cut, "").count(said) == len(cut.rows) - cut.count(SKIPPED)
+def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) -> None:
+    plan, message = study(tmp_path, "h1"), "ended by max_steps before its epochs were over"
+    whole = Site(plan).run_study()
+    cut = Site(plan, change=lambda number, host, launch: with_params(launch, {"max_steps": 20})).run_study()
+    for render in (render_html, render_markdown, lambda _, results, currency: render_lines(results, currency)):
+        assert message not in render(plan, whole, "")
+        assert render(plan, cut, "").count(message) == len(cut.rows) - cut.count(SKIPPED)
 
 
-def test_a_launch_that_the_host_was_no_member_of_is_not_believed(tmp_path: Path) -> None:
+def test_launch_without_the_reporting_host_is_ignored(tmp_path: Path) -> None:
     plan = study(tmp_path)
     assert plan.study
     reported = launched(1, ("h2",), plan.study.cells[0])
-    result = outcome(plan, {"h1": Evidence(records=(record(plan, "h1", [reported]),))})
-    assert set(states(result)) == {OPEN, SKIPPED}
+    results = evaluate_study(plan, {"h1": Evidence(records=(record(plan, "h1", [reported]),))})
+    assert set(states(results)) == {OPEN, SKIPPED}
 
 
-# --- beside the published figures
+# --- comparison with the published figures
 
 
 def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    rows = Site(plan).play().rows
+    rows = Site(plan).run_study().rows
     small, large = RUNS[0], RUNS[2]
     assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
-    assert ours(large, rows) == rows[0], "one host with two GPUs"
-    assert ours(small, rows) == rows[7], "the cell with few CPUs"
-    assert ours(RUNS[-1], rows) is None, "twenty epochs"
+    assert closest_cell(large, rows) == rows[0], "one host with two GPUs"
+    assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs"
+    assert closest_cell(RUNS[-1], rows) is None, "no cell has twenty epochs"
     for params in ({"data": "synthetic"}, {"max_steps": 20}):
-        site = Site(plan, spoil=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
-        assert ours(large, site.play().rows) is None
+        site = Site(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
+        assert closest_cell(large, site.run_study().rows) is None
 
 
 def with_params(launch: Launch, params: dict[str, Any]) -> Launch:
@@ -434,31 +437,31 @@ def with_params(launch: Launch, params: dict[str, Any]) -> Launch:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run directory of a study of which one cell failed."""
+    """Return the run directory of a study with one failed cell."""
 
-    def spoil(number: int, host: str, launch: Launch) -> Launch:
+    def change(number: int, host: str, launch: Launch) -> Launch:
         hostile = "<script>alert(1)</script> | \x1b[31mred"
         return replace(launch, outcome="failed", reason=hostile) if number == 2 else launch
 
-    return written(tmp_path, Site(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), spoil=spoil))
+    return written(tmp_path, Site(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), change=change))
 
 
 def written(tmp_path: Path, site: Site) -> Path:
-    site.play()
+    site.run_study()
     directory = tmp_path / "runs" / "s1"
     begin(directory, json.loads(json.dumps(to_json(site.plan))))
-    for host, left in site.evidence().items():
-        documents.write(directory / "gangs" / "all" / f"{host}.json", to_json(left.records[0]))
+    for host, evidence in site.evidence().items():
+        documents.write(directory / "gangs" / "all" / f"{host}.json", to_json(evidence.records[0]))
     return directory
 
 
-def test_the_page_has_every_cell_and_lets_nothing_in(run: Path) -> None:
+def test_page_has_every_cell_and_escapes_text_from_hosts(run: Path) -> None:
     assert main(["scaling", str(run)]) == 2
     page = (run / "scaling.html").read_text()
-    assert "5 of 8 cells were measured, 1 failed, 2 left out." in page
+    assert "5 of 8 cells were measured, 1 failed, 2 skipped." in page
     assert page.count('<tr class="fail">') == 1
     assert "<script" not in page.replace("&lt;script", "")
-    assert not re.search(r'(?:src|href)="(?!#)', page), "nothing from outside"
+    assert not re.search(r'(?:src|href)="(?!#)', page), "no external resources"
     assert "default-src &#39;none&#39;" in page
     assert "REHEARSAL" not in page
     assert page.count("<figure>") == 3
@@ -471,9 +474,7 @@ def test_the_page_has_every_cell_and_lets_nothing_in(run: Path) -> None:
     assert "| 2 × 4 | n1-standard-16 | 128 | 20 | 2 min 21 s | 0.8849 | 0.3264 | – | – | – | – |" in markdown
 
 
-def test_the_same_records_give_the_same_page_whatever_came_between(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_same_records_give_the_same_files(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("scaling.html", "scaling.md", "scaling.json")
     main(["scaling", str(run)])
     first = [(run / name).read_bytes() for name in names]
@@ -484,7 +485,7 @@ def test_the_same_records_give_the_same_page_whatever_came_between(
     assert [cell["number"] for cell in document["cells"] if "throughput" not in cell] == [2, 5, 6]
 
 
-def test_price_can_be_given_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_price_option_replaces_the_price_of_the_study(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["scaling", str(run), "--price", "120", "--currency", "EUR"])
     assert (
         "3: 2 × 2, batch 64, fp32: 72 s (hookup 8 s), 3240 images/s, efficiency 81 %, accuracy 0.7300, loss 0.6600, 4.80 EUR"
@@ -492,31 +493,31 @@ def test_price_can_be_given_later(run: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_a_study_of_which_nothing_is_missing_exits_0(tmp_path: Path) -> None:
+def test_complete_study_exits_0(tmp_path: Path) -> None:
     assert main(["scaling", str(written(tmp_path, Site(study(tmp_path))))]) == 0
 
 
-def test_a_rehearsal_says_so_in_every_format(tmp_path: Path) -> None:
+def test_rehearsal_is_marked_in_every_format(tmp_path: Path) -> None:
     plan = study(tmp_path, profile=REHEARSAL)
-    result = Site(plan).play()
-    assert "REHEARSAL" in render_html(plan, result, "")
-    assert "REHEARSAL" in render_markdown(plan, result, "")
-    assert "hosts with 2 processes: 4 wanted, 2 in the inventory" in render_lines(result, "")
+    results = Site(plan).run_study()
+    assert "REHEARSAL" in render_html(plan, results, "")
+    assert "REHEARSAL" in render_markdown(plan, results, "")
+    assert "hosts with 2 processes: 4 needed, 2 in the inventory" in render_lines(results, "")
 
 
-def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
+def test_page_without_measured_cells_says_so(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    result = outcome(plan, {})
-    assert plots(result) == []
-    assert "No cell was measured." in render_html(plan, result, "")
-    assert not result.complete
+    results = evaluate_study(plan, {})
+    assert plots(results) == []
+    assert "No cell was measured." in render_html(plan, results, "")
+    assert not results.is_complete
 
 
 def test_synthetic_images_are_reported(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    result = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).play()
-    assert "accuracy and loss say nothing" in render_html(plan, result, "")
-    assert "accuracy and loss say nothing" in render_markdown(plan, result, "")
+    results = Site(plan, change=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).run_study()
+    assert "accuracy and loss say nothing" in render_html(plan, results, "")
+    assert "accuracy and loss say nothing" in render_markdown(plan, results, "")
 
 
 # --- the command
@@ -536,7 +537,7 @@ def test_next_cell_is_returned_to_the_playbook(run: Path, capsys: pytest.Capture
     }
 
 
-def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
+def test_report_rejects_studies_and_scaling_rejects_other_runs(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run)]) == 2
@@ -562,7 +563,7 @@ def test_rejected_record_is_reported_in_every_format(run: Path, capsys: pytest.C
     assert "<b>.json" not in output[1] + output[2]
 
 
-def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_the_currency_are_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = study(tmp_path, price={"per_host_hour": 12, "currency": "\x1b[31m"})
     directory = written(tmp_path, Site(plan))
     assert main(["scaling", str(directory)]) == 0
@@ -571,7 +572,7 @@ def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--price", "0"], "--price 0.0: give the price of a host per hour, more than 0"),
         (["--price", "nan"], "--price nan: give the price of a host per hour"),
@@ -579,52 +580,54 @@ def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFix
         (["--currency", "U S"], "--currency U S: give a short name, such as USD"),
     ],
 )
-def test_wrong_options_are_named(run: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_errors(
+    run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["scaling", str(run), *options]) == 64
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_one_machine_measures_its_cells_without_a_playbook_and_none_twice(
+def test_local_run_measures_each_cell_once_without_a_playbook(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"scaling": {"max_steps": 2, "batch_size": 8}}}}
     matrix = [{"hosts": [1, 2], "gpus": [1], "cpus": [1]}, {"gpus": [1], "cpus": [9999]}]
-    own = {**PROFILE, "device": "cpu", "processes_per_host": 1, "stages": small, "study": {"matrix": matrix}}
-    (tmp_path / "own.yml").write_text(yaml.safe_dump(own))
+    profile = {**PROFILE, "device": "cpu", "processes_per_host": 1, "stages": small, "study": {"matrix": matrix}}
+    (tmp_path / "own.yml").write_text(yaml.safe_dump(profile))
     arguments = ["run", "--profile", str(tmp_path / "own.yml"), "--run-dir", str(tmp_path / "s1"), "--host", "me"]
     assert main(arguments) == 2
     reported = capfd.readouterr()
-    assert "1 of 3 cells were measured, 1 failed, 1 left out." in reported.out
-    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs a GPU: failed: host me has" in reported.out
+    assert "1 of 3 cells were measured, 1 failed, 1 skipped." in reported.out
+    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs per GPU: failed: host me has" in reported.out
     assert "cell 1: finished" in reported.err
     document = json.loads((tmp_path / "s1" / "scaling.json").read_text())
     first = document["cells"][0]
     assert first["wall_s"] > first["hookup_s"] > first["train_s"] > 0
     assert main(arguments) == 2
-    assert "finished" not in capfd.readouterr().err, "nothing is measured twice"
+    assert "finished" not in capfd.readouterr().err, "no cell is measured twice"
     assert json.loads((tmp_path / "s1" / "scaling.json").read_text()) == document
 
 
-def test_a_cell_whose_supervisor_is_killed_each_time_is_given_up(tmp_path: Path) -> None:
-    """Without a record of it, it would be the next one for ever; and what it costs would count for no limit."""
+def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) -> None:
+    """Without a record the cell would be launched again forever, and its cost would not count towards the budget."""
     plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
     cell = run.for_cell(1)
-    for _ in range(3):  # each begun, and none lived to tell of it
+    for _ in range(3):  # started, but killed before it wrote a record
         assert next_cell(plan, {}, ["h1"]).launches[0].number == 1
         assert not count_attempt(cell, 1)
     record = run_launch(cell, LaunchRequest(stage=cell.plan.stage(CELL), members=("h1",), number=1))
-    (row,) = outcome(plan, {"h1": Evidence(records=(record,))}).rows
+    (row,) = evaluate_study(plan, {"h1": Evidence(records=(record,))}).rows
     assert row.state == FAILED
     assert row.reason.startswith("it was begun 3 times on host h1, and each time its supervisor was killed")
-    assert not count_attempt(cell, 2), "another cell has tries of its own"
+    assert not count_attempt(cell, 2), "attempts are counted per cell"
 
 
 # --- processors
 
 
 def test_ranks_get_separate_processors_on_separate_cores(tmp_path: Path) -> None:
-    for cpu in range(8):  # two threads a core: 0 and 4, 1 and 5 …
+    for cpu in range(8):  # two threads per core: 0 and 4, 1 and 5 …
         directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         directory.mkdir(parents=True)
         (directory / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
@@ -642,7 +645,7 @@ def test_pinning_fails_without_enough_processors() -> None:
     assert os.sched_getaffinity(0) == available
 
 
-def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_too_many_processors_per_rank_are_an_error_before_the_launch(tmp_path: Path) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2], "cpus": [10_000]}]).of_cell(1)
     host = plan.hosts[0]
     gang = Gang.from_plan(plan, host, "cell 1", ["h1"], 29500)
