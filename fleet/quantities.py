@@ -39,15 +39,15 @@ _PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 
 def number(value: float, digits: int = 4) -> str:
     """Format `value` with `digits` significant digits, without an exponent if possible, thousands separated from 10 000 on."""
-    value = value or 0  # no sign
-    whole = abs(value) >= 10 ** (digits - 1)
-    apart = "," if abs(round(value)) >= 10_000 else ""
+    value = value or 0  # no "-0"
+    is_fixed_point = abs(value) >= 10 ** (digits - 1)
+    separator = "," if abs(round(value)) >= 10_000 else ""
     if isinstance(value, int):
-        text = f"{value:{apart}d}"
-    elif whole:
-        text = f"{value:{apart}.{max(0, digits - len(str(abs(round(value)))))}f}"
+        text = f"{value:{separator}d}"
+    elif is_fixed_point:
+        text = f"{value:{separator}.{max(0, digits - len(str(abs(round(value)))))}f}"
     else:
-        text = f"{value:{apart}.{digits}g}"
+        text = f"{value:{separator}.{digits}g}"
     text = text.replace(",", "\N{NARROW NO-BREAK SPACE}")
     return f"−{text[1:]}" if text.startswith("-") else text
 
@@ -57,14 +57,14 @@ def finite(value: Value) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        result = float(value)
+        as_float = float(value)
     except OverflowError:
         return None
-    return result if math.isfinite(result) else None
+    return as_float if math.isfinite(as_float) else None
 
 
 def scale(value: float, unit: str) -> tuple[float, str]:
-    """Return the divisor for values of that magnitude, and the resulting unit."""
+    """Return the divisor that makes the value readable, and the resulting unit."""
     if unit == "B":
         return _binary(value)
     for least, name in _SCALES.get(unit, ()) if value else ():
@@ -108,24 +108,26 @@ def size(value: Value) -> str:
 def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit in the same unit, with enough digits to distinguish them."""
     like = _larger(value, limit)
-    result, wanted = quantity(value, unit, like=like), quantity(limit, unit, like=like)
-    if result != wanted or value == limit:
-        return result, wanted
+    value_text, limit_text = quantity(value, unit, like=like), quantity(limit, unit, like=like)
+    if value_text != limit_text or value == limit:
+        return value_text, limit_text
     digits = digits_for((value, limit), unit, like)
     return quantity(value, unit, digits, like), quantity(limit, unit, digits, like)
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
     """Return the digits needed so that different values read differently."""
-    different = len({(isinstance(value, bool), value) for value in values})
-    text = (4, 6, 9, 12, 17)
-    return next((n for n in text if len({quantity(value, unit, n, like) for value in values}) >= different), text[-1])
+    distinct = len({(isinstance(value, bool), value) for value in values})
+    choices = (4, 6, 9, 12, 17)
+    return next(
+        (n for n in choices if len({quantity(value, unit, n, like) for value in values}) >= distinct), choices[-1]
+    )
 
 
 def _larger(value: Value, limit: Value) -> float | None:
     """Return the larger of two numbers that fit one unit, or None."""
-    one, other = finite(value), finite(limit)
-    if one is None or other is None:
+    numbers = finite(value), finite(limit)
+    if numbers[0] is None or numbers[1] is None:
         return None
-    least, most = sorted((abs(one), abs(other)))
-    return most if not least or most <= 1000 * least else None
+    smaller, larger = sorted((abs(numbers[0]), abs(numbers[1])))
+    return larger if not smaller or larger <= 1000 * smaller else None

@@ -1,6 +1,6 @@
 """`rackproof run`: accept one machine without Ansible: inspect, plan, measure, judge, report.
 
-It drives both sides, the agent that measures and the plan and report of the control node, as the playbooks do for a fleet.
+The verb runs the agent and the tools of the control node on one machine, as the playbooks do for a fleet.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from schemas.records import to_json
 from schemas.run_directory import RunDirectory
 from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 
-MOST_GPUS = 128
-OF_SEVERAL_HOSTS = ("pairs",)
-"""Benchmarks that need several hosts."""
+MAX_GPUS = 128
+MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
-STATE = Path("/var/lib/rackproof")
-"""State directory of a playbook run on this host, which holds the host exclusively."""
+STATE_DIRECTORY = Path("/var/lib/rackproof")
+"""State directory of playbook runs on this host. Its lease holds the host exclusively."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--gpus",
         type=int,
         metavar="N",
-        help="number of GPUs that were ordered (default: the detected count, which the report then says)",
+        help="number of GPUs that were ordered (default: the detected count; the report then says so)",
     )
     run.add_argument("--devices", help="NVML indices of the GPUs under test, comma-separated (default: all)")
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
@@ -132,8 +131,8 @@ def _check(options: argparse.Namespace, *, cpu: bool) -> None:
         raise UsageError(
             f"--gpus or --devices with profile {options.profile}, which uses no GPU: omit them or choose another profile"
         )
-    if options.gpus is not None and not 1 <= options.gpus <= MOST_GPUS:
-        raise UsageError(f"--gpus {options.gpus}: give the number of GPUs, 1 to {MOST_GPUS}")
+    if options.gpus is not None and not 1 <= options.gpus <= MAX_GPUS:
+        raise UsageError(f"--gpus {options.gpus}: give the number of GPUs, 1 to {MAX_GPUS}")
     if options.devices and not re.fullmatch(r"\d+(,\d+)*", options.devices):
         raise UsageError(f"--devices {options.devices}: give NVML indices such as 0,1,2")
     for name in ("epochs", "batch_size"):
@@ -150,8 +149,8 @@ def _check(options: argparse.Namespace, *, cpu: bool) -> None:
 
 def inspect_machine() -> Machine:
     """Read the state of this machine."""
-    read = readiness.readings(collect(collectors.build_collectors())[0])
-    return Machine(gpus=readiness.gpus_of(read, os.environ), readings=read)
+    readings = readiness.readings(collect(collectors.build_collectors())[0])
+    return Machine(gpus=readiness.gpus_of(readings, os.environ), readings=readings)
 
 
 def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,20 +159,20 @@ def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: the profile has no benchmark stage.
     """
-    stages_of = profile["stages"]
-    if BENCHMARK not in stages_of:
+    profile_stages = profile["stages"]
+    if BENCHMARK not in profile_stages:
         raise UsageError(
-            f"profile {profile['name']} has the stages {', '.join(stages_of)}, but `rackproof run` runs only {BENCHMARK}: "
+            f"profile {profile['name']} has the stages {', '.join(profile_stages)}, but `rackproof run` runs only {BENCHMARK}: "
             "choose smoke, standard or rehearsal; run a soak with playbooks/burnin.yml"
         )
-    stage, gang = dict(stages_of[BENCHMARK]), stages_of.get(GANG)
-    more = {
+    stage, gang = dict(profile_stages[BENCHMARK]), profile_stages.get(GANG)
+    gang_benchmarks = {
         name: settings
         for name, settings in (gang["benchmarks"] if gang else {}).items()
-        if name not in stage["benchmarks"] and name not in OF_SEVERAL_HOSTS
+        if name not in stage["benchmarks"] and name not in MULTI_HOST_BENCHMARKS
     }
-    if gang and more:
-        stage["benchmarks"] = {**stage["benchmarks"], **more}
+    if gang and gang_benchmarks:
+        stage["benchmarks"] = {**stage["benchmarks"], **gang_benchmarks}
         stage["deadline_s"] += gang["deadline_s"]
     return {**profile, "stages": {BENCHMARK: stage}}
 
@@ -213,20 +212,20 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
 
 def _other_lease(run_id: str) -> lease.Lease | None:
     try:
-        return lease.held_by_other(STATE, run_id)
-    except OSError:  # no permission to read it
+        return lease.held_by_other(STATE_DIRECTORY, run_id)
+    except OSError:  # no permission to read the lease
         return None
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Take the snapshots and run the benchmarks under the supervisor, into the host's record; skip a finished stage."""
+    """Take the snapshots, run the benchmarks under the supervisor and write the host's record; skip a finished stage."""
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
     record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
         if stages.already_ran(record.launches, BENCHMARK, [host], 0):
-            _say("the benchmarks already ran: nothing is measured twice")
+            _say("the benchmarks already ran: nothing is measured again")
             return
         count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"
         _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, at most {planned.deadline_s:g} s")

@@ -8,7 +8,7 @@ import sys
 
 
 class _StandardError(logging.Handler):
-    """Writes to whatever `sys.stderr` is at that moment."""
+    """A handler that looks up `sys.stderr` for each record, so that a redirection takes effect."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # standard error may be closed; the command continues

@@ -59,7 +59,7 @@ EXTRAS = {
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }
-"""Extra of the package -> the imports that it alone installs."""
+"""Extra of the package -> the imports that only this extra installs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     if is_process := arguments is None:
-        gc.disable()  # until everything is imported: collecting takes a twelfth of the start-up time and finds nothing
+        gc.disable()  # until all imports are done: collection takes a twelfth of the start-up time and frees nothing
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(
         prog="rackproof",

@@ -1,1 +1,1 @@
-"""Files that Ansible Galaxy requires."""
+"""Generate files that Ansible Galaxy requires."""

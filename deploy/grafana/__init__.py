@@ -1,1 +1,1 @@
-"""Rackproof's dashboards for Grafana, made by `python -m deploy.grafana` and checked in under dashboards/."""
+"""Generate the Grafana dashboards: `python -m deploy.grafana` writes dashboards/, which is checked in."""

@@ -1,4 +1,4 @@
-"""Makes the dashboards: `python -m deploy.grafana`, in the checkout, with `pip install .[dev]`."""
+"""Write the dashboards: `python -m deploy.grafana`, in the checkout, with `pip install .[dev]`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ BOARDS = (fleet_dashboard.BOARD, host_dashboard.BOARD, run_dashboard.BOARD, burn
 
 
 def dashboards(runbook: str = RUNBOOK) -> dict[str, str]:
-    """Name of the file -> the dashboard as JSON."""
+    """Return file name -> dashboard as JSON."""
     return {f"rackproof-{board.name}.json": document(board, runbook) for board in BOARDS}
 
 
 def main() -> None:
-    """Writes them."""
+    """Write the dashboards."""
     parser = argparse.ArgumentParser(prog="python -m deploy.grafana", description="Write the dashboards as JSON.")
-    parser.add_argument("--to", type=Path, default=DASHBOARDS, metavar="DIRECTORY", help="(default: %(default)s)")
-    parser.add_argument("--runbook", default=RUNBOOK, help="where docs/alerts.md can be read (default: %(default)s)")
+    parser.add_argument(
+        "--to", type=Path, default=DASHBOARDS, metavar="DIRECTORY", help="output directory (default: %(default)s)"
+    )
+    parser.add_argument("--runbook", default=RUNBOOK, help="URL of docs/alerts.md (default: %(default)s)")
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
     for name, text in dashboards(options.runbook).items():

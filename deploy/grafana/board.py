@@ -1,4 +1,4 @@
-"""A dashboard around its panels: variables, annotations and links, the same on all of them."""
+"""Build a dashboard from its panels. Annotations and links are the same on every dashboard."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from deploy.grafana.parts import BAD, BUSY, HOSTS, ODD, SOURCE
 from deploy.grafana.tables import Column
 
 SCHEMA = 38
-"""Of Grafana 10.0. Each newer Grafana brings a dashboard to its own; an older number than the panels need would change them."""
+"""Schema version of Grafana 10.0. A newer Grafana migrates dashboards to its own version."""
 TAG = "rackproof"
-EVERYTHING = ".*"
-_KEPT = "${__url_time_range}&${datasource:queryparam}"
+MATCH_ALL = ".*"
+_SHARED_PARAMETERS = "${__url_time_range}&${datasource:queryparam}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class Section:
 
     title: str
     panels: Sequence[Any]
-    """Builders; from left to right, and where 24 columns are full in the next line."""
+    """Panel builders, from left to right. A line has 24 columns."""
     repeat: str = ""
-    """Variable for each value of which the section is there, closed."""
+    """Variable; the section is repeated, collapsed, for each of its values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """A dashboard before it is JSON."""
+    """The content of a dashboard."""
 
     name: str
     title: str
@@ -48,11 +48,11 @@ class Board:
 def variable(
     name: str, label: str, series: str, *, many: bool = True, sort: dashboard.VariableSort | None = None
 ) -> dashboard.VariableModel:
-    """The values of a label, among the series of the time that is shown; with `many` also several or all of them."""
+    """Return a variable with the values of a label in the time range; `many` allows several values, or all."""
     values = f"label_values({series}, {name})"
     model = dashboard.VariableModel(
         type_val=dashboard.VariableType.QUERY, name=name, label=label, datasource=SOURCE, multi=many, include_all=many,
-        all_value=EVERYTHING if many else None,
+        all_value=MATCH_ALL if many else None,
         refresh=dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED,
         sort=sort or dashboard.VariableSort.NATURAL_ASC,
         query={"qryType": 1, "query": values, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
@@ -89,8 +89,8 @@ def _runbook(url: str) -> dashboard.VariableModel:
 
 
 def to_host(value: str = "${__value.raw}") -> tuple[str, str]:
-    """A link from a cell to the host that it names."""
-    return "The host", f"/d/rackproof-host?{_KEPT}&${{rack:queryparam}}&var-host={value}"
+    """Return title and URL of a link from a cell to the dashboard of its host."""
+    return "The host", f"/d/rackproof-host?{_SHARED_PARAMETERS}&${{rack:queryparam}}&var-host={value}"
 
 
 POSITION = {
@@ -98,9 +98,9 @@ POSITION = {
     "host": Column(title="Host", link=to_host()),
     "gpu": Column(title="GPU", width=60),
 }
-"""Columns of labels that most tables have."""
+"""Columns that most tables have."""
 TO_RUNBOOK = ("What to do", "${runbook}#${__data.fields.Alert}")
-"""Return the link from a row with a column Alert. For an unknown anchor the page opens at its table of alerts."""
+"""Title and URL of the link from a row with a column Alert. For an unknown anchor the page opens at its top."""
 
 
 def _annotations() -> list[dashboard.AnnotationQuery]:
@@ -118,7 +118,7 @@ def _annotations() -> list[dashboard.AnnotationQuery]:
 def _annotation(
     name: str, promql: str, colour: str, title: str, tags: str, *, at_value: bool = False
 ) -> dashboard.AnnotationQuery:
-    """A mark for each series: where its value is above 0, or at the time that its value is, in milliseconds."""
+    """Return an annotation for each series: while its value is above 0, or at the time in ms that is its value."""
     return dashboard.AnnotationQuery(
         name=name, datasource=SOURCE, enable=True, icon_color=colour, expr=promql, step="60s", title_format=title,
         tag_keys=tags, use_value_for_time=at_value, built_in=None, hide=None,
@@ -136,7 +136,7 @@ def _links() -> list[dashboard.DashboardLink]:
 
 
 def document(board: Board, runbook: str) -> str:
-    """The dashboard as the JSON that Grafana reads; `runbook` is where docs/alerts.md can be read."""
+    """Return the dashboard as JSON for Grafana; `runbook` is the URL of docs/alerts.md."""
     builder = boards.Dashboard(board.title).uid(f"rackproof-{board.name}").description(board.about).tags([TAG])
     builder = builder.time(board.since, "now").refresh(board.refresh).timezone("browser").editable()
     builder = builder.tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
@@ -149,23 +149,25 @@ def document(board: Board, runbook: str) -> str:
         builder = builder.with_row(row)
         for panel in () if section.repeat else section.panels:
             builder = builder.with_panel(panel)
-    made = builder.build()
-    made.templating = dashboard.DashboardDashboardTemplating([_source(), *board.variables, _runbook(runbook)])
-    made.annotations = dashboard.AnnotationContainer(_annotations())
-    made.links, made.schema_version, made.version = _links(), SCHEMA, 1
-    return json.dumps(_numbered(json.loads(json.dumps(made, cls=JSONEncoder))), indent=1, sort_keys=True) + "\n"
+    model = builder.build()
+    model.templating = dashboard.DashboardDashboardTemplating([_source(), *board.variables, _runbook(runbook)])
+    model.annotations = dashboard.AnnotationContainer(_annotations())
+    model.links, model.schema_version, model.version = _links(), SCHEMA, 1
+    return json.dumps(_normalize(json.loads(json.dumps(model, cls=JSONEncoder))), indent=1, sort_keys=True) + "\n"
 
 
-def _numbered(made: dict[str, Any]) -> dict[str, Any]:
-    """With a number for each panel, and without what the SDK adds: places that hide links and annotations in a menu from
-    Grafana 12 on, and keys of other variables and of tables' footers that not every one knows."""
-    panels = [one for panel in made["panels"] for one in (panel, *panel.get("panels", ()))]
+def _normalize(model: dict[str, Any]) -> dict[str, Any]:
+    """Number the panels and remove keys that the SDK adds but not every Grafana accepts.
+
+    `placement` hides links and annotations in a menu from Grafana 12 on.
+    """
+    panels = [nested for panel in model["panels"] for nested in (panel, *panel.get("panels", ()))]
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
         panel.get("options", {}).pop("footer", None)
-    for item in (*made["annotations"]["list"], *made["links"]):
+    for item in (*model["annotations"]["list"], *model["links"]):
         item.pop("placement", None)
-    for item in made["templating"]["list"]:
+    for item in model["templating"]["list"]:
         for key in ("auto", "auto_min", "auto_count", "allowCustomValue"):
             item.pop(key, None)
-    return made
+    return model

@@ -1,4 +1,4 @@
-"""Burn-in: what changed, in hours or days in which nothing should."""
+"""The burn-in dashboard: changes in the hours or days in which nothing should change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploy.grafana.tables import Column, matrix, rows
 
 text = texts("burnin")
 HARMFUL = "hw_thermal|sw_thermal|thermal|hw_power_brake|reliability"
-"""Reasons for held-down clocks that no healthy part under load has."""
+"""Throttle reasons that a healthy part under load does not have."""
 COUNTERS = {
     "gpu": (
         "ecc_corrected_volatile",
@@ -42,7 +42,7 @@ COUNTERS = {
     "host": ("memory_ecc_corrected", "memory_ecc_uncorrected", "oom_kills"),
     "storage": ("disk_io_errors",),
 }
-"""Counters of errors."""
+"""Source -> its error counters."""
 
 
 def _changes() -> Section:
@@ -52,17 +52,17 @@ def _changes() -> Section:
         title="What changed",
         panels=[
             states(text("alerts-over-time"), query(over_time, "{{host}} {{alertname}}"), mappings=levels),
-            _first(),
-            _moved(),
+            _first_failures(),
+            _risen_counters(),
         ],
     )
 
 
-def _first() -> Any:
-    what = "alertname, severity, rack, host, gpu, pci, stage, criterion"
+def _first_failures() -> Any:
+    labels = "alertname, severity, rack, host, gpu, pci, stage, criterion"
     return rows(
         text("first-failures"),
-        {"A": f"1000 * min by ({what}) (min_over_time(timestamp({FIRING})[$__range:]))"},
+        {"A": f"1000 * min by ({labels}) (min_over_time(timestamp({FIRING})[$__range:]))"},
         {
             "A": Column(title="First", unit="dateTimeAsIso", width=170),
             "severity": Column(title="Severity", words=SEVERITIES, width=90),
@@ -78,8 +78,8 @@ def _first() -> Any:
     )
 
 
-def _moved() -> Any:
-    """How much each of the counters rose in the time shown, where it did."""
+def _risen_counters() -> Any:
+    """Return a table of the counters that rose in the time range, and by how much."""
     names = [f"{source}_{name}" for source, counters in COUNTERS.items() for name in counters]
     rises = " or ".join(
         f'label_replace(increase(rackproof_{name}_total{{{HOSTS}}}[$__range]) > 0.5, "counter", "{name}", "", "")'
@@ -112,18 +112,18 @@ def _drift() -> Section:
     return Section(
         title="Drift",
         panels=[
-            _against("against-start", "RackproofThroughputDrift"),
-            _against("against-fleet", "RackproofFleetOutlier"),
+            _relative_throughput("against-start", "RackproofThroughputDrift"),
+            _relative_throughput("against-fleet", "RackproofFleetOutlier"),
             lines(text("lowest-clock"), clock, unit="hertz"),
             lines(text("temperature-spread"), spread, unit="celsius"),
         ],
     )
 
 
-def _against(key: str, alert: str) -> Any:
+def _relative_throughput(key: str, alert: str) -> Any:
     promql = f"min by (host, benchmark, figure) ({of_criterion(alert, RUN)})"
-    asked = query(promql, "{{host}} {{benchmark}} {{figure}}")
-    return lines(text(key), asked, unit="percentunit", limit=1, broken_below=True, least=0.9, most=1.1)
+    ratio = query(promql, "{{host}} {{benchmark}} {{figure}}")
+    return lines(text(key), ratio, unit="percentunit", limit=1, broken_below=True, least=0.9, most=1.1)
 
 
 def _load() -> Section:
@@ -131,8 +131,8 @@ def _load() -> Section:
     throttled = f'sum by (where, reason) (label_join({rise}, "where", " GPU ", "host", "gpu"))'
     most = limit("hw-thermal-time")
     below = f'rate(rackproof_gpu_power_of_limit_ratio_bucket{{le="0.95", {HOSTS}}}[$__rate_interval])'
-    every = "on (instance, gpu) rate(rackproof_gpu_power_of_limit_ratio_count[$__rate_interval])"
-    loaded = query(f"1 - avg by (host) ({below} / {every})", "{{host}}")
+    all_samples = "on (instance, gpu) rate(rackproof_gpu_power_of_limit_ratio_count[$__rate_interval])"
+    loaded = query(f"1 - avg by (host) ({below} / {all_samples})", "{{host}}")
     power = query(f"sum by (host) (rackproof_gpu_power_window_mean_watts{{{HOSTS}}})", "{{host}}")
     ended = f"sum by (stage, outcome) (rackproof_stage_finished{{{RUN}}})"
     return Section(
@@ -150,7 +150,7 @@ def _load() -> Section:
 BOARD = Board(
     name="burnin",
     title="Rackproof burn-in",
-    about="Hours or days in which nothing should change: what did, when first, and how far from where it began.",
+    about="Changes in the hours or days in which nothing should change: what changed, when first, and by how much.",
     variables=[RACK, HOST, RUN_ID],
     sections=[_changes(), _drift(), _load()],
     since="now-24h",

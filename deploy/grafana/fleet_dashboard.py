@@ -1,4 +1,4 @@
-"""The fleet: which hosts and GPUs need attention, and the progress of the run."""
+"""The fleet dashboard: which hosts and GPUs need attention, and what the last report found."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NUMBERED = {
 }
 
 RULES = "count(rackproof:model:info)"
-"""Is there only where rules are evaluated: without them no alert is no news."""
+"""Present only if Prometheus evaluates our rules; without them, the absence of alerts means nothing."""
 
 
 def _now() -> Section:
@@ -88,7 +88,7 @@ def _now() -> Section:
 
 
 def _decision() -> str:
-    """The newest report's, by the numbers of NUMBERED."""
+    """Return a query for the decision of the newest report, as a key of NUMBERED."""
     names = ("accepted", "incomplete", "rejected", "(REHEARSAL|SIMULATED).+")
     query_text = " or ".join(
         f'{number} * (rackproof_report_decision{{decision=~"{name}"}} == 1)' for number, name in enumerate(names, 1)
@@ -231,7 +231,7 @@ def _heat() -> Section:
 BOARD = Board(
     name="fleet",
     title="Rackproof fleet",
-    about="Racks, hosts and GPUs: who needs somebody, how far the run is, and what the last report says.",
+    about="Racks, hosts and GPUs: which need attention, the progress of the run, and the result of the last report.",
     variables=[RACK, HOST],
     sections=[_now(), _racks(), _findings(), _reports(), _heat()],
 )

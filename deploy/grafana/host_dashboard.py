@@ -1,4 +1,4 @@
-"""A host: each of its GPUs, their links and memory, the host itself, and whether the readings can be had at all."""
+"""The host dashboard: GPUs, links, memory, the host itself, and missing readings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from deploy.grafana.tables import Column, rows
 text = texts("host")
 RATE = "[$__rate_interval]"
 SLOW = "[15m]"
-"""Of counters that the exporter reads every five minutes: what the driver is slow with."""
+"""Range for counters that the exporter reads only every five minutes, because the driver is slow to return them."""
 REMAPS = {"0": ("nothing pending", FINE), "1": ("waits for a reset", WARN), "2": ("failed", BAD), "3": ("failed", BAD)}
 THROTTLED = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
 
@@ -44,7 +44,7 @@ READINGS = {
     "ecc_uncorrectable_volatile_total": Column(title="ECC uncorrectable", steps=steps(FINE, (1, BAD))),
     "remapped_rows_pending": Column(title="Remap pending", words={"0": ("no", FINE), "1": ("yes", BAD)}),
 }
-"""Of each GPU, in the table."""
+"""Reading -> its column in the table of GPUs."""
 
 
 def _by_gpu(name: str, calls: str = "max") -> str:
@@ -85,13 +85,13 @@ def _list() -> Section:
     )
 
 
-def _together() -> Section:
-    """GPUs beside one another: the odd one is seen."""
+def _compared() -> Section:
+    """Return the panels that compare the GPUs, so that an outlier stands out."""
     limit = f"on (instance, gpu) rackproof_gpu_power_limit_watts{{{GPUS}}}"
     power = f"max by (gpu) (rackproof_gpu_power_window_mean_watts{{{GPUS}}} / {limit})"
     throttled = query(f"max by (reason) (rate({THROTTLED}))", "{{reason}}")
     return Section(
-        title="GPUs beside one another",
+        title="GPUs compared",
         panels=[
             _gpus("clock", _by_gpu("clock_sm_window_min_hertz", "min"), "hertz"),
             _gpus("power", power, "percentunit", limit=1),
@@ -107,8 +107,8 @@ def _gpus(key: str, promql: str, unit: str, **more: Any) -> Any:
     return lines(text(key), query(promql, "GPU {{gpu}}"), unit=unit, by_gpu=True, **more)
 
 
-def _each() -> Section:
-    """Closed, and there for each GPU."""
+def _each_gpu() -> Section:
+    """Return the panels of one GPU, repeated for each and collapsed."""
     highest = query(_by_gpu("clock_sm_max_hertz"), "limit of the part")
     limit = query(_by_gpu("power_limit_watts"), "limit in force")
     memory = query(_by_gpu("memory_temperature_celsius"), "memory")
@@ -126,9 +126,9 @@ def _each() -> Section:
 
 
 def _window(key: str, what: str, suffix: str, unit: str, *also: Any, **more: Any) -> Any:
-    """Mean, and the band between lowest and highest, of the exporter's window."""
-    asked = [query(_by_gpu(f"{what}_window_{kind}_{suffix}"), kind) for kind in ("min", "mean", "max")]
-    return band(lines(text(key), *asked, *also, unit=unit, **more), "min", "max")
+    """Return the mean and the band between minimum and maximum of the exporter's window."""
+    window = [query(_by_gpu(f"{what}_window_{kind}_{suffix}"), kind) for kind in ("min", "mean", "max")]
+    return band(lines(text(key), *window, *also, unit=unit, **more), "min", "max")
 
 
 def _links() -> Section:
@@ -197,7 +197,7 @@ def _host() -> Section:
     pressure = [query(_of_host(f"pressure_{kind}_ratio"), kind) for kind in ("cpu", "memory", "io")]
     memory = (
         query(_of_host("memory_available_bytes"), "available"),
-        query(_of_host("memory_total_bytes"), "limit: all there is"),
+        query(_of_host("memory_total_bytes"), "limit: installed"),
     )
     success, took = (
         query(f"max by (collector) (rackproof_collector_{what}{{{HOSTS}}})", "{{collector}}")
@@ -221,7 +221,7 @@ def _host() -> Section:
 BOARD = Board(
     name="host",
     title="Rackproof host",
-    about="One host: clocks, power, heat, links and memory of its GPUs, the host itself, and whether readings can be had.",
+    about="One host: clocks, power, temperature, links and memory of its GPUs, the host itself, and missing readings.",
     variables=[RACK, ONE_HOST, GPU],
-    sections=[_list(), _together(), _each(), _links(), _memory(), _host()],
+    sections=[_list(), _compared(), _each_gpu(), _links(), _memory(), _host()],
 )

@@ -1,4 +1,4 @@
-"""The criteria, as lines to draw: their numbers come from the packs, and of which figures they speak from the table of alerts."""
+"""Turn criteria into PromQL for limit lines: limits come from the packs, the series from the table of alerts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from fleet.integrations.alerts.rules import PACKS, criteria_of, read_table, shares
 from fleet.judge.criteria import Criterion, read_pack
 
-_PART = re.compile(r"(rackproof:throughput:of_\w+)(\{.*?\}) < (<share [\w-]+>)")
+_COMPARISON = re.compile(r"(rackproof:throughput:of_\w+)(\{.*?\}) < (<share [\w-]+>)")
 
 
 @cache
@@ -17,32 +17,34 @@ def _criteria() -> dict[str, Criterion]:
 
 
 def limit(criterion: str) -> float:
-    """The plain number that the criterion wants."""
+    """Return the limit of a criterion. Raise TypeError if it is not a number."""
     value = _criteria()[criterion].value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"criterion {criterion}: {value!r} is no number to draw")
+        raise TypeError(f"criterion {criterion}: {value!r} is not a number")
     return float(value)
 
 
 def of_criterion(alert: str, matchers: str) -> str:
-    """What the alert compares, over the share that each criterion wants: 1 is the limit for all of them."""
-    return " or ".join(f"{name}{_with(selector, matchers)} / {share}" for name, selector, share in _parts(alert))
+    """Return the ratios that an alert compares, each divided by its limit, so that 1 is the limit of every series."""
+    return " or ".join(
+        f"{name}{_add_matchers(selector, matchers)} / {share}" for name, selector, share in _comparisons(alert)
+    )
 
 
 def floor(figure: str, matchers: str) -> str:
-    """The lowest that the criteria allow of a figure: the fleet's median times the share that each wants."""
+    """Return the lowest value that the criteria allow for a figure: the fleet median times the fleet fraction."""
     return " or ".join(
-        f"{share} * rackproof:throughput:median{_with(selector, matchers)}"
-        for _, selector, share in _parts("RackproofFleetOutlier")
+        f"{share} * rackproof:throughput:median{_add_matchers(selector, matchers)}"
+        for _, selector, share in _comparisons("RackproofFleetOutlier")
         if f'figure="{figure}"' in selector
     )
 
 
-def _parts(alert: str) -> list[tuple[str, str, str]]:
-    """Series, selector and number of each comparison of the alert."""
-    (rule,) = (one for group in read_table() for one in group.alerts if one.alert == alert)
-    return [(name, selector, shares(share, _criteria())) for name, selector, share in _PART.findall(rule.expr)]
+def _comparisons(alert: str) -> list[tuple[str, str, str]]:
+    """Return series, selector and limit of each comparison of an alert."""
+    (entry,) = (item for group in read_table() for item in group.alerts if item.alert == alert)
+    return [(name, selector, shares(share, _criteria())) for name, selector, share in _COMPARISON.findall(entry.expr)]
 
 
-def _with(selector: str, matchers: str) -> str:
+def _add_matchers(selector: str, matchers: str) -> str:
     return selector.replace("{", f"{{{matchers}, ", 1)

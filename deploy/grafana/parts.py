@@ -1,7 +1,7 @@
-"""What every dashboard is made of: queries, colours, and panels that say what they show when there is nothing to show.
+"""Build the parts of every dashboard: queries, colours and panels.
 
-A panel without data never looks well: each has a text of its own for that case, and no query turns absence into a zero unless
-something else in it proves that there was an answer.
+Missing data must not look like good news. Each panel has its own text for that case, and no query turns absence into zero unless
+another term of the query shows that the source responded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Panel = TypeVar("Panel", timeseries.Panel, stat.Panel, statetimeline.Panel, tabl
 TEXTS = Path(__file__).with_name("texts.yml")
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 HOSTS = 'rack=~"$rack", host=~"$host"'
-"""Matchers of the hosts that are chosen."""
+"""Label matchers of the selected hosts."""
 GPUS = f'{HOSTS}, gpu=~"$gpu"'
 RUN = f'{HOSTS}, run_id=~"$run_id"'
 WHOLE, HALF, THIRD, QUARTER = 24, 12, 8, 6
@@ -40,23 +40,23 @@ FINE, BUSY, WARN, BAD, GONE, ODD, PLAIN = (
     "#CC79A7",
     "transparent",
 )
-EIGHT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-"""Of GPU 0 to 7."""
+GPU_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+"""Colours of GPU 0 to 7."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What a panel says of itself."""
+    """The texts of a panel."""
 
     title: str
     about: str
-    """What is seen, and what to make of it."""
+    """What the panel shows, and how to interpret it."""
     empty: str
-    """Text shown if no series answers."""
+    """Text shown if the query returns no series."""
 
 
 def texts(name: str) -> Callable[..., Text]:
-    """Finds the texts of that dashboard's panels in texts.yml by their keys, and puts values into them."""
+    """Return a function that looks up the texts of a panel in texts.yml by key and formats them with values."""
     known: dict[str, dict[str, str]] = yaml.load(TEXTS.read_text(encoding="utf-8"), Loader=LOADER)[name]  # noqa: S506 - a SafeLoader
 
     def find(key: str, **values: object) -> Text:
@@ -66,28 +66,28 @@ def texts(name: str) -> Callable[..., Text]:
 
 
 def query(promql: str, legend: str = "__auto") -> prometheus.Dataquery:
-    """Over the time that is shown."""
+    """Return a query over the time range of the dashboard."""
     return prometheus.Dataquery().expr(promql).legend_format(legend).range().datasource(SOURCE)
 
 
 def now(promql: str, legend: str = "__auto") -> prometheus.Dataquery:
-    """At the end of the time that is shown."""
+    """Return a query at the end of the time range of the dashboard."""
     return prometheus.Dataquery().expr(promql).legend_format(legend).instant().datasource(SOURCE)
 
 
 def steps(first: str, *more: tuple[float, str]) -> tuple[dashboard.Threshold, ...]:
-    """Colours by value: the first one, and each from a value on."""
+    """Return colours by value: `first`, then each colour from its value upward."""
     below = dashboard.Threshold(value=None, color=first)
     return (below, *(dashboard.Threshold(value=value, color=colour) for value, colour in more))
 
 
 def words(states: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
-    """Words and colours in place of values."""
-    results = {
+    """Return a mapping that shows words and colours in place of values."""
+    mappings = {
         value: dashboard.ValueMappingResult(text=text, color=colour, index=number)
         for number, (value, (text, colour)) in enumerate(states.items())
     }
-    return dashboard.ValueMap(options=results)
+    return dashboard.ValueMap(options=mappings)
 
 
 def properties(**values: Any) -> list[dashboard.DynamicConfigValue]:
@@ -106,11 +106,11 @@ def lines(
     most: float | None = None,
     by_gpu: bool = False,
 ) -> timeseries.Panel:
-    """Values over time.
+    """Return a panel of values over time.
 
     Args:
-        limit: drawn as a dashed line; what is beyond it is bad.
-        broken_below: what is under the limit is bad.
+        limit: drawn as a dashed line; values above it are bad.
+        broken_below: values below the limit are bad instead.
         least, most: limits of the axis, unless values exceed them.
         by_gpu: series whose names begin with `GPU 0` to `GPU 7` have the same colours in every panel.
     """
@@ -129,7 +129,7 @@ def lines(
         panel = panel.thresholds_style(
             commons.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         )
-    for number, colour in enumerate(EIGHT if by_gpu else ()):
+    for number, colour in enumerate(GPU_COLOURS if by_gpu else ()):
         panel = panel.override_by_regexp(f"/^GPU {number}\\b/", _coloured(colour))
     return panel
 
@@ -138,13 +138,13 @@ _DOWN = common.SortOrder.DESCENDING
 
 
 def dashed(panel: timeseries.Panel, begins: str, colour: str = BAD) -> timeseries.Panel:
-    """Series whose names begin so are limits, not measurements."""
+    """Draw series whose names begin with `begins` as limits."""
     style = properties(custom__lineStyle={"fill": "dash", "dash": [8, 6]}, custom__lineWidth=2)
     return panel.override_by_regexp(f"/^{begins}/", [*_coloured(colour), *style])
 
 
 def band(panel: timeseries.Panel, low: str, high: str) -> timeseries.Panel:
-    """What lies between two series is filled; neither of them has a line."""
+    """Fill the area between two series, and hide their lines."""
     edge = properties(custom__lineWidth=0) + _coloured(BUSY)
     filled = properties(custom__fillBelowTo=low, custom__fillOpacity=25)
     return panel.override_by_name(low, edge).override_by_name(high, [*edge, *filled])
@@ -157,7 +157,7 @@ def _coloured(colour: str) -> list[dashboard.DynamicConfigValue]:
 def figures(
     text: Text, *queries: prometheus.Dataquery, width: int = QUARTER, bad: Mapping[str, tuple[float, str]] | None = None
 ) -> stat.Panel:
-    """A few numbers of this moment; `bad` gives a number its colour from a value on."""
+    """Return a panel of current numbers; `bad` maps a series to a value and the colour from that value upward."""
     panel = describe_panel(stat.Panel(), text, queries).unit("short").span(width).height(4)
     panel = panel.thresholds(thresholds(steps(FINE))).color_mode(common.BigValueColorMode.VALUE)
     panel = panel.graph_mode(common.BigValueGraphMode.NONE).text_mode(common.BigValueTextMode.VALUE_AND_NAME)
@@ -174,7 +174,7 @@ def states(
     width: int = WHOLE,
     height: int = 8,
 ) -> statetimeline.Panel:
-    """A row a series, whose colour is its state at each time."""
+    """Return a timeline with one row for each series, coloured by its state."""
     panel = describe_panel(statetimeline.Panel(), text, queries).span(width).height(height).mappings([words(mappings)])
     panel = panel.show_value(common.VisibilityMode.AUTO).merge_values(True).row_height(0.85).fill_opacity(90)
     panel = panel.thresholds(thresholds(steps(GONE)))
@@ -183,13 +183,13 @@ def states(
 
 
 def describe_panel(panel: Panel, text: Text, queries: Sequence[prometheus.Dataquery]) -> Panel:
-    """The panel with its texts and queries. The builders have these methods in common, and no base class."""
+    """Set texts and queries of a panel. The builders have these methods in common, but no base class."""
     letters = "ABCDEFGHIJKLMNOP"
-    for letter, asked in zip(letters, queries, strict=False):
-        panel = panel.with_target(asked.ref_id(letter))
+    for letter, target in zip(letters, queries, strict=False):
+        panel = panel.with_target(target.ref_id(letter))
     return panel.title(text.title).description(text.about).no_value(text.empty).datasource(SOURCE)
 
 
 def thresholds(of: Sequence[dashboard.Threshold]) -> boards.ThresholdsConfig:
-    """Colours by value, for a panel."""
+    """Return the colours by value in the form that a panel needs."""
     return boards.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(list(of))

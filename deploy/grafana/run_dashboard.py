@@ -1,4 +1,4 @@
-"""A run: its stages on each host, and what its benchmarks measure beside what the criteria demand."""
+"""The run dashboard: its stages on each host, and its benchmark figures compared with the criteria."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from deploy.grafana.tables import Column, rows
 text = texts("run")
 STATES = {"planned": GONE, "running": BUSY, "finished": FINE, "failed": BAD, "deadline": WARN, "silent": ODD}
 SILENT_S = 15.0
-"""From when on RackproofRankSilent fires."""
+"""Seconds of silence after which RackproofRankSilent fires."""
 
 
 def _progress() -> Section:
@@ -37,18 +37,18 @@ def _progress() -> Section:
     )
     mapping = {str(number): (state, colour) for number, (state, colour) in enumerate(STATES.items(), 1)}
     stages = query(f"max by (host, stage) ({numbers})", "{{host}} {{stage}}")
-    made = f"max by (host, stage) (rackproof_stage_progress_ratio{{{RUN}}})"
+    progress = f"max by (host, stage) (rackproof_stage_progress_ratio{{{RUN}}})"
     running = 'on (instance, stage) rackproof_stage_state{state="running"} == 1'
-    left = f"max by (host, stage) (rackproof_stage_deadline_timestamp_seconds{{{RUN}}} - time() and {running})"
+    remaining = f"max by (host, stage) (rackproof_stage_deadline_timestamp_seconds{{{RUN}}} - time() and {running})"
     return Section(
         title="Progress",
         panels=[
             states(text("stages"), stages, mappings=mapping, height=10),
             _runs(),
-            lines(text("progress"), query(made, "{{host}} {{stage}}"), unit="percentunit", width=QUARTER, most=1),
+            lines(text("progress"), query(progress, "{{host}} {{stage}}"), unit="percentunit", width=QUARTER, most=1),
             lines(
                 text("time-left"),
-                query(left, "{{host}} {{stage}}"),
+                query(remaining, "{{host}} {{stage}}"),
                 unit="s",
                 width=QUARTER,
                 limit=0,
@@ -59,11 +59,11 @@ def _progress() -> Section:
 
 
 def _runs() -> Any:
-    who = "host, rack, run_id, profile, gang, device, rehearsal, rackproof"
+    labels = "host, rack, run_id, profile, gang, device, rehearsal, rackproof"
     began = f"max by (host, rack, run_id) (rackproof_run_started_timestamp_seconds{{{RUN}}})"
     return rows(
         text("runs"),
-        {"A": f"max by ({who}) (rackproof_run_info{{{RUN}}})", "B": f"1000 * {began}"},
+        {"A": f"max by ({labels}) (rackproof_run_info{{{RUN}}})", "B": f"1000 * {began}"},
         {
             "rack": POSITION["rack"],
             "host": POSITION["host"],
@@ -108,30 +108,30 @@ def _benchmarks() -> Section:
 
 
 def _measured(key: str, metric: str, figure: str, unit: str, *labels: str) -> Any:
-    """What is measured, and what the criteria allow of it."""
+    """Return a panel of a measured figure and the lowest value that the criteria allow."""
     names = " ".join(f"{{{{{label}}}}}" for label in labels)
     slowest = f"min by (host, {', '.join(labels)}) (rackproof_benchmark_{metric}{{{RUN}}})"
-    allowed = floor(figure, 'run_id=~"$run_id"')  # a median is of no host
-    asked = (query(slowest, f"{{{{host}}}} {names}"), query(allowed, f"allowed: {{{{name}}}} {names}"))
-    return dashed(lines(text(key), *asked, unit=unit), "allowed")
+    allowed = floor(figure, 'run_id=~"$run_id"')  # a median has no host label
+    queries = (query(slowest, f"{{{{host}}}} {names}"), query(allowed, f"allowed: {{{{name}}}} {names}"))
+    return dashed(lines(text(key), *queries, unit=unit), "allowed")
 
 
 def _training(key: str, unit: str, *metrics: str, most: float | None = None) -> Any:
-    asked = [
+    queries = [
         query(
             f"max by (host, benchmark, network) (rackproof_benchmark_{metric}{{{RUN}}})",
             "{{host}} {{benchmark}} {{network}}" + (f" {metric.removesuffix('_ratio')}" if len(metrics) > 1 else ""),
         )
         for metric in metrics
     ]
-    return lines(text(key), *asked, unit=unit, width=THIRD, most=most)
+    return lines(text(key), *queries, unit=unit, width=THIRD, most=most)
 
 
-def _trouble() -> Section:
+def _problems() -> Section:
     wrong = f'label_replace(rackproof_benchmark_wrong_results{{{RUN}}} > 0, "what", "wrong results", "", "")'
     unmeasured = f"rackproof_benchmark_unmeasured{{{RUN}}} > 0"
     unmeasured = f'label_replace({unmeasured}, "what", "not measured: $1", "status", "(.*)")'
-    lower_rows = rows(
+    problems = rows(
         text("trouble"),
         {"A": f"sum by (what, rack, host, gpu, stage, benchmark) ({wrong} or {unmeasured})"},
         {
@@ -147,14 +147,14 @@ def _trouble() -> Section:
         query(f"max by (host) (rackproof_rank_{what}_seconds{{{RUN}}})", f"{{{{host}}}} {what}")
         for what in ("silent", "waiting")
     ]
-    return Section(title="What goes wrong", panels=[lower_rows, lines(text("ranks"), *ranks, unit="s", limit=SILENT_S)])
+    return Section(title="Problems", panels=[problems, lines(text("ranks"), *ranks, unit="s", limit=SILENT_S)])
 
 
 BOARD = Board(
     name="run",
     title="Rackproof run",
-    about="A run while it goes on and afterwards: stages, benchmark figures over time, and what the criteria demand of them.",
+    about="A run in progress or finished: stages, benchmark figures over time, and the limits of the criteria.",
     variables=[RACK, HOST, RUN_ID],
-    sections=[_progress(), _benchmarks(), _trouble()],
+    sections=[_progress(), _benchmarks(), _problems()],
     since="now-3h",
 )

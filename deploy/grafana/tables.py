@@ -1,4 +1,4 @@
-"""Tables: of one row for each set of labels, and of one coloured cell for each pair of two labels."""
+"""Build tables: one row for each set of labels, or one coloured cell for each pair of two labels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Column:
     unit: str = ""
     decimals: int | None = None
     steps: tuple[dashboard.Threshold, ...] = ()
-    """The cell's colour, where there are more than one."""
+    """Colours of the cell by value; empty: the default colour."""
     words: Mapping[str, tuple[str, str]] | None = None
-    """Value -> what is written for it, and its colour."""
+    """Value -> text that replaces it, and its colour."""
     link: tuple[str, str] | None = None
     """Title and URL."""
     width: int = 0
@@ -40,15 +40,16 @@ def rows(
     sort: str = "",
     down: bool = True,
 ) -> table.Panel:
-    """A table of this moment: a row for each set of labels.
+    """Return a table of current values: one row for each set of labels.
 
     Args:
-        queries: letter -> PromQL. Labels that two queries share make them one row.
-        columns: label, or letter of a query -> its column, in this order; every label that a query leaves is to be among them.
-        sort: title of the column that rows are sorted by.
+        queries: letter -> PromQL. Series of two queries with equal labels share a row.
+        columns: label, or letter of a query -> its column, in this order. It must have every label that the queries return.
+        sort: title of the column by which rows are sorted.
+        down: sort in descending order.
     """
-    asked = [now(promql).format(PromQueryFormat.TABLE).ref_id(letter) for letter, promql in queries.items()]
-    panel = describe_panel(table.Panel(), text, asked).span(width).height(height)
+    targets = [now(promql).format(PromQueryFormat.TABLE).ref_id(letter) for letter, promql in queries.items()]
+    panel = describe_panel(table.Panel(), text, targets).span(width).height(height)
     fields = {(_value(name, queries) if name in queries else name): column for name, column in columns.items()}
     if len(queries) > 1:
         panel = panel.with_transformation(_transformation("merge"))
@@ -66,12 +67,12 @@ def rows(
 
 
 def _value(letter: str, queries: Mapping[str, str]) -> str:
-    """What Grafana calls a query's value."""
+    """Return the name that Grafana gives to the value of a query."""
     return f"Value #{letter}" if len(queries) > 1 else "Value"
 
 
 def _column(column: Column) -> list[dashboard.DynamicConfigValue]:
-    overrides: Json = {"noValue": "–"}  # the panel's own text is for a table without rows
+    overrides: Json = {"noValue": "–"}  # the no_value text of the panel is for a table without rows
     if column.unit:
         overrides["unit"] = column.unit
     if column.decimals is not None:
@@ -103,15 +104,15 @@ def matrix(
     height: int = 9,
     link: tuple[str, str] | None = None,
 ) -> table.Panel:
-    """A coloured cell for each pair of two labels, at this moment.
+    """Return a table of current values with one coloured cell for each pair of two labels.
 
     Args:
         row: the label, and the title of its column.
         column: the other label.
         mappings: value -> word and colour.
-        scale: colours by value, where it is a quantity.
-        numbers: the other label is a number, to be sorted as one.
-        link: title and URL, of the first cell of a row.
+        scale: colours by value, for quantities.
+        numbers: sort the values of `column` as numbers.
+        link: title and URL for the first cell of a row.
     """
     panel = (
         describe_panel(table.Panel(), text, [now(promql).format(PromQueryFormat.TABLE)])
@@ -134,13 +135,15 @@ def matrix(
 
 
 def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboard.DataTransformerConfig]:
-    """From a row for each pair of labels to a row for one of them and a column for the other, both in order."""
+    """Return the transformations from one row for each pair of labels to a sorted matrix."""
     as_number = [{"targetField": column, "destinationType": "number"}]
     converted = [_transformation("convertFieldType", fields={}, conversions=as_number)] if numbers else []
     return [
         *converted,
         _transformation("sortBy", fields={}, sort=[{"field": row[0]}]),
-        _transformation("sortBy", fields={}, sort=[{"field": column}]),  # keeps that order among its equals
+        _transformation(
+            "sortBy", fields={}, sort=[{"field": column}]
+        ),  # the sort is stable and keeps the order of rows
         _transformation("groupingToMatrix", rowField=row[0], columnField=column, valueField="Value", emptyValue="null"),
         _transformation("organize", excludeByName={}, indexByName={}, renameByName={f"{row[0]}\\{column}": row[1]}),
     ]

@@ -1,1 +1,1 @@
-"""Manifests for kustomize, and a check of the cluster before they are applied."""
+"""Kustomize manifests, and a check of the cluster to run before applying them."""

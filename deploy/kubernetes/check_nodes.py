@@ -1,4 +1,4 @@
-"""Whether a cluster's nodes offer the GPUs that a plan counts on, before a job waits for them for ever.
+"""Check that the nodes of a cluster offer the GPUs that a plan needs; otherwise its job would stay pending forever.
 
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
@@ -20,8 +20,8 @@ TOLERATED = (RESOURCE,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the check; its exit code."""
-    parser = argparse.ArgumentParser(description="Checks that nodes offer the GPUs that a plan counts on.")
+    """Run the check and return the exit code."""
+    parser = argparse.ArgumentParser(description="Check that nodes offer the GPUs that a plan needs.")
     parser.add_argument("--plan", required=True, help="plan.json of the run")
     parser.add_argument("--selector", default="", metavar="LABEL=VALUE", help="only nodes with this label")
     options = parser.parse_args(arguments)
@@ -31,17 +31,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = json.load(sys.stdin)["items"]
         wanted = {host["name"]: len(host["devices"]) for host in plan["hosts"] if host["device"] == "gpu"}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"check_nodes: {error}: give a plan.json, and on standard input `kubectl get nodes -o json`\n")
+        sys.stderr.write(
+            f"check_nodes: {error}: give a plan.json, and the output of `kubectl get nodes -o json` on standard input\n"
+        )
         return 64
     key, _, value = options.selector.partition("=")
     chosen = [node for node in nodes if not key or node["metadata"].get("labels", {}).get(key) == value]
-    lines, fits = verdict(wanted, chosen)
+    lines, fits = check_nodes(wanted, chosen)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if fits else 1
 
 
-def verdict(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """Return the lines about each node, and whether the plan's hosts fit. `wanted`: host -> GPUs; nodes as the API gives them."""
+def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
+    """Return a line for each node, and whether the hosts of the plan fit.
+
+    Args:
+        wanted: host -> number of GPUs.
+        nodes: nodes as the Kubernetes API returns them.
+    """
     most = max(wanted.values(), default=0)
     by_name = {str(node["metadata"]["name"]): node for node in nodes}
     named = set(wanted) & set(by_name)
@@ -60,15 +67,15 @@ def verdict(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tu
 
 
 def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
-    """Why a pod that wants so many GPUs would not be scheduled to this node, or not get them."""
-    result = []
+    """Return the reasons why a pod that requests `wanted` GPUs cannot run on this node."""
+    problems = []
     status, spec = node.get("status", {}), node.get("spec", {})
     ready = [item for item in status.get("conditions", []) if item.get("type") == "Ready"]
     if not ready or ready[0].get("status") != "True":
-        result.append("not Ready")
+        problems.append("not Ready")
     if spec.get("unschedulable"):
-        result.append(f"cordoned: kubectl uncordon {node['metadata']['name']}")
-    result += [
+        problems.append(f"cordoned: kubectl uncordon {node['metadata']['name']}")
+    problems += [
         f"taint {taint['key']}, which the manifests do not tolerate: add a toleration"
         for taint in spec.get("taints", [])
         if taint.get("effect") in ("NoSchedule", "NoExecute")
@@ -77,16 +84,18 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
     ]
     allocatable_count, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
     if RESOURCE not in status.get("capacity", {}):
-        result.append(f"no {RESOURCE}: the device plugin does not run there, or sees no driver")
+        problems.append(f"no {RESOURCE}: the device plugin is not running there, or finds no driver")
     elif allocatable_count < capacity:
-        result.append(f"{capacity - allocatable_count} of {capacity} GPUs are not healthy to the device plugin")
+        problems.append(
+            f"{capacity - allocatable_count} of {capacity} GPUs are unhealthy according to the device plugin"
+        )
     elif allocatable_count < wanted:
-        result.append(f"{allocatable_count} GPUs, the plan counts on {wanted}")
-    return result
+        problems.append(f"{allocatable_count} GPUs, the plan needs {wanted}")
+    return problems
 
 
 def allocatable(node: Mapping[str, Any]) -> int:
-    """GPUs that pods can be given on this node, whether others have them or not."""
+    """Return the number of GPUs that pods can use on this node, including those already in use."""
     return int(node.get("status", {}).get("allocatable", {}).get(RESOURCE, 0))
 
 

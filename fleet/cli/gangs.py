@@ -1,4 +1,4 @@
-"""`rackproof gangs`: arguments to calls."""
+"""`rackproof gangs`: print which hosts of a run launch together next."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _nothing(document: Sequence[object], verdicts: Sequence[Verdict]) -> str:
     if document:
         why = f"{len(document)} parts failed, but need only a reset or reboot, or are waived (--serial or --host write them too)"
     elif any(verdict.verdict == FAIL for verdict in verdicts):
-        why = "the failures concern several hosts together, not a single part"
+        why = "the failures apply to several hosts together, not to a single part"
     else:
         why = "nothing failed"
     return f"no part needs to be returned: {why}" + (f"; {unknown} verdicts are inconclusive" if unknown else "")

@@ -29,7 +29,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--key", type=Path, required=True, help="private key, or a public key whose private key is in an SSH agent"
     )
     add_rules(verb, "as given to rackproof report")
-    verb.add_argument("--json", action="store_true", help="print what was signed as JSON")
+    verb.add_argument(
+        "--json", action="store_true", help="print run id, mark, decision and number of signed files as JSON"
+    )
     verb.set_defaults(call=call)
 
 

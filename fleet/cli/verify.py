@@ -15,9 +15,9 @@ from fleet.signature import signing
 
 MOST_LINES = 20
 RESULTS = {
-    signing.VALID: "the signature holds",
-    signing.CHANGED: "the signature DOES NOT HOLD",
-    signing.UNCONFIRMED: "the signature holds, but judging again could not confirm the report",
+    signing.VALID: "the signature is valid",
+    signing.CHANGED: "the signature is NOT VALID",
+    signing.UNCONFIRMED: "the signature is valid, but judging again could not confirm the report",
 }
 
 
@@ -26,7 +26,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb = verbs.add_parser(
         "verify",
         help="check that a signed run is unchanged, who signed it, and that its records give its report",
-        epilog="example: rackproof verify runs/rack12 --allowed-signers signers. Exit codes: 0 it holds; 1 a file was changed, "
+        epilog="example: rackproof verify runs/rack12 --allowed-signers signers. "
+        "Exit codes: 0 the signature is valid; 1 a file was changed, "
         "added or removed, the signer is not allowed, or the records give another report or view; 2 the run is not "
         "signed, or it cannot be judged the same way here because packs or Rackproof changed.",
     )

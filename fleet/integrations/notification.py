@@ -19,16 +19,16 @@ from schemas.stages import GANG
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
-MOST_LINES, MOST_HOSTS = 12, 10
-BYTES = 400_000_000
+MAX_LINES, MAX_HOSTS = 12, 10
+MAX_BYTES = 400_000_000
 
 
 def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     """Return report and plan of a run. Raise RunError if one of them is missing or invalid."""
     refuse_no_run(directory)
     try:
-        report = documents.parse(RunDirectory(directory).report.read_bytes(), source="report.json", max_bytes=BYTES)
-        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=BYTES))
+        report = documents.parse(RunDirectory(directory).report.read_bytes(), source="report.json", max_bytes=MAX_BYTES)
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=MAX_BYTES))
         documents.validate(report, "report", source="report.json")
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"{directory} has no valid report ({error}): run rackproof report {directory}") from None
@@ -44,13 +44,15 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
             busy.pop(item["host"], None)
     incomplete_gangs = {host.gang for host in plan.hosts if host.gang and host.name in busy}
     partners = {host.name for host in plan.hosts if host.gang in incomplete_gangs}
-    others = [
+    other_items = [
         item
         for item in open_items
         if item["host"] not in busy and not (item["host"] in partners and item.get("stage") == GANG)
     ]
-    only = report["decision"] == INCOMPLETE and bool(busy) and not others and not report.get("quarantined")
-    return (IN_USE if only else str(report["decision"])), busy
+    is_only_in_use = (
+        report["decision"] == INCOMPLETE and bool(busy) and not other_items and not report.get("quarantined")
+    )
+    return (IN_USE if is_only_in_use else str(report["decision"])), busy
 
 
 def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:
@@ -62,21 +64,21 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
         directory: the run directory.
     """
     outcome, busy = state(report, plan)
-    where = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())
-    names = [*busy][:MOST_HOSTS] + ([f"{len(busy) - MOST_HOSTS} more"] if len(busy) > MOST_HOSTS else [])
+    page_location = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())
+    names = [*busy][:MAX_HOSTS] + ([f"{len(busy) - MAX_HOSTS} more"] if len(busy) > MAX_HOSTS else [])
     mark = " ".join(filter(None, ("SIMULATED" if plan.simulated else "", "REHEARSAL" if plan.rehearsal else "")))
     head = f"{mark + ' ' if mark else ''}{report['decision']}: run {plan.run_id}, profile {plan.profile}, {len(plan.hosts)} hosts"
     head += f" ({plan.reason})" if plan.reason else ""
     head += f"; in use and not measured: {', '.join(names)}" if busy else ""
     lines = [_plain(line) for line in report["acceptance"]["summary"]]
-    more = [f"… and {len(lines) - MOST_LINES} more lines in the report"] if len(lines) > MOST_LINES else []
-    shown = [*lines[:MOST_LINES], *more]
+    more = [f"… and {len(lines) - MAX_LINES} more lines in the report"] if len(lines) > MAX_LINES else []
+    shown = [*lines[:MAX_LINES], *more]
     drained = scheduler.still_drained(directory)
-    still_drained = f"STILL DRAINED in the scheduler: {', '.join(drained[:MOST_HOSTS])}: rackproof scheduler resume"
-    notes = [*([still_drained] if drained else []), *scheduler.notes(directory)[:MOST_LINES]]
+    still_drained = f"STILL DRAINED in the scheduler: {', '.join(drained[:MAX_HOSTS])}: rackproof scheduler resume"
+    notes = [*([still_drained] if drained else []), *scheduler.notes(directory)[:MAX_LINES]]
     notes = [_plain(line) for line in notes]
     return {
-        "text": "\n".join([_plain(head), *notes, *shown, where]),
+        "text": "\n".join([_plain(head), *notes, *shown, page_location]),
         "state": outcome,
         "decision": report["decision"],
         "run_id": plan.run_id,
@@ -87,12 +89,12 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
         "drained": drained,
         "notes": notes,
         "summary": shown,
-        "report": where,
+        "report": page_location,
     }
 
 
 def _plain(line: str) -> str:
-    """Remove control characters: text from hosts ends up in chats and mail programs."""
+    """Remove control characters: chats and mail programs show text from hosts."""
     return "".join(character if character.isprintable() else " " for character in str(line))[:500]
 
 

@@ -21,11 +21,10 @@ from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
 from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
+EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 HELD = 75
-END_S = 60.0
-MOST = 64 - len("-1405")
-"""Characters of a run id (schemas/record.schema.json) that leave space for the time of day."""
+MAX_RUN_ID = 64 - len("-1405")
+"""Longest run id in characters: the limit of schemas/record.schema.json less the time of day."""
 NOTIFIED = "notified.json"
 
 
@@ -42,23 +41,26 @@ def revalidate(options: argparse.Namespace) -> int:
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
         raise UsageError(f"{playbook} is missing: run this in a checkout, where the playbooks are")
-    before = _stamp(directory)
+    previous_report = _report_time_ns(directory)
     arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
-    given = [
+    playbook_options = [
         "-e",
         f"rackproof_run_id={run_id}",
         "-e",
         f"rackproof_runs_directory={options.runs.absolute()}",
         *options.options,
     ]
-    code = _play(playbook, [*arguments, *given])
+    code = _play(playbook, [*arguments, *playbook_options])
     problems = scheduler.resume_left_over(directory)
     for line in (*problems, *scheduler.notes(directory)):
         print(f"rackproof: {line}", file=sys.stderr)
-    if _stamp(directory) == before:
+    if _report_time_ns(directory) == previous_report:
         return _without_report(directory, code)
     if not _is_notified(directory, scheduler.still_drained(directory) if problems else []):
-        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_notify_run={directory}"])
+        _play(
+            ROOT / "playbooks" / "notify.yml",
+            [*arguments, *playbook_options, "-e", f"_rackproof_notify_run={directory}"],
+        )
     report, plan = read(directory)
     outcome, _ = state(report, plan)
     print(f"rackproof: run {run_id}: {outcome}: {RunDirectory(directory).page}", file=sys.stderr)
@@ -67,7 +69,7 @@ def revalidate(options: argparse.Namespace) -> int:
             f"rackproof: STILL DRAINED in the scheduler: rackproof scheduler resume --run-dir {directory}",
             file=sys.stderr,
         )
-    return EXIT[str(report["decision"])] or (EXIT[INCOMPLETE] if problems else 0)
+    return EXIT_CODES[str(report["decision"])] or (EXIT_CODES[INCOMPLETE] if problems else 0)
 
 
 def _inventory(source: str) -> str:
@@ -94,12 +96,12 @@ def _directory(options: argparse.Namespace) -> Path:
         raise UsageError(
             f"run id {run_id!r}: only letters, digits, '.', '_' and '-', after a letter or digit: change --name or --date"
         )
-    if len(run_id) > MOST:
+    if len(run_id) > MAX_RUN_ID:
         raise UsageError(
-            f"run id {run_id!r} has {len(run_id)} characters, at most {MOST} (a second run adds the time of day): "
+            f"run id {run_id!r} has {len(run_id)} characters, at most {MAX_RUN_ID} (a second run adds the time of day): "
             "give a shorter --name or --date"
         )
-    last = _last(directory)
+    last = _newest_run(directory)
     if _locked_by(last) or not _is_decided(last):
         return last
     new = directory.with_name(f"{run_id}-{now:%H%M}")
@@ -107,7 +109,7 @@ def _directory(options: argparse.Namespace) -> Path:
     return new
 
 
-def _last(directory: Path) -> Path:
+def _newest_run(directory: Path) -> Path:
     """Return the newest run of the date; later runs have the time of day as suffix."""
     return max(directory.parent.glob(f"{directory.name}-[0-2][0-9][0-5][0-9]"), default=directory)
 
@@ -121,12 +123,12 @@ def _is_decided(directory: Path) -> bool:
 
 
 def _locked_by(directory: Path) -> str:
-    """Return who is running the run, or an empty string."""
+    """Return a message that names the owner of the run's lock, or an empty string."""
     owner = run_lock.holder(directory)
     return f"run {owner.run_id} is locked by {owner.who()} since {owner.since}" if owner and owner.lives() else ""
 
 
-def _stamp(directory: Path) -> int:
+def _report_time_ns(directory: Path) -> int:
     """Return when the report was written, in ns; 0 if there is none."""
     try:
         return RunDirectory(directory).report.stat().st_mtime_ns
@@ -135,11 +137,11 @@ def _stamp(directory: Path) -> int:
 
 
 def _is_notified(directory: Path, drained: Collection[str]) -> bool:
-    """Return whether the notification about this report and about drained nodes was sent, or is not wanted."""
+    """Return whether a notification about this report and about the drained nodes was sent."""
     path = directory / NOTIFIED
     try:
         notification = documents.parse(path.read_bytes(), source=NOTIFIED)
-        is_newer = path.stat().st_mtime_ns >= _stamp(directory)
+        is_newer = path.stat().st_mtime_ns >= _report_time_ns(directory)
         return is_newer and set(drained) <= set(notification.get("drained", ()))
     except (OSError, AttributeError, TypeError, documents.DocumentError):
         return False
@@ -162,13 +164,13 @@ def _play(playbook: Path, arguments: list[str]) -> int:
     environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **os.environ}
     process = subprocess.Popen([program, *arguments, str(playbook)], cwd=ROOT, env=environment)
 
-    def end(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: object) -> None:
         process.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the playbook as well
+    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the playbook as well
     try:
         return process.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,8 +1,8 @@
 """Ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them after it.
 
-A node is listed in `drained.json` of the run directory before it is drained. A background process waits for the playbook to
-exit, in any way, and resumes the nodes; `scheduler resume` does the same. Only nodes that this run drained are resumed, and only
-if their state has not changed since.
+A node is listed in `drained.json` of the run directory before it is drained. A background process waits until the playbook
+exits for any reason, then resumes the nodes; `scheduler resume` does the same. A node is resumed only if this run drained it and
+its state has not changed since.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ def drain_or_ask(
     client, busy = scheduler_client(kind, words), dict[str, str]()
     if drain:
         busy |= _drain(directory, kind, words, nodes)
-    ends = time.monotonic() + (wait_s if drain else 0.0)
+    deadline = time.monotonic() + (wait_s if drain else 0.0)
     pending = [host for host in nodes if host not in busy]
     while True:
         in_use = {host: reason for host in pending if (reason := _reason_in_use(client, nodes[host]))}
         pending = list(in_use)
-        if not pending or time.monotonic() >= ends:
+        if not pending or time.monotonic() >= deadline:
             break
-        time.sleep(min(POLL_S, max(0.1, ends - time.monotonic())))
+        time.sleep(min(POLL_S, max(0.1, deadline - time.monotonic())))
     _resume_nodes(directory, list(in_use))
     return {**busy, **in_use}
 
 
 def _reason_in_use(client: Scheduler, node: str) -> str:
-    """Return the jobs on a node. A scheduler that does not answer counts as in use: no answer is no permission."""
+    """Return the jobs on a node. If the scheduler does not answer, the node counts as in use."""
     try:
         return "; ".join(client.jobs(node)[:3])
     except RunError as error:
@@ -120,7 +120,7 @@ def _record_drain(directory: Path, kind: str, words: Sequence[str], nodes: Mappi
 
 
 def _drain_record(directory: Path) -> dict[str, Any]:
-    """Return the content of `drained.json`. Raise RunError if we did not write it: its words would be executed."""
+    """Return the content of `drained.json`. Raise RunError if it is not ours: its words would be executed."""
     path = directory / DRAINED
     try:
         document = documents.parse(path.read_bytes(), source=DRAINED)
@@ -160,9 +160,9 @@ def _start_guard(directory: Path) -> None:
     program = str(Path(__file__).parents[2] / "rackproof")
     command = [sys.executable, program, "scheduler", "resume", "--when-finished", f"--run-dir={directory}"]
     log = (os.POSIX_SPAWN_OPEN, 1, str(directory / "drained.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     os.posix_spawn(
-        sys.executable, command, os.environ, file_actions=[nothing, log, (os.POSIX_SPAWN_DUP2, 1, 2)], setsid=True
+        sys.executable, command, os.environ, file_actions=[no_input, log, (os.POSIX_SPAWN_DUP2, 1, 2)], setsid=True
     )
 
 
@@ -192,7 +192,7 @@ def _resume(client: Scheduler, node: str, run_id: str) -> str:
     try:
         state = client.node_state(node)
         if state.drain_reason == CORDONED:  # cordoned by others, or we were killed before annotating it
-            return f"node {node} is cordoned without our annotation: uncordon it by hand if nobody else cordoned it"
+            return f"node {node} is cordoned without our annotation: uncordon it by hand unless an administrator cordoned it"
         if state.drain_reason == drain_reason(run_id):
             if state.unhealthy_reason:
                 return f"node {node} was drained by us and is now out of service ({state.unhealthy_reason}): it stays drained"

@@ -20,8 +20,8 @@ MARK = "rackproof/drained-by"
 CORDONED = "cordoned"
 """Reason of a node that is cordoned without our annotation."""
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
-_TAKEN = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
-"""State flags of a node that an administrator, or Slurm itself, took out of service."""
+_OUT_OF_SERVICE = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
+"""State flags of a node that an administrator or Slurm took out of service."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Node:
 
 
 class Scheduler(Protocol):
-    """What Rackproof needs from a scheduler. Every method raises RunError if the scheduler cannot be asked."""
+    """The operations that Rackproof needs from a scheduler. Every method raises RunError if the scheduler does not answer."""
 
     def jobs(self, node: str) -> list[str]:
         """Return the jobs on a node."""
@@ -51,7 +51,7 @@ class Scheduler(Protocol):
 
 
 class Slurm:
-    """squeue and scontrol."""
+    """Slurm, through squeue and scontrol."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -79,7 +79,7 @@ class Slurm:
         reason = reason_match.group(1).strip() if reason_match else ""
         reason = "" if reason in ("(null)", "none") else reason
         base, *flags = state.split("+")
-        healthy = base.rstrip("*~#!%$@^-") in _HEALTHY and not any(map(_TAKEN.search, flags))
+        healthy = base.rstrip("*~#!%$@^-") in _HEALTHY and not any(map(_OUT_OF_SERVICE.search, flags))
         drain_reason = (reason or "no reason given") if "DRAIN" in state else ""
         flagged = bool(reason) and not drain_reason and not reason.startswith(OURS)
         return Node(drain_reason, "" if healthy and not flagged else f"{state}: {reason or 'no reason given'}")
@@ -94,15 +94,15 @@ class Slurm:
 
 
 class Kubernetes:
-    """kubectl: cordon and uncordon. Running pods continue."""
+    """Kubernetes, through kubectl: drain means cordon, so running pods continue."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
 
     def jobs(self, node: str) -> list[str]:
         """Return the pods on a node that requested GPUs and have not finished."""
-        which = f"--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
-        pods = _json(self._words, "kubectl", "get", "pods", "--all-namespaces", which, "-o", "json")
+        selector = f"--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
+        pods = _json(self._words, "kubectl", "get", "pods", "--all-namespaces", selector, "-o", "json")
         jobs = []
         for pod in pods.get("items", []):
             requested = sorted(_gpus(pod.get("spec", {})))
@@ -113,7 +113,7 @@ class Kubernetes:
         return jobs
 
     def node_state(self, node: str) -> Node:
-        """Return by whom a node was cordoned."""
+        """Return the state of a node; the annotation says selector run cordoned it."""
         document = _json(self._words, "kubectl", "get", "node", node, "-o", "json")
         if not document.get("spec", {}).get("unschedulable"):
             return Node()
@@ -151,7 +151,7 @@ class Kubernetes:
 
 
 def drain_reason(run_id: str) -> str:
-    """Return the reason that marks a node as drained by a run. It has no blank, so no shell splits it."""
+    """Return the reason that marks a node as drained by a run. It has no space, so no shell splits it."""
     return f"{OURS}{run_id}"
 
 
@@ -175,7 +175,7 @@ def _gpus(spec: Mapping[str, Any]) -> set[str]:
 def _ask(words: Sequence[str], *command: str) -> str:
     """Return the output of a command. Raise RunError if it fails, is missing or does not answer."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*words, *command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -190,11 +190,11 @@ def _ask(words: Sequence[str], *command: str) -> str:
         raise RunError(
             f"{[*words, *command][0]}: {error.strerror}: install it, or set rackproof_scheduler_command"
         ) from None
-    if done.returncode:
+    if process.returncode:
         raise RunError(
-            f"{command[0]} exited with {done.returncode}: {' '.join(done.stderr.split())[:300] or 'no error message'}"
+            f"{command[0]} exited with {process.returncode}: {' '.join(process.stderr.split())[:300] or 'no error message'}"
         )
-    return done.stdout
+    return process.stdout
 
 
 def _json(words: Sequence[str], *command: str) -> dict[str, Any]:

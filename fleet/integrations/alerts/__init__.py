@@ -1,1 +1,1 @@
-"""Alerts for Prometheus: rules made from the criteria, whose limits exist only in the packs, and rules without a criterion."""
+"""Generate the alerts for Prometheus from a table of alerts and the criteria packs, which define the limits."""

@@ -1,4 +1,4 @@
-"""The table of alerts and the criteria packs -> docs/alerts.md, the page that every alert's runbook_url points into."""
+"""Generate docs/alerts.md, the page that the runbook_url of every alert links to, from the table of alerts and the packs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from fleet.report.formatting import ACTIONS
 
 HEAD = """# Alerts
 
-What the alerts of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) mean, and what to do.
-Limits are those of the criteria ([checks.md](checks.md)), which is where to change one: `rackproof criteria alerts mine.yml`
-prints the rules with a site's own pack. What a criterion allows a counter over a run, an alert allows it over any hour.
-`critical`: the host is not fit for work; `warning`: somebody should look.
+This page explains each alert of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) and what to do.
+The limits are those of the criteria ([checks.md](checks.md)). To change a limit, change the criterion in a pack of your own:
+`rackproof criteria alerts mine.yml` prints the rules with that pack. For a counter, the increase that a criterion allows in a run
+is what the alert allows in any hour. `critical`: the host is unfit for use. `warning`: inspect the host.
 
-How to load them: [deploy/prometheus](../deploy/prometheus/README.md).
+To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
 **From an alert to the part**: `rackproof_gpu_info{host="HOST", gpu="3"}` has the serial, UUID, PCI address and part number of the
-GPU; where the alert names an address, ask for `rackproof_gpu_info{host="HOST", pci_bus_id=~"(?i)0*:1b:00.0"}`. `rackproof doctor`
-on the host looks at everything once more and says what fails, with the limits. The papers for its return come from a run:
-`rackproof rma RUN --serial SERIAL`.
+GPU. If the alert names an address, query `rackproof_gpu_info{host="HOST", pci_bus_id=~"(?i)0*:1b:00.0"}`. `rackproof doctor` on
+the host checks everything again and lists what fails, with the limits. To return the part, `rackproof rma RUN --serial SERIAL`
+writes the documents from a run.
 """
 
 
 def runbook(packs: Iterable[Pack]) -> str:
-    """The page: a section an alert, under the heading that its runbook_url names."""
+    """Return the page, with one section for each alert. The heading is the anchor of its runbook_url."""
     criteria = criteria_of(packs)
     groups = read_table()
-    lines = [HEAD, "| alert | severity | says |\n|---|---|---|"]
+    lines = [HEAD, "| alert | severity | meaning |\n|---|---|---|"]
     for alert in (alert for group in groups for alert in group.alerts):
-        lines.append(f"| [{alert.alert}](#{alert.alert.lower()}) | {alert.severity} | {_first(alert.meaning)} |")
+        lines.append(
+            f"| [{alert.alert}](#{alert.alert.lower()}) | {alert.severity} | {_first_sentence(alert.meaning)} |"
+        )
     lines.append("")
     for group in groups:
         for name, expr in (group.record or {}).items():
@@ -40,7 +42,7 @@ def runbook(packs: Iterable[Pack]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _first(text: str) -> str:
+def _first_sentence(text: str) -> str:
     return text.split(". ")[0].rstrip(".")
 
 
@@ -55,14 +57,14 @@ def _section(alert: Alert, criteria: Mapping[str, Criterion]) -> Iterator[str]:
 
 
 def _cells(rule: Rule) -> Iterator[str]:
-    held = f" for {rule.alert.hold}" if rule.alert.hold and not rule.criteria else ""
+    duration = f" for {rule.alert.hold}" if rule.alert.hold and not rule.criteria else ""
     expr = " ".join(rule.expr.split())
-    yield f"`{_plain(expr)}`{held}"
+    yield f"`{_escape_pipes(expr)}`{duration}"
     yield ", ".join(f"`{criterion.id}`" for criterion in rule.criteria) or NONE
     yield ACTIONS[rule.action].lower() or NONE
     sources = [criterion.source for criterion in rule.criteria] or [rule.alert.source]
-    yield _plain(sources[0] if len(sources) == 1 else f"{len(sources)} codes, each with its source in checks.md")
+    yield _escape_pipes(sources[0] if len(sources) == 1 else f"{len(sources)} codes, each with its source in checks.md")
 
 
-def _plain(text: str) -> str:
+def _escape_pipes(text: str) -> str:
     return text.replace("|", "\\|")

@@ -401,8 +401,8 @@ def test_nodes_that_have_what_the_plan_counts_on(
     ("second", "says"),
     [
         (node("gpu-b", gpus=None), "gpu-b: no nvidia.com/gpu: the device plugin does not run there"),
-        (node("gpu-b", healthy=7), "gpu-b: 1 of 8 GPUs are not healthy to the device plugin"),
-        (node("gpu-b", gpus=4), "gpu-b: 4 GPUs, the plan counts on 8"),
+        (node("gpu-b", healthy=7), "gpu-b: 1 of 8 GPUs are unhealthy according to the device plugin"),
+        (node("gpu-b", gpus=4), "gpu-b: 4 GPUs, the plan needs 8"),
         (node("gpu-b", unschedulable=True), "gpu-b: cordoned: kubectl uncordon gpu-b"),
         (
             node("gpu-b", taints=[{"key": "team", "effect": "NoSchedule"}]),

@@ -84,7 +84,7 @@ def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> Non
     assert [observation["phase"] for observation in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
     assert again.returncode == 0
-    assert "nothing is measured twice" in again.stderr
+    assert "nothing is measured again" in again.stderr
     assert json.loads(again.stdout)["acceptance"]["status"] == "REHEARSAL PASS"
     other = run(tmp_path, *options, "--criteria", "rehearsal")
     assert other.returncode == 64
@@ -330,6 +330,6 @@ def test_this_machines_own_run_of_the_playbooks_is_respected(tmp_path: Path, mon
     (state / "runs").mkdir(parents=True)
     other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
     lease.acquire(state / "runs" / "r1", other, lease.load_claim(None, "r1", state / "runs" / "r1"))
-    monkeypatch.setattr(local_run, "STATE", state)
+    monkeypatch.setattr(local_run, "STATE_DIRECTORY", state)
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
     assert not (tmp_path / "mine/plan.json").exists()

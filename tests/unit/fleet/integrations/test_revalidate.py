@@ -328,7 +328,7 @@ def test_foreign_cordon_is_reported_and_left(kubernetes: Site) -> None:
     kubernetes.take()
     kubernetes.put(**{"mark-n1": ""})
     assert resume_all(kubernetes.run) == [
-        "h1: node n1 is cordoned without our annotation: uncordon it by hand if nobody else cordoned it"
+        "h1: node n1 is cordoned without our annotation: uncordon it by hand unless an administrator cordoned it"
     ]
     assert "uncordon n1" not in kubernetes.changes()
 

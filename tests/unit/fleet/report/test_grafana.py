@@ -165,7 +165,7 @@ def test_grafana_supports_the_units() -> None:
 
 
 def test_colours_are_colour_blind_safe() -> None:
-    palette = {parts.FINE, parts.BUSY, parts.WARN, parts.BAD, parts.GONE, parts.ODD, parts.PLAIN, *parts.EIGHT}
+    palette = {parts.FINE, parts.BUSY, parts.WARN, parts.BAD, parts.GONE, parts.ODD, parts.PLAIN, *parts.GPU_COLOURS}
     for name, dashboard in FILES.items():
         colours = re.findall(r'"(?:color|fixedColor|iconColor)": "([^"]+)"', json.dumps(dashboard))
         assert set(colours) <= palette, name

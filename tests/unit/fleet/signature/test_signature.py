@@ -150,7 +150,7 @@ def test_changed_file_is_named(
     code, output = verify(run)
     assert code == 1
     assert message in output
-    assert "DOES NOT HOLD" in output
+    assert "NOT VALID" in output
 
 
 def test_unsigned_files_may_change(run: Path, verify: Verify) -> None:
