@@ -1,4 +1,4 @@
-"""Runs that were accepted, for tests of what is compared with them: two hosts with two GPUs each, and a small plan."""
+"""Write accepted runs for tests of baselines and comparisons: two hosts with two GPUs each, and a small plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[Record], Record]
 def run_directory(
     directory: Path, *, change: Change = lambda record: record, hosts: Sequence[str] = ("h1", "h2"), **over: Any
 ) -> Path:
-    """A run whose records are in order, but for what `change` does to each of them."""
+    """Write a run of healthy hosts, with `change` applied to each record; return `directory`."""
     named = {"run_id": directory.name, "nonce": nonce(directory.name)}
     plan = replace(small(*hosts), **{**named, **over})
     documents.write(directory / "plan.json", to_json(plan))
@@ -34,36 +34,38 @@ def run_directory(
 
 
 def small(*hosts: str) -> Plan:
-    """A plan of little: HBM, copies and stress."""
+    """Return a plan with few benchmarks: memory, host copies and stress."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=2, rackproof_gang="none")
-    return replace(plan, expected=tuple(item for item in plan.expected if item.name.split(".")[0] in KEPT))
+    return replace(plan, expected=tuple(item for item in plan.expected if item.name.split(".")[0] in SMALL_BENCHMARKS))
 
 
-KEPT = ("memory", "host_copy", "stress")
+SMALL_BENCHMARKS = ("memory", "host_copy", "stress")
 
 
 def nonce(run_id: str) -> str:
-    """Another for each run."""
+    """Return a nonce that differs for each run."""
     return run_id.encode().hex().ljust(32, "0")[:32]
 
 
 def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", **params: Any) -> Change:
-    """That figure of one part at so much of itself."""
+    """Return a change that multiplies a figure of one part by `share`."""
 
-    def one(observation: Observation) -> Observation:
-        hit = observation.name == name and observation.scope == scope and params.items() <= observation.params.items()
-        return replace(observation, value=float(observation.value or 0) * share) if hit else observation
+    def slow(observation: Observation) -> Observation:
+        matches = (
+            observation.name == name and observation.scope == scope and params.items() <= observation.params.items()
+        )
+        return replace(observation, value=float(observation.value or 0) * share) if matches else observation
 
     def change(record: Record) -> Record:
         if record.host != host:
             return record
-        return replace(record, observations=tuple(map(one, record.observations)))
+        return replace(record, observations=tuple(map(slow, record.observations)))
 
     return change
 
 
 def swapped(host: str, index: int, serial: str) -> Change:
-    """Another GPU in that slot."""
+    """Return a change that puts another GPU into a slot."""
 
     def change(record: Record) -> Record:
         if record.host != host:
@@ -77,7 +79,7 @@ def swapped(host: str, index: int, serial: str) -> Change:
 
 
 def call(*arguments: object) -> int:
-    """The command, in this process."""
+    """Run the command in this process and return its exit code."""
     try:
         return command.main([str(argument) for argument in arguments])
     except SystemExit as end:
@@ -86,13 +88,15 @@ def call(*arguments: object) -> int:
 
 @dataclass(frozen=True)
 class Done:
+    """Exit code and output of the command, like subprocess.CompletedProcess."""
+
     returncode: int
     stdout: str
     stderr: str
 
 
 def rackproof(*arguments: object, stdin: str = "") -> Done:
-    """The same, with what it says: a new process takes a second to import."""
+    """Run the command in this process and return its output; a new process would take a second to import."""
     out, err, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.StringIO(stdin)
     try:
@@ -104,6 +108,6 @@ def rackproof(*arguments: object, stdin: str = "") -> Done:
 
 
 def report_of(directory: Path) -> dict[str, Any]:
-    """What its report.json says."""
+    """Return the report.json of a run."""
     document: dict[str, Any] = json.loads((directory / "report.json").read_text())
     return document

@@ -1,4 +1,4 @@
-"""Plans and records for tests: a small fleet that is in order, to which a test does one thing."""
+"""Build plans and records for tests: a small healthy fleet, in which a test changes one thing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.nvlink.active_links": ("1", 18),
 }
 NEVER_ABSENT: dict[str, Any] = {"host.module.nouveau": False, "storage.state.read_only": False, "storage.disk.count": 2}
-"""What criteria ask of every host."""
+"""Values of readings that every host must have."""
 RATES = {
     "gemm.throughput": {
         "bf16": 8.0e14,
@@ -45,8 +45,9 @@ RATES = {
     "peer_copy.bandwidth": {"one_way": 3.9e11, "both_ways": 7.6e11},
     "stress.throughput": {"bf16": 7.0e14},
 }
-"""What an H200 SXM does, by the parameter that names it."""
+"""Rates of an H200 SXM: name -> value of the parameter in SETTINGS -> rate."""
 SETTINGS = ("dtype", "op", "direction")
+"""Parameters that select a rate."""
 FIGURES: dict[str, Any] = {
     "peer_copy.access": True,
     "peer_copy.latency": 2e-6,
@@ -79,7 +80,7 @@ FIGURES: dict[str, Any] = {
     "dataloader.sufficiency": 2.0,
     "benchmark.duration": 10.0,
 }
-KINDS: dict[str, Any] = {
+FIGURES_BY_SUFFIX: dict[str, Any] = {
     "wrong_elements": 0,
     "busbw": 3.66e11,
     "algbw": 2.4e11,
@@ -89,13 +90,13 @@ KINDS: dict[str, Any] = {
     "loss_finite": True,
     "identical": True,
 }
-"""By the last part of the name, where the whole of it is not in FIGURES."""
-EXTRA = {"host_copy.bandwidth": {"numa": "local"}, "dataloader.sufficiency": {"network": "resnet18"}}
-"""What benchmarks say of an observation beyond the settings."""
+"""Last part of a name -> value, for names that are not in FIGURES."""
+EXTRA_PARAMS = {"host_copy.bandwidth": {"numa": "local"}, "dataloader.sufficiency": {"network": "resnet18"}}
+"""Parameters that benchmarks report in addition to those of the plan."""
 
 
 def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
-    """Hosts with an address each and the same variables."""
+    """Return an inventory of hosts, each with an address and the same variables."""
     return {
         name: {"ansible_host": f"10.0.0.{number}", "rackproof_rack": "r1", **variables}
         for number, name in enumerate(names or ("h1", "h2"), 1)
@@ -103,13 +104,13 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 
 def plan(*names: str, profile: str = "standard", gpu_count: int = 2, **variables: Any) -> Plan:
-    """The plan of a run over these hosts."""
+    """Return the plan of a run on these hosts."""
     hosts = inventory(*names, rackproof_gpu_count=gpu_count, **variables)
     return make_plan(read_profile(profile), hosts, run_id="r1", nonce=NONCE, created=WHEN)
 
 
 def gpu(host: str, index: int) -> Gpu:
-    """A GPU whose serial tells where it is."""
+    """Return a GPU whose serial is made of host and index."""
     return Gpu(
         index=index,
         serial=f"{host}-{index}",
@@ -122,12 +123,17 @@ def gpu(host: str, index: int) -> Gpu:
 def observation(
     name: str, value: Any, *, scope: str = "host", unit: str = "1", stage: str = "benchmark", **params: Any
 ) -> Observation:
-    """Something measured."""
+    """Return a measured observation."""
     return Observation(name=name, scope=scope, stage=stage, unit=unit, status=MEASURED, value=value, params=params)
 
 
 def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before", **over: Any) -> Snapshot:
-    """What healthy GPUs show. `over`: a name with `__` for `.` to a value for all, or to {scope: value}."""
+    """Return a snapshot of healthy GPUs.
+
+    Args:
+        devices: indices of the GPUs.
+        over: reading (with `__` for `.`) -> value for every GPU, or {scope: value}.
+    """
     values = HEALTHY | {key.replace("__", "."): ("1", value) for key, value in over.items()}
     metrics = [
         Metric(
@@ -145,19 +151,19 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
         Metric(name="xid.last_seen", unit="s", values={"host": 0.0}),
         Metric(name="gpu.throttle.active", unit="1", values=throttle),
     ]
-    metrics += quiet(devices, {metric.name for metric in metrics})
+    metrics += optional_readings(devices, {metric.name for metric in metrics})
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))
 
 
-def quiet(devices: range, exported: set[str]) -> list[Metric]:
-    """What else the criteria ask for: told as right, or as something that this host does not have."""
+def optional_readings(devices: range, exported: set[str]) -> list[Metric]:
+    """Return the other readings that criteria match, healthy or unsupported."""
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
         if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
             continue
-        within = "".join(f",{key}={value}" for key, value in item.where.items() if item.scope == "reason")
-        below = item.scope in ("gpu", "reason", "link")
-        scopes = [f"gpu={index}{within}" for index in devices] if below else ["host"]
+        labels = "".join(f",{key}={value}" for key, value in item.where.items() if item.scope == "reason")
+        is_per_gpu = item.scope in ("gpu", "reason", "link")
+        scopes = [f"gpu={index}{labels}" for index in devices] if is_per_gpu else ["host"]
         metric = metrics.get(item.name, Metric(name=item.name, unit=item.unit, values={}, absent={}))
         if item.name in NEVER_ABSENT:
             metric = replace(metric, values=dict.fromkeys(scopes, NEVER_ABSENT[item.name]))
@@ -169,7 +175,7 @@ def quiet(devices: range, exported: set[str]) -> list[Metric]:
 
 
 def launch(stage: str, members: tuple[str, ...], outcome: str = "finished", reason: str = "") -> Launch:
-    """A launch and how it ended."""
+    """Return a launch with its outcome."""
     return Launch(
         stage=stage,
         outcome=outcome,
@@ -184,7 +190,7 @@ def launch(stage: str, members: tuple[str, ...], outcome: str = "finished", reas
 
 
 def results(of: Plan, host: str, stage: str) -> list[Observation]:
-    """Everything that the plan expects of a stage, with figures of a healthy H200."""
+    """Return every observation that the plan expects of a stage, with figures of a healthy H200."""
     planned = of.host(host)
     return [
         Observation(
@@ -194,7 +200,7 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
             unit=_unit(item.name),
             status=MEASURED,
             value=_value(item.name, item.params),
-            params={"world_size": 4, **EXTRA.get(item.name, {}), **item.params},
+            params={"world_size": 4, **EXTRA_PARAMS.get(item.name, {}), **item.params},
         )
         for item in of.expected_of(planned)
         if item.stage == stage
@@ -204,7 +210,7 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
 
 @cache
 def _unit(name: str) -> str:
-    """The unit of an output of the catalogue."""
+    """Return the unit of an observation in the catalogue."""
     outputs = [output for entry in BENCHMARKS.values() for output in entry.outputs] + [DURATION]
     op = name.split(".")[1]
     return next(output.unit for output in outputs if output.name.format(op=op) == name)
@@ -213,7 +219,7 @@ def _unit(name: str) -> str:
 def _value(name: str, params: Any) -> Any:
     if name in RATES:
         return RATES[name][next(params[key] for key in SETTINGS if key in params)]
-    return FIGURES.get(name, KINDS.get(name.rsplit(".", 1)[-1], 1.0))
+    return FIGURES.get(name, FIGURES_BY_SUFFIX.get(name.rsplit(".", 1)[-1], 1.0))
 
 
 def records(of: Plan, host: str) -> tuple[Record, ...]:
@@ -252,20 +258,20 @@ def records(of: Plan, host: str) -> tuple[Record, ...]:
 
 
 def evidence(of: Plan) -> dict[str, Evidence]:
-    """What a fleet that is in order leaves behind."""
+    """Return host -> evidence for a healthy fleet."""
     return {host.name: Evidence(records=records(of, host.name)) for host in of.hosts}
 
 
-def with_snapshot(left: Evidence, taken: Snapshot) -> Evidence:
-    """The evidence with one more snapshot in its last record, in the place of the one of that moment."""
-    *others, last = left.records
+def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
+    """Return the evidence with a snapshot that replaces the one of the same stage and phase in the last record."""
+    *others, last = evidence.records
     kept = [
         snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)
     ]
-    return replace(left, records=(*others, replace(last, snapshots=(*kept, taken))))
+    return replace(evidence, records=(*others, replace(last, snapshots=(*kept, taken))))
 
 
-def with_observations(left: Evidence, change: Any, gang: bool = False) -> Evidence:
+def with_observations(evidence: Evidence, change: Any, gang: bool = False) -> Evidence:
     """The evidence with `change` (observation -> observation or None) applied to every observation of one record."""
     changed = [
         replace(
@@ -276,6 +282,6 @@ def with_observations(left: Evidence, change: Any, gang: bool = False) -> Eviden
         )
         if bool(record.gang) == gang
         else record
-        for record in left.records
+        for record in evidence.records
     ]
-    return replace(left, records=tuple(changed))
+    return replace(evidence, records=tuple(changed))

@@ -1,4 +1,4 @@
-"""For every test: a machine that is busy fails none of hypothesis' examples, and no more than it must of the lab's deadlines."""
+"""Configure all tests: environment, signal handlers, hypothesis without deadlines, and the order of the test files."""
 
 import gc
 import os
@@ -11,21 +11,21 @@ from hypothesis import settings
 
 from tests import ROOT
 
-# What hundreds of processes of ours are started with is compiled once, and not by each of them.
+# Compile once, not in each of the hundreds of processes that the tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# numpy, which torch imports, has a thread for each processor otherwise: a tenth of what importing torch costs.
+# Otherwise numpy starts a thread for each processor, which is a tenth of the time to import torch.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# A playbook's terminal, which no test looks at but those that say so, costs a process beside every ansible-playbook.
+# The heartbeat lines of a playbook cost one more process per ansible-playbook; tests that need them set this themselves.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
-# A shell ignores Ctrl-C for what it starts with `&`, and whatever that starts inherits it: Python then never interrupts.
+# A shell starts background jobs with SIGINT ignored, which Python inherits: restore KeyboardInterrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # while the tests are collected, of which nothing is garbage
+gc.disable()  # during collection nothing becomes garbage
 
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
-LONGEST = (
+SLOWEST_FILES = (
     *(
         "unit/fleet/records/test_hostile",
         "lab/test_resume",
@@ -36,12 +36,12 @@ LONGEST = (
     *("lab/test_burnin", "lab/test_gangs", "unit/playbooks/test_collection", "lab/test_schedule", "lab/test_silence"),
     *("lab/test_monitoring", "lab/test_faults_over_ssh", "lab/test_strangers", "lab/test_dashboards"),
 )
-"""From five minutes to half a minute: begun first, so that in the end no worker is left alone with one of them."""
+"""Test files that take 30 s to 5 min. They start first, so that no worker runs one of them alone at the end."""
 
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """A verb that was tried leaves its handlers: forks of later tests would not end by SIGTERM, and who waits for them hangs."""
+    """Restore signal handlers that a verb has set: otherwise forks of later tests ignore SIGTERM, and waiting for them hangs."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -50,13 +50,15 @@ def _signals() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files in the order in which workers take them, one after the other."""
-    place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(str(item.path.relative_to(ROOT / "tests").with_suffix("")), len(place)))
+    """Sort the tests so that the slowest files come first."""
+    positions = {name: number for number, name in enumerate(SLOWEST_FILES)}
+    items.sort(
+        key=lambda item: positions.get(str(item.path.relative_to(ROOT / "tests").with_suffix("")), len(positions))
+    )
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests live until the end: the collector of garbage need not look at them all again and again."""
+    """Exclude the collected tests from garbage collection, since they live until the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

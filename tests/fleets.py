@@ -1,4 +1,4 @@
-"""Run directories of fleets of any size, from the builders' healthy hosts: for tests and for the benchmark of the report."""
+"""Write run directories of healthy fleets of any size, for tests and for the benchmark of the report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from schemas.records import Observation, Record, to_json
 from tests import builders
 
 Change = Callable[[Record], Record]
-RACK = 8
-NOISY = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "FLOP/J", "FLOP/cycle")
+HOSTS_PER_RACK = 8
+NOISY_UNITS = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "FLOP/J", "FLOP/cycle")
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:
-    """Hosts `r001-h1` …, eight a rack, each rack a gang."""
-    names = [f"r{at // RACK:05}-h{at % RACK}" for at in range(count)]
+    """Return a plan of `count` hosts named `r00000-h0` …, eight per rack, with one gang per rack."""
+    names = [f"r{at // HOSTS_PER_RACK:05}-h{at % HOSTS_PER_RACK}" for at in range(count)]
     hosts = {
         name: {
             "ansible_host": f"10.{at >> 16}.{at >> 8 & 255}.{at & 255}",
@@ -37,24 +37,25 @@ def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool 
 
 
 def records(of: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
-    """A healthy host's records; its rates scatter by so much."""
+    """Return the records of a healthy host; `spread` is the relative standard deviation of its rates."""
     noise = random.Random(f"{seed} {host}")  # noqa: S311
 
-    def shaken(seen: Observation) -> Observation:
-        if isinstance(seen.value, float) and seen.unit in NOISY:
-            return replace(seen, value=seen.value * (1 + spread * max(-3.0, min(3.0, noise.gauss(0, 1)))))
-        return seen
+    def add_noise(observation: Observation) -> Observation:
+        if isinstance(observation.value, float) and observation.unit in NOISY_UNITS:
+            return replace(observation, value=observation.value * (1 + spread * max(-3.0, min(3.0, noise.gauss(0, 1)))))
+        return observation
 
     part = of.only(of.gangs().get(of.host(host).gang) or (host,))
     return tuple(
-        replace(record, observations=tuple(map(shaken, record.observations))) for record in builders.records(part, host)
+        replace(record, observations=tuple(map(add_noise, record.observations)))
+        for record in builders.records(part, host)
     )
 
 
 def write(
     directory: Path, of: Plan, faults: Mapping[str, Change | None] | None = None, hosts: Iterable[str] = ()
 ) -> None:
-    """The run directory; `faults`: what is done to a host's own record, None: it left none."""
+    """Write the run directory; `faults` maps a host to a change of its own record, or None to leave the record out."""
     documents.write(directory / "plan.json", to_json(of))
     for name in hosts or [host.name for host in of.hosts]:
         change = (faults or {}).get(name, lambda record: record)
@@ -66,7 +67,7 @@ def write(
 
 
 def text(record: Record) -> str:
-    """As a host writes it."""
+    """Return the record as a host writes it."""
     import json
 
     return json.dumps(to_json(record), ensure_ascii=False, indent=1) + "\n"

@@ -1,6 +1,6 @@
-"""What kustomize makes of our overlays, as far as they use it: resources, components, namespace, images and JSON patches.
+"""Render the kustomize overlays without kubectl: resources, components, namespace, images and JSON patches.
 
-kubectl is not on every machine that runs the tests; where it is, a test compares the two.
+Not every machine that runs the tests has kubectl. If it does, a test compares both renderings.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Resource = dict[str, Any]
 
 
 def render(directory: Path) -> list[Resource]:
-    """The resources of an overlay, in no particular order."""
+    """Return the resources of an overlay, in no particular order."""
     return _apply(directory, [])
 
 
 def _apply(directory: Path, resources: list[Resource]) -> list[Resource]:
-    """The resources so far, with those of this kustomization and what it does to them."""
+    """Add the resources of a kustomization, apply its changes, and return all resources."""
     (document,) = _documents(directory / "kustomization.yaml")
     unknown = set(document) - KNOWN
-    assert not unknown, f"{directory}: this renderer does not know {unknown}"
+    assert not unknown, f"{directory}: this renderer does not support {unknown}"
     for name in document.get("resources", ()):
         path = directory / name
         resources += _apply(path.resolve(), []) if path.is_dir() else _documents(path)
@@ -36,7 +36,7 @@ def _apply(directory: Path, resources: list[Resource]) -> list[Resource]:
         _patch(resources, patch)
     for image in document.get("images", ()):
         for resource in resources:
-            _rename(resource, image)
+            _replace_image(resource, image)
     for resource in resources if "namespace" in document else ():
         _set_namespace(resource, document["namespace"])
     return resources
@@ -65,18 +65,18 @@ def _patch(resources: list[Resource], patch: dict[str, Any]) -> None:
                 node[last] = value
 
 
-def _rename(value: Any, image: dict[str, str]) -> None:
-    """Every container's image of that name."""
+def _replace_image(value: Any, image: dict[str, str]) -> None:
+    """Replace the image in every container that uses it."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key in ("containers", "initContainers") and isinstance(item, list):
                 for container in item:
                     if container.get("image") == image["name"]:
                         container["image"] = f"{image['newName']}:{image['newTag']}"
-            _rename(item, image)
+            _replace_image(item, image)
     elif isinstance(value, list):
         for item in value:
-            _rename(item, image)
+            _replace_image(item, image)
 
 
 def _set_namespace(resource: Resource, namespace: str) -> None:

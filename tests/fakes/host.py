@@ -1,6 +1,6 @@
-"""A host's /proc, /sys and installed programs as a tree of small files, for collectors that take their root as an argument.
+"""Build the /proc, /sys and programs of a host as a tree of small files, for collectors that take their root as an argument.
 
-A healthy GPU host of two sockets, as far as a test needs one: 4 processors, 2 NUMA nodes, 2 memory controllers with 2 modules
+The tree is that of a healthy GPU host with two sockets, reduced to what tests need: 4 processors, 2 NUMA nodes, 2 memory controllers with 2 modules
 each, 2 NVMe disks in an array, Docker with NVIDIA's toolkit.
 """
 
@@ -162,7 +162,7 @@ PROGRAMS = {
     "usr/bin/nvidia-ctk": "NVIDIA Container Toolkit CLI version 1.17.8\\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d\\n",
     "usr/bin/nv-fabricmanager": f"\\n\\n\\tFabric Manager version is : {DRIVER}\\n\\n",
 }
-"""Program -> what it prints."""
+"""Program -> its output."""
 LINKS = {
     "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": f"libnvidia-ml.so.{DRIVER}",
     "usr/lib/x86_64-linux-gnu/libnccl.so.2": "libnccl.so.2.28.9",
@@ -176,9 +176,9 @@ def tree(
     """Build the tree under `root`, and return it.
 
     Args:
-        root: made where it is missing.
+        root: created if missing.
         gpus: number of NVIDIA GPUs on the PCI bus, beside other devices; None: no bus, the caller builds it.
-        files: path -> other text than in FILES, or one more; None leaves the file out.
+        files: path -> text, in addition to FILES or in place of an entry; None leaves the file out.
         proc: the same for a file of /proc by its last name, e.g. `meminfo="nonsense"`.
     """
     by_name = {path: proc[Path(path).name] for path in FILES if path.startswith("proc/") and Path(path).name in proc}
@@ -210,10 +210,10 @@ def pci(root: Path, address: str, vendor: str, kind: str) -> None:
     known.symlink_to(f"../../../devices/pci0000:00/{address}")
 
 
-def program(path: Path, does: str) -> None:
-    """Write a program that is a line of shell."""
+def program(path: Path, command: str) -> None:
+    """Write an executable that runs one line of shell."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.write_text(f"#!/bin/sh\n{command}\n")
     path.chmod(0o755)
 
 

@@ -1,7 +1,7 @@
-"""The /sys of an HGX host, for the `pcie`, `infiniband` and `network` collectors.
+"""Build the /sys of an HGX host, for the `pcie`, `infiniband` and `network` collectors.
 
 Eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive; a switch with four NVSwitches; a
-ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test writes over one file, by the functions below.
+ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test then changes one file with the functions below.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def tree(root: Path, gpus: int = 8) -> Path:
 
 @contextmanager
 def host(gpus: int = 8) -> Iterator[Path]:
-    """Build the same temporarily, in memory if possible, because it has a thousand small files."""
+    """Yield a temporary tree, in memory if possible, because it has a thousand small files."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield tree(Path(folder), gpus)

@@ -1,4 +1,4 @@
-"""On a host with NVIDIA GPUs: the collectors, the exporter and the smoke profile, judged. `make test-gpu`."""
+"""Test collectors, exporter and smoke profile on a host with NVIDIA GPUs: `make test-gpu`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def count() -> int:
-    """GPUs of this host; without one these tests fail, they are not skipped."""
+    """Return the number of GPUs of this host. Without a GPU these tests fail; they are not skipped."""
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     return len([line for line in listed.splitlines() if line.startswith("GPU ")])
 
@@ -57,15 +57,15 @@ def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:
 
 
 def bench(count: int, tmp_path: Path) -> tuple[Plan, Record]:
-    """The smoke profile on this host, and what it left."""
+    """Run the smoke profile on this host; return plan and record."""
     variables: dict[str, Any] = {"rackproof_gpu_count": count, "rackproof_gang": "none", "ansible_host": "127.0.0.1"}
     plan = make_plan(
         read_profile("smoke"), {"here": variables}, run_id="gpu", nonce=builders.NONCE, created=builders.WHEN
     )
-    at_run = ("--run-dir", str(tmp_path / "run"), "--host", "here")
+    run_options = ("--run-dir", str(tmp_path / "run"), "--host", "here")
     for arguments, stdin in ((("inspect", "--plan", "-"), json.dumps(to_json(plan))), (("bench",), None)):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "rackproof"), *arguments, *at_run],
+            [sys.executable, str(ROOT / "rackproof"), *arguments, *run_options],
             input=stdin,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,
@@ -76,9 +76,9 @@ def bench(count: int, tmp_path: Path) -> tuple[Plan, Record]:
     return plan, record_from_json(documents.read(tmp_path / "run" / "record.json", "record"))
 
 
-def test_a_gpu_in_use_is_refused_and_its_user_named(count: int, tmp_path: Path) -> None:
+def test_gpu_in_use_is_not_measured_and_its_process_is_reported(count: int, tmp_path: Path) -> None:
     user = subprocess.Popen(
-        [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda:0'); print('there', flush=True); input()"],
+        [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda:0'); print('ready', flush=True); input()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -92,13 +92,13 @@ def test_a_gpu_in_use_is_refused_and_its_user_named(count: int, tmp_path: Path) 
     assert not record.observations
 
 
-def test_smoke_profile_measures_everything_it_promises(count: int, tmp_path: Path) -> None:
+def test_smoke_profile_measures_everything_in_its_plan(count: int, tmp_path: Path) -> None:
     plan, record = bench(count, tmp_path)
     report = merge(plan, {"here": Evidence(records=(record,))}, read_packs([]))
     for line in report.acceptance.summary:
         print(line)
     assert report.coverage.measured == report.coverage.expected > 0, [item.reason for item in record.launches]
-    digests = {(seen.params["workload"], seen.value) for seen in record.observations if seen.name == "digest.value"}
-    assert len(digests) == 3, digests  # one a workload: the GPUs agree
-    wrong = [seen for seen in record.observations if seen.name.endswith("wrong_elements") and seen.status == MEASURED]
-    assert {seen.value for seen in wrong} == ({0} if count > 1 else set())
+    digests = {(item.params["workload"], item.value) for item in record.observations if item.name == "digest.value"}
+    assert len(digests) == 3, digests  # one digest per workload: all GPUs agree
+    wrong = [item for item in record.observations if item.name.endswith("wrong_elements") and item.status == MEASURED]
+    assert {item.value for item in wrong} == ({0} if count > 1 else set())

@@ -1,7 +1,7 @@
-"""The image, built and run for real: `make test-image`, as root, with buildah and debootstrap; no engine and no registry.
+"""Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without engine or registry.
 
-The base is a Debian of debootstrap with the torch of the environment that runs this, as NVIDIA's base brings one.
-It takes about four minutes and 5 GB of disk, so that `make test` has tests/unit/deploy/test_image.py in its place.
+The base is a Debian from debootstrap plus the torch of this Python environment; NVIDIA's base image has a torch as well.
+The tests take about four minutes and 5 GB of disk. `make test` runs only tests/unit/deploy/test_image.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A small Debian with Python, pip, Open MPI and torch; RACKPROOF_TEST_BASE names an image that is one already."""
+    """Build a small Debian with Python, pip, Open MPI and torch, unless RACKPROOF_TEST_BASE names an existing image."""
     if ready := os.environ.get("RACKPROOF_TEST_BASE"):
         yield ready
         return
@@ -57,8 +57,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    theirs = Path(torch.__file__).parents[1]
-    ours = root / "usr/local/lib/python3.11/dist-packages"
+    source = Path(torch.__file__).parents[1]
+    target = root / "usr/local/lib/python3.11/dist-packages"
     needed = (
         "torch",
         "torchgen",
@@ -72,10 +72,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "fsspec",
     )
     for name in (*needed, "filelock", "PIL", "setuptools", "functorch"):
-        for path in (*theirs.glob(name), *theirs.glob(f"{name}.libs"), *theirs.glob(f"{name}-*.dist-info")):
-            shutil.copytree(path, ours / path.name, symlinks=True)
-    for path in (*theirs.glob("typing_extensions.py"), *theirs.glob("*pillow.libs")):
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, ours / path.name)
+        for path in (*source.glob(name), *source.glob(f"{name}.libs"), *source.glob(f"{name}-*.dist-info")):
+            shutil.copytree(path, target / path.name, symlinks=True)
+    for path in (*source.glob("typing_extensions.py"), *source.glob("*pillow.libs")):
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, target / path.name)
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs/ca-certificates.crt")
     container = buildah("from", "scratch").stdout.strip()
     buildah("add", container, root, "/")
@@ -88,7 +88,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def container(base: str) -> Iterator[str]:
-    """A container of the image, built from the checkout by the command that docs/container.md gives."""
+    """Return a container of the image, built from the checkout with the command in docs/container.md."""
     here = "deploy/container/Containerfile"
     arguments = [f"--build-arg={item}" for item in (f"BASE={base}", "VERSION=1.2.3", "REVISION=abc")]
     buildah("bud", "--format=docker", f"--ignorefile={here}.dockerignore", "-f", here, *arguments, "-t", IMAGE, ".")
@@ -104,7 +104,7 @@ def config(container: str) -> dict[str, object]:
 
 
 def command_of(container: str, *arguments: str) -> list[str]:
-    """What an engine starts: the entry point, and the image's own arguments where there are none."""
+    """Return the command that an engine starts: the entry point, and the default arguments if none are given."""
     configuration = config(container)
     return [*configuration["Entrypoint"], *(arguments or configuration["Cmd"])]  # type: ignore[misc, has-type]
 
@@ -116,7 +116,7 @@ def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> s
     )
 
 
-def test_who_runs_in_it_and_what_it_says_of_itself(container: str) -> None:
+def test_user_ports_labels_and_health_check(container: str) -> None:
     configuration = config(container)
     assert (configuration["User"], configuration["WorkingDir"]) == ("10001:0", "/results")
     assert {"2222/tcp", "9836/tcp"} <= set(configuration["ExposedPorts"])  # type: ignore[call-overload]
@@ -126,7 +126,7 @@ def test_who_runs_in_it_and_what_it_says_of_itself(container: str) -> None:
     assert "uid=10001(rackproof) gid=0(root)" in run(container, "id").stdout
 
 
-def test_the_bases_torch_is_used_and_nothing_of_the_base_is_changed(container: str) -> None:
+def test_image_uses_the_torch_of_its_base(container: str) -> None:
     where = run(container, "python", "-c", "import torch, rackproof; print(torch.__file__, torch.__version__)").stdout
     assert where.split() == ["/usr/local/lib/python3.11/dist-packages/torch/__init__.py", torch.__version__]
     packages = run(
@@ -135,40 +135,40 @@ def test_the_bases_torch_is_used_and_nothing_of_the_base_is_changed(container: s
     assert "rackproof" in packages
     assert not {"torch", "ansible-core", "hatchling"} & set(packages.split())
     assert "openssh-server" in run(container, "dpkg-query", "-W", "-f", "${Package}\n").stdout, (
-        "for a bill of materials"
+        "needed for a bill of materials"
     )
 
 
 @pytest.mark.parametrize("host_key", ["etc/ssh/ssh_host_rsa_key", "etc/ssh/ssh_host_ed25519_key"])
-def test_no_key_is_in_it(container: str, host_key: str) -> None:
+def test_image_has_no_ssh_host_key(container: str, host_key: str) -> None:
     assert run(container, "ls", f"/{host_key}").returncode == 2
 
 
-def test_without_a_gpu_the_default_command_says_so_and_accepts_nothing(container: str) -> None:
+def test_default_command_without_a_gpu_fails_and_accepts_nothing(container: str) -> None:
     done = run(container)
     assert done.returncode == 2
     assert "GPU" in done.stderr
     assert "PASS" not in done.stdout
 
 
-def test_flags_alone_rehearse_the_whole_acceptance_and_print_the_summary(container: str) -> None:
+def test_options_without_a_verb_run_a_rehearsal_and_print_the_summary(container: str) -> None:
     done = run(container, "--profile", "rehearsal", "--epochs", "1", "--batch-size", "16")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
     assert "Training" in done.stdout
 
 
-def test_validation_only_trains_nothing(container: str) -> None:
+def test_validation_only_skips_the_training(container: str) -> None:
     done = run(container, "rackproof", "--profile", "rehearsal", "--validation-only", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["rehearsal"] is True
-    assert not any("Training" in line for line in result["acceptance"]["summary"])
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["rehearsal"] is True
+    assert not any("Training" in line for line in report["acceptance"]["summary"])
 
 
 @pytest.fixture
 def keys(container: str, tmp_path: Path) -> str:
-    """The key that the MPI operator would mount, with root as its owner; where it lies in the container."""
+    """Copy a key into the container as the MPI operator mounts it, owned by root; return its directory."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", tmp_path / "id_rsa"], check=True)
     shutil.copy(tmp_path / "id_rsa.pub", tmp_path / "authorized_keys")
     (tmp_path / "id_rsa").chmod(0o644)
@@ -189,7 +189,7 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         healthy = "/opt/rackproof/container/healthy.sh"
         ends = time.monotonic() + 30
         while run(container, healthy).returncode and time.monotonic() < ends:
-            # The check itself was started by the entry point here, which notes what the container does.
+            # Here the entry point also starts the check, and overwrites the command that the check reads.
             buildah("run", container, "--", "sh", "-c", "echo sshd >/tmp/rackproof-container/does")
             time.sleep(0.3)
         words = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")
@@ -201,10 +201,10 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         assert output.returncode == 0, output.stderr
         assert output.stdout.split() == ["10001", "0", "WARN", "/opt/rackproof/bin/rackproof"]
     finally:
-        buildah("run", container, "--", "sh", "-c", f"kill $(cat {pid})")  # buildah would leave what it started
+        buildah("run", container, "--", "sh", "-c", f"kill $(cat {pid})")  # buildah leaves its processes running
         sshd.wait(20)
 
 
-def test_the_version_is_the_checkouts(container: str) -> None:
-    said = run(container, "rackproof", "--version").stdout.split()
-    assert said == ["rackproof", importlib.metadata.version("rackproof")]
+def test_version_is_that_of_the_checkout(container: str) -> None:
+    output = run(container, "rackproof", "--version").stdout.split()
+    assert output == ["rackproof", importlib.metadata.version("rackproof")]

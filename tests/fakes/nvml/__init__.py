@@ -1,8 +1,8 @@
-"""NVIDIA's management library without a GPU: a real `libnvidia-ml.so.1` that answers from a scenario file.
+"""Build a fake NVML: a real `libnvidia-ml.so.1` that answers from a scenario file, without a GPU.
 
-nvidia-ml-py loads it by name, so what is under test is the code that runs on a GPU host, unpatched. `nvml_stub.c` says how a
-scenario is written; `scenarios/` holds two healthy machines and one file a fault. The loader reads its path when a program
-starts, so the program under test is a process of its own; its scenario may change while it runs.
+nvidia-ml-py loads it by name, so tests run the same code as a GPU host, unpatched. `nvml_stub.c` documents the scenario format;
+`scenarios/` has healthy machines and one file per fault. The dynamic loader reads its path when a program starts, so the program
+under test is a separate process. Its scenario may change while it runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
     """Put the library into `directory`, and return it; it is compiled once in a checkout.
 
     Args:
-        directory: made where it is missing.
+        directory: created if missing.
         without: functions to leave out, as an older driver would.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Makes the published torchvision import beside a CPU build of torch, which lacks the two operators it registers.
+"""Let the published torchvision be imported with a CPU build of torch, which lacks two of its operators.
 
-For tests only: on a real host a torchvision that does not fit is a finding, and the benchmark says so.
+For tests only: on a real host the benchmark reports a torchvision that does not match torch.
 """
 
 import sys
 
-if not any("resource_tracker" in argument for argument in sys.orig_argv):  # which has no other use for torch
+if not any("resource_tracker" in argument for argument in sys.orig_argv):  # it does not need torch
     import torch
 
     _LIBRARY = torch.library.Library("torchvision", "DEF")

@@ -1,4 +1,4 @@
-"""The container's files as far as they can be looked at without building it; `make test-image` builds and runs it."""
+"""Test the files of the container image without building it; `make test-image` builds and runs it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ UNPRIVILEGED_UID = 10001
 
 
 def tool(name: str) -> str:
-    """A program that came from PyPI, beside this Python."""
+    """Return the path of a program that pip installed."""
     return str(Path(sys.executable).parent / name)
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_containerfile_passes_hadolint() -> None:
     done = subprocess.run([tool("hadolint"), HERE / "Containerfile"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_shellcheck_finds_nothing() -> None:
+def test_scripts_pass_shellcheck() -> None:
     done = subprocess.run([tool("shellcheck"), *SCRIPTS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_copied_paths_exist_and_are_not_ignored() -> None:
-    """A module that the wheel needs and the image leaves out would be missed only where the image is built."""
+    """Without this test, a missing module would be noticed only when the image is built."""
     containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
     ignored = (HERE / "Containerfile.dockerignore").read_text(encoding="utf-8").split()
     words = [
@@ -51,7 +51,7 @@ def test_copied_paths_exist_and_are_not_ignored() -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
-    """What the image sets, with a `rackproof`, an `sshd` and a `python` that only say how they were called."""
+    """Return the environment of the image. Its `rackproof` and `python` only print how they were called."""
     directory = tmp_path / "bin"
     directory.mkdir()
     for name in ("rackproof", "python"):
@@ -60,7 +60,7 @@ def image(tmp_path: Path) -> dict[str, str]:
     shutil.copytree(HERE, tmp_path / "container")
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, UNPRIVILEGED_UID, 0)
-    for parent in tmp_path.parents:  # pytest's own directories are closed to others
+    for parent in tmp_path.parents:  # other users may not enter pytest's directories
         if parent.name.startswith(("pytest-", "popen-")):
             parent.chmod(0o755)
     return {
@@ -71,7 +71,7 @@ def image(tmp_path: Path) -> dict[str, str]:
 
 
 def entry(image: dict[str, str], *arguments: str, script: str = "entry.sh") -> subprocess.CompletedProcess[str]:
-    """A script of the image, as the image's user."""
+    """Run a script of the image as the user of the image."""
     path = Path(image["HOME"]) / "container" / script
     user = {"user": UNPRIVILEGED_UID, "group": 0, "extra_groups": []} if os.geteuid() == 0 else {}
     return subprocess.run(
@@ -94,12 +94,12 @@ def entry(image: dict[str, str], *arguments: str, script: str = "entry.sh") -> s
         (["python", "-c", "a b"], "python -c a b"),
     ],
 )
-def test_what_the_container_does_with_its_arguments(arguments: list[str], called: str, image: dict[str, str]) -> None:
+def test_container_arguments_select_the_command(arguments: list[str], called: str, image: dict[str, str]) -> None:
     done = entry(image, *arguments)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, called, "")
 
 
-def test_a_word_that_is_no_program_is_named(image: dict[str, str]) -> None:
+def test_unknown_program_is_reported(image: dict[str, str]) -> None:
     done = entry(image, "docktor")
     assert (done.returncode, done.stdout) == (64, "")
     assert (
@@ -109,14 +109,14 @@ def test_a_word_that_is_no_program_is_named(image: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("mode", "file"), [("sshd", "authorized_keys"), ("mpi", "id_rsa.pub")])
-def test_no_sshd_without_the_jobs_key(mode: str, file: str, image: dict[str, str]) -> None:
+def test_sshd_does_not_start_without_the_key_of_the_job(mode: str, file: str, image: dict[str, str]) -> None:
     done = entry(image, mode, "true")
     assert (done.returncode, done.stdout) == (64, "")
     assert f"id_rsa or {file} cannot be read: mount the job's key there" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the directory is the image's user's")
-def test_health_is_asked_of_what_the_container_does(image: dict[str, str]) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own the directory as the user of the image")
+def test_health_check_depends_on_the_command_of_the_container(image: dict[str, str]) -> None:
     assert entry(image, script="healthy.sh").returncode == 1, "nothing was started"
     entry(image)
     results = {**image, "RACKPROOF_RESULTS": image["HOME"]}
@@ -128,7 +128,7 @@ def test_health_is_asked_of_what_the_container_does(image: dict[str, str]) -> No
     assert entry(port, script="healthy.sh").returncode == 1, "the exporter does not answer"
 
 
-def test_the_image_and_the_manifests_speak_of_one_user() -> None:
+def test_image_and_manifests_use_the_same_user() -> None:
     containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
     assert f"USER {UNPRIVILEGED_UID}:0" in containerfile
     job = yaml.safe_load((ROOT / "deploy/kubernetes/one-host/job.yaml").read_text(encoding="utf-8"))

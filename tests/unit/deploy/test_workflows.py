@@ -1,4 +1,4 @@
-"""The workflows in .github, as far as they can be looked at where no GitHub is: GitHub's own schema, and what they start."""
+"""Test the workflows in .github without GitHub: against GitHub's schema, and that the commands they run exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
 
 
 def tool(name: str) -> str:
-    """A program that came from PyPI, beside this Python."""
+    """Return the path of a program that pip installed."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -31,20 +31,20 @@ def read(path: Path) -> dict[str, Any]:
 JOBS = [pytest.param(job, id=f"{path.stem}-{name}") for path in WORKFLOWS for name, job in read(path)["jobs"].items()]
 
 
-def test_githubs_schema_takes_them() -> None:
+def test_workflows_are_valid_by_the_github_schema() -> None:
     command = [tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *WORKFLOWS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_they_may_read_the_repository_and_no_more(path: Path) -> None:
+def test_workflows_have_only_read_permission(path: Path) -> None:
     assert read(path)["permissions"] == {"contents": "read"}
-    wider = {name for name, job in read(path)["jobs"].items() if job.get("permissions", {}) != {}}
-    assert wider <= {"publish"}
+    jobs_with_more = {name for name, job in read(path)["jobs"].items() if job.get("permissions", {}) != {}}
+    assert jobs_with_more <= {"publish"}
 
 
-def test_only_a_tag_publishes_and_only_what_ran_on_gpus() -> None:
+def test_image_is_published_only_for_a_tag_and_after_the_gpu_tests() -> None:
     job = read(ROOT / ".github/workflows/image.yml")["jobs"]["publish"]
     assert job["permissions"] == {"contents": "read", "packages": "write"}
     assert job["if"] == "startsWith(github.ref, 'refs/tags/v')"
@@ -54,7 +54,7 @@ def test_only_a_tag_publishes_and_only_what_ran_on_gpus() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_actions_are_pinned_and_leave_no_token_behind(job: dict[str, Any]) -> None:
+def test_actions_are_pinned_and_do_not_store_the_token(job: dict[str, Any]) -> None:
     used = [step for step in job["steps"] if "uses" in step]
     assert all(PINNED.fullmatch(step["uses"]) for step in used)
     checkouts = [step for step in used if step["uses"].startswith("actions/checkout@")]
@@ -62,7 +62,7 @@ def test_actions_are_pinned_and_leave_no_token_behind(job: dict[str, Any]) -> No
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
-def test_one_action_has_one_version() -> None:
+def test_each_action_has_one_version() -> None:
     lines = [line.split("uses: ")[1] for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
     assert all(re.search(r" # v\d+\.\d+\.\d+$", line) for line in lines)
     assert len(set(lines)) == len({line.partition("@")[0] for line in lines})
@@ -75,8 +75,8 @@ def test_self_hosted_runner_runs_no_foreign_code(job: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_shellcheck_finds_nothing_and_no_expression_is_in_a_script(job: dict[str, Any]) -> None:
-    """An expression in a script is put there as text: whoever names a branch would write it."""
+def test_scripts_pass_shellcheck_and_contain_no_expression(job: dict[str, Any]) -> None:
+    """GitHub inserts an expression as text, so the name of a branch could inject code."""
     script = "\n".join(step["run"] for step in job["steps"] if "run" in step)
     assert not EXPRESSION.search(script)
     command = [tool("shellcheck"), "--shell=bash", "--exclude=SC2312", "-"]

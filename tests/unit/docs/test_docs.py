@@ -1,4 +1,4 @@
-"""Every command, link, path and example in the pages: commands are parsed by the real parsers, and not run."""
+"""Test every command, link, path and example in the documentation. Commands are parsed by the real parsers, but not run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^(?P<mark>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=mark)$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
-OURS = "agent|collectors|deploy|docs|fleet|inventory|playbooks|roles|schemas|tests"
-PATH = re.compile(rf"(?:{OURS})/[\w./*-]*\w(?:::\w+)?")
-ELSEWHERE = {
-    "CONTRIBUTING.md": {  # what the guides add
+SOURCE_FOLDERS = "agent|collectors|deploy|docs|fleet|inventory|playbooks|roles|schemas|tests"
+PATH = re.compile(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*\w(?:::\w+)?")
+PATHS_ELSEWHERE = {
+    "CONTRIBUTING.md": {  # files that the guides add
         "collectors/fan.py",
         "tests/unit/test_fan.py",
         "agent/benchmarks/compute/sort.py",
@@ -48,13 +48,13 @@ ELSEWHERE = {
         "roles/banner/tasks/main.yml",
         "playbooks/banner.yml",
     },
-    "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # SuperBench's
+    "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # a file of SuperBench
 }
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Programs that are not ours: what they are given of this checkout must be there, and no more is known of them here.
-OTHERS = (
+# Third-party programs: only the paths of this checkout among their arguments are checked.
+THIRD_PARTY_PROGRAMS = (
     *(
         "ansible",
         "ansible-builder",
@@ -71,22 +71,22 @@ OTHERS = (
     *("nvidia-smi", "oc", "podman", "promtool", "rsync", "scp", "source", "ssh", "systemctl", "tar", "."),
 )
 STARTERS = ("docker", "mpirun", "podman", "srun", "sudo", "ansible-navigator")
-"""Programs whose last words are a command of their own."""
+"""Programs whose last arguments are another command."""
 
 
 class UnparsedError(Exception):
-    """What argparse would have said."""
+    """An error message of argparse."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises where argparse would exit."""
+    """A parser that raises UnparsedError instead of exiting."""
 
     def error(self, message: str) -> Any:
         raise UnparsedError(f"{self.prog}: {message}")
 
 
 def parser_of_the_command() -> Parser:
-    """The parser that `rackproof` has, of all of its verbs."""
+    """Return the parser of `rackproof` with all its verbs."""
     parser = Parser(prog="rackproof")
     parser.add_argument("--version", action="version", version="")
     verbs = parser.add_subparsers(parser_class=Parser, required=True)
@@ -100,7 +100,7 @@ PARSER = parser_of_the_command()
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block."""
+    """A fenced code block of a page."""
 
     language: str
     text: str
@@ -111,17 +111,17 @@ def blocks(page: Path) -> list[Block]:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks."""
+    """Return the text of a page without its code blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def script(block: Block) -> str:
-    """The commands of a block: its lines that begin with `$ ` where there are any; nothing of output, a file or a listing."""
+    """Return the commands of a block, without output: the lines that begin with `$ `, or all lines of a shell block."""
     lines = block.text.splitlines()
     if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
         return "\n".join(prompted)
     first = next((line for line in lines if line.strip() and not line.startswith("#")), "").split()
-    known = {*CHECKS, *OTHERS}
+    known = {*CHECKS, *THIRD_PARTY_PROGRAMS}
     while first and re.fullmatch(r"\w+=\S*", first[0]):
         first.pop(0)
     begins = bool(first) and first[0] in known
@@ -129,7 +129,7 @@ def script(block: Block) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The simple commands of a script, each as its words."""
+    """Yield the simple commands of a script, each as a list of words."""
     text = re.sub(r"<(\w+)>", r"\1", text).replace("\\\n", " ")
     for line in text.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
@@ -146,8 +146,8 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words
 
 
-def complaints(text: str) -> list[str]:
-    """What is wrong with a script."""
+def script_problems(text: str) -> list[str]:
+    """Return the problems of a script."""
     problems = []
     checked = subprocess.run(
         ["bash", "-n"], input=re.sub(r"<(\w+)>", r"\1", text), capture_output=True, text=True, check=False
@@ -155,49 +155,49 @@ def complaints(text: str) -> list[str]:
     if checked.returncode:
         problems.append(checked.stderr.strip())
     for words in commands(text):
-        problems += [f"{' '.join(words)}: {problem}" for problem in complaints_of(words)]
+        problems += [f"{' '.join(words)}: {problem}" for problem in command_problems(words)]
     return problems
 
 
-def complaints_of(words: list[str]) -> Iterator[str]:
+def command_problems(words: list[str]) -> Iterator[str]:
     while words and re.fullmatch(r"\w+=.*", words[0]):
         words = words[1:]
     if not words or words[0] == "<file>":
         return
     program, rest = Path(words[0]).name, words[1:]
-    yield from (f"{word} is not in this checkout" for word in rest if missing(word))
+    yield from (f"{word} is not in this checkout" for word in rest if is_missing_path(word))
     if program in STARTERS:
-        yield from started(rest)
+        yield from check_started_command(rest)
     elif check := CHECKS.get(program):
         yield from check(rest)
-    elif program not in OTHERS:
-        yield f"what {program} is, {Path(__file__).name} does not know"
+    elif program not in THIRD_PARTY_PROGRAMS:
+        yield f"unknown program {program}: add it to {Path(__file__).name}"
 
 
-def missing(word: str) -> bool:
-    """Whether it is a path of this checkout, but that it is not there. `inventory/rack12`, `packs/MODEL.yml` are the reader's."""
+def is_missing_path(word: str) -> bool:
+    """Return whether a word is a path of this checkout that does not exist, other than examples such as `inventory/rack12`."""
     word = word.rpartition("=")[2].removeprefix("./")
-    if not re.fullmatch(rf"(?:{OURS})/[\w./*-]*", word) or re.search(
+    if not re.fullmatch(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*", word) or re.search(
         r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
     ):
         return False
     return not (list(ROOT.glob(word)) if "*" in word else (ROOT / word).exists())
 
 
-def started(words: list[str]) -> Iterator[str]:
-    """The command that a starter starts, where it is one of ours."""
+def check_started_command(words: list[str]) -> Iterator[str]:
+    """Check the command that another program starts, if it is one of CHECKS."""
     indexes = [index for index, word in enumerate(words) if word in CHECKS]
     if not indexes or words[0] in ("build", "push", "save"):
         return
     rest = words[indexes[0] + 1 :]
-    if words[0] == "run" and words[indexes[0]] == "rackproof":  # the image, and what its entry point makes of the rest
+    if words[0] == "run" and words[indexes[0]] == "rackproof":  # an image; its entry point adds the verb
         rest = rest[1:] if rest[:1] == ["rackproof"] else rest
         rest = ["run", *rest] if not rest or rest[0].startswith("-") else rest
     yield from CHECKS[words[indexes[0]]](rest)
 
 
 def check_rackproof(words: list[str]) -> Iterator[str]:
-    """By the command's own parser."""
+    """Check arguments with the parser of the command."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             PARSER.parse_args(words)
@@ -209,7 +209,7 @@ def check_rackproof(words: list[str]) -> Iterator[str]:
 
 
 def check_playbook(words: list[str]) -> Iterator[str]:
-    """The playbook, the inventory and the names and kinds of extra variables."""
+    """Check playbook, inventory and extra variables of an ansible-playbook command."""
     parser = Parser(prog="ansible-playbook")
     parser.add_argument("-i", action="append", default=[])
     parser.add_argument("-e", action="append", default=[])
@@ -232,19 +232,19 @@ def check_playbook(words: list[str]) -> Iterator[str]:
 
 
 def check_extra(text: str) -> Iterator[str]:
-    """The variables of one `-e`: `NAME=VALUE …`, where a value is a string, or JSON."""
+    """Check the variables of one `-e`: `NAME=VALUE …` with strings, or JSON."""
     if text.startswith("@"):
         return
-    plain = text.startswith("{")
-    variables = json.loads(text) if plain else dict(word.partition("=")[::2] for word in shlex.split(text))
+    is_json = text.startswith("{")
+    variables = json.loads(text) if is_json else dict(word.partition("=")[::2] for word in shlex.split(text))
     named = {name: value for name, value in variables.items() if not name.startswith("_rackproof_")}
     yield from (f"no variable {name}" for name in named if name not in VARIABLES)
     known = {name: value for name, value in named.items() if name in VARIABLES}
-    # Ansible makes a string of what is not JSON, and the roles make what they want of `true`.
+    # Ansible passes values that are not JSON as strings; the roles convert `true`.
     known = {name: value == "true" if value in ("true", "false") else value for name, value in known.items()}
     try:
         check_variables({"h1": {"rackproof_gpu_count": 1, **known}})
-    except Exception as error:  # noqa: BLE001 - whatever it says is what a reader would be told
+    except Exception as error:  # noqa: BLE001 - any error is a problem of the page
         yield str(error)
 
 
@@ -276,7 +276,7 @@ def check_torchrun(words: list[str]) -> Iterator[str]:
 
 
 def check_benchmarks(words: list[str]) -> Iterator[str]:
-    """The options; the parser itself is behind the import of torch."""
+    """Check that the options exist. The parser itself needs torch, so this searches its source."""
     source = (ROOT / "agent" / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
     yield from (
         f"agent.benchmarks has no {word}" for word in words if word.startswith("--") and f'"{word}"' not in source
@@ -292,7 +292,7 @@ def check_pip(words: list[str]) -> Iterator[str]:
 
 def check_galaxy(words: list[str]) -> Iterator[str]:
     if words[:2] not in (["collection", "build"], ["collection", "install"]):
-        yield "not a command that these pages need"
+        yield "only collection build and collection install are known here"
 
 
 def check_sbatch(words: list[str]) -> Iterator[str]:
@@ -305,13 +305,13 @@ CHECKS: dict[str, Callable[[list[str]], Iterator[str]]] = {
     "ansible-playbook": check_playbook,
     "ansible-galaxy": check_galaxy,
     "make": check_make,
-    "mpirun": started,
+    "mpirun": check_started_command,
     "pip": check_pip,
     "python": check_python,
     "python3": check_python,
     "sbatch": check_sbatch,
-    "srun": started,
-    "sudo": started,
+    "srun": check_started_command,
+    "sudo": check_started_command,
     "torchrun": check_torchrun,
 }
 
@@ -322,12 +322,12 @@ def test_pages_contain_commands() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_command_in_a_block_would_be_taken(page: Path) -> None:
-    assert [problem for block in blocks(page) for problem in complaints(script(block))] == []
+def test_every_command_in_a_block_is_valid(page: Path) -> None:
+    assert [problem for block in blocks(page) for problem in script_problems(script(block))] == []
 
 
 def verb_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
-    """The parser of the innermost verb that the words begin with, and the words after it."""
+    """Return the parser of the innermost verb, and the remaining words."""
     parser: argparse.ArgumentParser = PARSER
     while words:
         inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
@@ -337,8 +337,8 @@ def verb_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
     return parser, words
 
 
-def mentions(text: str) -> Iterator[str]:
-    """What is wrong with a command in a sentence, which need not be whole: its verbs, options, variables, targets."""
+def mention_problems(text: str) -> Iterator[str]:
+    """Yield the problems of a command in a sentence, which may be incomplete: verbs, options, variables, make targets."""
     try:
         commands_ = list(commands(re.sub(r"\[[^\]]*\]|…", "", text)))
     except ValueError as error:
@@ -355,8 +355,8 @@ def mentions(text: str) -> Iterator[str]:
             ) and (not rest or rest[0] not in choices):
                 yield f"{text}: no such verb"
             known = {option for action in parser._actions for option in action.option_strings}
-            own = rest[: rest.index("--")] if "--" in rest else rest
-            unknown = [word.partition("=")[0] for word in own if word.startswith("--")]
+            options = rest[: rest.index("--")] if "--" in rest else rest
+            unknown = [word.partition("=")[0] for word in options if word.startswith("--")]
             yield from (f"{text}: {parser.prog} has no {word}" for word in unknown if word not in known)
         elif words[0] == "-e":
             yield from (f"{text}: {problem}" for word in words[1:] if word != "-e" for problem in check_extra(word))
@@ -364,8 +364,8 @@ def mentions(text: str) -> Iterator[str]:
             words[0] in ("make", "pip", "python", "ansible-playbook", "torchrun", "mpirun", "sudo", "sbatch")
             and len(words) > 1
         ):
-            whole = "…" not in text
-            yield from (f"{text}: {problem}" for problem in (complaints_of(words) if whole else ()))
+            is_complete = "…" not in text
+            yield from (f"{text}: {problem}" for problem in (command_problems(words) if is_complete else ()))
 
 
 def is_command(text: str) -> bool:
@@ -377,20 +377,20 @@ def is_command(text: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_command_in_a_sentence_has_these_verbs_and_options(page: Path) -> None:
+def test_every_command_in_a_sentence_has_existing_verbs_and_options(page: Path) -> None:
     inline = [text for text in INLINE.findall(prose(page)) if is_command(text)]
-    assert [problem for text in inline for problem in mentions(text)] == []
+    assert [problem for text in inline for problem in mention_problems(text)] == []
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).lower() for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     for link in LINK.findall(prose(page)):
         if link.startswith(("https://", "http://", "mailto:")):
             continue
@@ -403,14 +403,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_paths_named_in_pages_exist(page: Path) -> None:
     named = {text for text in INLINE.findall(prose(page)) if PATH.fullmatch(text)}
-    for text in named - ELSEWHERE.get(str(page.relative_to(ROOT)), set()):
+    for text in named - PATHS_ELSEWHERE.get(str(page.relative_to(ROOT)), set()):
         path, _, test = text.partition("::")
-        assert not missing(path), text
+        assert not is_missing_path(path), text
         assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), text
 
 
 def variables_in(value: Any) -> Iterator[str]:
-    """Names of ours among the keys of an example."""
+    """Yield the inventory variables of Rackproof in an example."""
     if isinstance(value, dict):
         yield from (key for key in value if isinstance(key, str) and re.match(r"rackproof_(?!_)", key))
         yield from (name for item in value.values() for name in variables_in(item))
@@ -419,7 +419,7 @@ def variables_in(value: Any) -> Iterator[str]:
 
 
 def check_example(block: Block) -> Iterator[str]:
-    """Whether an example can be read at all, and whether its variables are ours."""
+    """Yield the problems of an example: syntax errors and unknown variables."""
     try:
         if block.language == "yaml":
             for document in yaml.safe_load_all(block.text):
@@ -435,17 +435,21 @@ def check_example(block: Block) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_examples_can_be_read(page: Path) -> None:
+def test_examples_are_valid(page: Path) -> None:
     assert [problem for block in blocks(page) for problem in check_example(block)] == []
 
 
-SAID_ELSEWHERE = ("OutOfMemoryError: CUDA out of memory.", "Insufficient nvidia.com/gpu", "unreachable at Preflight")
-"""By torch, by Kubernetes; and put together of what happened and the play."""
+MESSAGES_ELSEWHERE = (
+    "OutOfMemoryError: CUDA out of memory.",
+    "Insufficient nvidia.com/gpu",
+    "unreachable at Preflight",
+)
+"""Messages of torch and Kubernetes, and one that is composed at run time."""
 
 
 @pytest.fixture(scope="module")
 def sources() -> str:
-    """All of our text, with the pieces of one string joined."""
+    """Return all source text, with adjacent string literals joined."""
     suffixes = (".py", ".yml", ".j2")
     folders = (ROOT / name for name in ("agent", "collectors", "fleet", "roles", "schemas"))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
@@ -453,19 +457,19 @@ def sources() -> str:
     return " ".join(re.sub(r'"\s*\n\s*f?"', "", text).split())
 
 
-def test_messages_that_are_explained_are_what_is_said(sources: str) -> None:
-    """In the first column of the tables of troubleshooting, where `…` stands for what varies."""
+def test_messages_in_troubleshooting_exist_in_the_sources(sources: str) -> None:
+    """The messages are in the first column of the tables; `…` stands for variable text."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     problems = [
         text for line in page.splitlines() if line.startswith("| ") for text in INLINE.findall(line.split(" | ")[0])
     ]
     assert len(problems) > 30
     for text in problems:
-        pieces = re.split(r"…|, |: ", text) if not text.startswith(SAID_ELSEWHERE) else ()
+        pieces = re.split(r"…|, |: ", text) if not text.startswith(MESSAGES_ELSEWHERE) else ()
         assert [piece for piece in pieces if len(piece) > 12 and piece.strip() not in sources] == [], text
 
 
-def test_the_index_has_every_page() -> None:
+def test_index_lists_every_page() -> None:
     linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert pages - linked == set()
@@ -496,7 +500,7 @@ def test_the_index_has_every_page() -> None:
     ],
 )
 def test_invalid_command_in_a_page_is_reported(text: str) -> None:
-    assert complaints(text)
+    assert script_problems(text)
 
 
 @pytest.mark.parametrize(
@@ -512,4 +516,4 @@ def test_invalid_command_in_a_page_is_reported(text: str) -> None:
 )
 def test_mention_of_a_missing_path_is_reported(text: str) -> None:
     assert is_command(text)
-    assert list(mentions(text))
+    assert list(mention_problems(text))

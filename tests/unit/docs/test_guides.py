@@ -1,4 +1,4 @@
-"""Follow the guides of CONTRIBUTING.md literally in a copy of the code."""
+"""Test the guides of CONTRIBUTING.md by following them literally in a copy of the code."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the code."""
+    """Return a copy of the code."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 def code_blocks(heading: str) -> list[str]:
-    """Return the code blocks of that section."""
+    """Return the code blocks of a section of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
@@ -40,7 +40,7 @@ def add_entry(table: Path, entry: str) -> None:
 
 
 def run(checkout: Path, *arguments: str, exit_code: int = 0, **environment: str) -> str:
-    """Run Python in the checkout and return its output; its errors too if it must fail."""
+    """Run Python in the checkout and return its output, including standard error if `exit_code` is not 0."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=checkout,
@@ -134,7 +134,7 @@ def test_new_verb_is_in_the_command(checkout: Path) -> None:
 
 
 def test_new_criterion_finds_its_fault(checkout: Path) -> None:
-    """The guides of a criterion and of a fault belong together: each is checked by the other."""
+    """The guides for a criterion and for its fault are tested together: one is incomplete without the other."""
     for name in ("tests", "docs"):
         shutil.copytree(
             ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "images", "measurements")
@@ -153,7 +153,7 @@ def test_new_criterion_finds_its_fault(checkout: Path) -> None:
     assert "2 passed" in run(checkout, *test, "every_criterion or persistence-mode-off")
 
 
-def test_new_role_is_played(checkout: Path) -> None:
+def test_new_role_runs(checkout: Path) -> None:
     for name in ("roles", "playbooks", "inventory"):
         shutil.copytree(ROOT / name, checkout / name)
     shutil.copy(ROOT / "ansible.cfg", checkout)

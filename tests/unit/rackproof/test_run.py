@@ -1,4 +1,4 @@
-"""`rackproof run`: one machine without Ansible, and what keeps it from being measured."""
+"""Test `rackproof run`: one machine without Ansible, and the checks before it is measured."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests import ROOT, builders
 from tests.fakes import nvml
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=timezone.utc)
-BROKEN = Absent(status="error", reason="Driver Not Loaded")
+DRIVER_NOT_LOADED = Absent(status="error", reason="Driver Not Loaded")
 TINY = {
     "schema": "rackproof.profile/1",
-    "summary": "as little as there can be",
+    "summary": "the smallest profile",
     "device": "cpu",
     "processes_per_host": 2,
     "stages": {
@@ -64,10 +64,10 @@ def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess
     )
 
 
-# --- the whole of it
+# --- the complete verb
 
 
-def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> None:
+def test_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> None:
     (tmp_path / "tiny.yml").write_text(yaml.safe_dump(TINY))
     options = ["--profile", tmp_path / "tiny.yml", "--run-dir", tmp_path / "here" / "r1", "--host", "me"]
     first = run(tmp_path, *options)
@@ -79,7 +79,7 @@ def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> Non
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
     made = {observation["name"] for observation in record["observations"]}
-    assert "overlap.hidden_share" in made, "what the hosts of a gang do together, one does alone"
+    assert "overlap.hidden_share" in made, "a single host runs the gang benchmarks"
     assert not any(name.startswith("pairs") for name in made)
     assert [observation["phase"] for observation in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
@@ -91,7 +91,7 @@ def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> Non
     assert "run r1 was begun with other" in other.stderr
 
 
-def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -> None:
+def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
     done = run(tmp_path, "--gpus", "8", PYTHONPATH=str(tmp_path))
@@ -99,11 +99,11 @@ def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -
     assert "there is no NVIDIA GPU on this machine's PCI bus" in done.stderr
     assert "`rackproof run --profile rehearsal` tries every stage on CPUs" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "runs").exists(), "no run was begun"
+    assert not (tmp_path / "runs").exists(), "no run was started"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--profile", "standart"], "unknown profile standart (did you mean standard?)"),
         (
@@ -117,16 +117,18 @@ def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -
         (["--model", "h2000-sxm"], "unknown --model h2000-sxm"),
     ],
 )
-def test_wrong_usage_is_named(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_is_reported(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rackproof.main import main
 
     assert main(["run", *arguments, "--run-dir", str(tmp_path / "r1")]) == 64
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_several_processes_of_it_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_start_by_mpirun_with_several_processes_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     from rackproof.main import main
 
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
@@ -141,7 +143,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
-    """The driver answers for four GPUs; torch here is a build for CPUs, and the directory cannot be written."""
+    """The driver lists four GPUs, torch is a CPU build, and the run directory cannot be written."""
     (tmp_path / "file").touch()
     present = nvml.environment(library, nvml.scenario("healthy-h200x4"))
     done = run(tmp_path, "--gpus", "4", "--run-dir", tmp_path / "file" / "r1", CUDA_VISIBLE_DEVICES="0,1", **present)
@@ -153,23 +155,23 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset it, or give --devices 0,1" in lines
 
 
-# --- how many GPUs
+# --- the number of GPUs
 
 
 def gpus(on_bus: int | Absent, answering: int | Absent, given: int = 0) -> Gpus:
     return Gpus(on_bus=on_bus, answering=answering, given=given)
 
 
-def test_the_two_counts_of_gpus_must_agree_or_are_named() -> None:
+def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     assert gpus(8, 8).disagreement() == ""
     assert gpus(8, 8).most == 8
     lost = gpus(8, 7)
-    assert lost.most == 8, "the one that is gone is expected, so that the report misses it"
+    assert lost.most == 8, "the lost GPU is expected, so that the report lists it as missing"
     assert "the PCI bus shows 8 NVIDIA GPUs and the driver answers for 7" in lost.disagreement()
     assert "and the driver answers for 8" in gpus(0, 8).disagreement()
-    inside = gpus(8, 2, given=2)
-    assert inside.most == 2
-    assert inside.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
+    in_container = gpus(8, 2, given=2)
+    assert in_container.most == 2
+    assert in_container.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
     assert "the driver answers for 1; " not in gpus(8, 2, given=2).disagreement()
     assert gpus(8, 1, given=2).most == 2
     assert "the driver answers for 1" in gpus(8, 1, given=2).disagreement()
@@ -178,13 +180,15 @@ def test_the_two_counts_of_gpus_must_agree_or_are_named() -> None:
 def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
     assert readiness.no_gpus(gpus(8, 8)) == ""
     assert "8 NVIDIA GPUs are present and the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
-        gpus(8, BROKEN)
+        gpus(8, DRIVER_NOT_LOADED)
     )
-    assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.no_gpus(gpus(0, BROKEN))
-    assert "the PCI bus cannot be read (Driver Not Loaded)" in readiness.no_gpus(gpus(BROKEN, BROKEN))
+    assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.no_gpus(gpus(0, DRIVER_NOT_LOADED))
+    assert "the PCI bus cannot be read (Driver Not Loaded)" in readiness.no_gpus(
+        gpus(DRIVER_NOT_LOADED, DRIVER_NOT_LOADED)
+    )
 
 
-def test_device_nodes_count_in_a_container_only(tmp_path: Path) -> None:
+def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia5", "nvidiactl"):
         (tmp_path / "dev" / name).touch()
@@ -200,7 +204,7 @@ def test_device_nodes_count_in_a_container_only(tmp_path: Path) -> None:
 
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root in which nothing is wrong; torch is found there too."""
+    """Return a root of a machine without problems, with a fake torch."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     write_torch(tmp_path, "cuda: Optional[str] = '12.8'")
     spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch/__init__.py")
@@ -222,7 +226,7 @@ def readiness_problems(
     return readiness.problems(readings, (0, 1), root / "run", cpu=cpu, environment=variables or {}, root=root)
 
 
-def test_a_machine_that_is_in_order_has_no_problem(fit: Path) -> None:
+def test_healthy_machine_has_no_problem(fit: Path) -> None:
     assert readiness_problems(fit) == []
     assert readiness_problems(fit, cpu=True) == []
     assert readiness_problems(fit, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
@@ -236,7 +240,7 @@ def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytes
     )
     (fit / readiness.COMPATIBILITY).mkdir(parents=True)
     (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()
-    assert readiness_problems(fit) == [], "NVIDIA's compatibility package runs it"
+    assert readiness_problems(fit) == [], "NVIDIA's compatibility package supports it"
     write_torch(fit, "cuda: Optional[str] = None")
     assert readiness_problems(fit) == [
         "torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"
@@ -277,23 +281,23 @@ def options(tmp_path: Path, **chosen: Any) -> Namespace:
     return Namespace(**{**given, **chosen})
 
 
-def planned(tmp_path: Path, profile: str = "standard", result: int = 4, **chosen: Any) -> Plan:
-    machine = Machine(gpus=gpus(result, result), readings={})
+def planned(tmp_path: Path, profile: str = "standard", gpu_count: int = 4, **chosen: Any) -> Plan:
+    machine = Machine(gpus=gpus(gpu_count, gpu_count), readings={})
     return single_host_plan(options(tmp_path, **chosen), single_host_profile(read_profile(profile)), machine, NOW)
 
 
-def test_requested_devices_are_planned_or_else_all(tmp_path: Path) -> None:
-    assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), "four of them will be missed"
+def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
+    assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), "four of them will be reported as missing"
     assert not planned(tmp_path, gpus=8).hosts[0].count_found
-    result = planned(tmp_path).hosts[0]
-    assert (result.devices, result.count_found) == ((0, 1, 2, 3), True)
+    host = planned(tmp_path).hosts[0]
+    assert (host.devices, host.count_found) == ((0, 1, 2, 3), True)
     assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)
     with pytest.raises(UsageError, match="lists 2 GPUs, rackproof_gpu_count says 4"):
         planned(tmp_path, devices="1,3", gpus=4)
     assert not planned(tmp_path, "rehearsal").hosts[0].count_found
 
 
-def test_the_operators_choices_reach_the_training(tmp_path: Path) -> None:
+def test_training_options_are_in_the_plan(tmp_path: Path) -> None:
     benchmarks = planned(tmp_path, epochs=5, batch_size=128).stage("benchmark").benchmarks
     assert (benchmarks["training"]["epochs"], benchmarks["training"]["batch_size"]) == (5, 128)
     assert "training" not in planned(tmp_path, validation_only=True).stage("benchmark").benchmarks
@@ -301,28 +305,28 @@ def test_the_operators_choices_reach_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", ["smoke", "standard", "rehearsal"])
-def test_one_host_does_alone_what_several_do_together(profile: str) -> None:
+def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
     whole, single = read_profile(profile)["stages"], single_host_profile(read_profile(profile))["stages"]
     assert single.keys() == {"benchmark"}
     assert single["benchmark"]["benchmarks"].keys() == {
         *whole["benchmark"]["benchmarks"],
         *whole["gang"]["benchmarks"],
     } - {"pairs"}
-    own = whole["benchmark"]["benchmarks"]
-    assert {name: single["benchmark"]["benchmarks"][name] for name in own} == own
+    host_benchmarks = whole["benchmark"]["benchmarks"]
+    assert {name: single["benchmark"]["benchmarks"][name] for name in host_benchmarks} == host_benchmarks
     assert single["benchmark"]["deadline_s"] <= whole["benchmark"]["deadline_s"] + whole["gang"]["deadline_s"]
 
 
 def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    said = "GPU count: the inventory does not give the number of GPUs, so the detected number is expected on h1"
-    assert said not in merge(plan, {}, ()).acceptance.summary
+    line = "GPU count: the inventory does not give the number of GPUs, so the detected number is expected on h1"
+    assert line not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
-    assert said in merge(counted, {}, ()).acceptance.summary
+    assert line in merge(counted, {}, ()).acceptance.summary
 
 
-def test_this_machines_own_run_of_the_playbooks_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that an acceptance over SSH has is not measured beside it."""
+def test_machine_held_by_a_playbook_run_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs on one machine would disturb each other."""
     from agent.run import lease
     from rackproof.main import main
 

@@ -1,6 +1,6 @@
-"""The alerts: the rule file and the runbook are what table and packs say, and each rule fires on its fault and on nothing else.
+"""Test the alerts: rule file and runbook match table and packs, and each rule fires only on its fault.
 
-UPDATE_GOLDEN=1 writes both anew.
+UPDATE_GOLDEN=1 rewrites both files.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def promtool(*arguments: str | Path) -> None:
 # ---- the files ----
 
 
-def test_the_rule_file_is_what_table_and_packs_say() -> None:
+def test_rule_file_is_up_to_date() -> None:
     text = rule_file(SHIPPED)
     if os.environ.get("UPDATE_GOLDEN"):
         RULES.write_text(text)
     assert text == RULES.read_text()
 
 
-def test_the_runbook_is_what_table_and_packs_say() -> None:
+def test_runbook_is_up_to_date() -> None:
     page = runbook(SHIPPED)
     if os.environ.get("UPDATE_GOLDEN"):
         (ROOT / RUNBOOK).write_text(page)
     assert page == (ROOT / RUNBOOK).read_text()
 
 
-def test_every_alert_leads_to_its_section_of_the_runbook() -> None:
+def test_every_alert_links_to_its_section_of_the_runbook() -> None:
     anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)}
     for entry in entries(RULES.read_text()):
         if "alert" in entry:
@@ -73,25 +73,25 @@ def test_every_alert_leads_to_its_section_of_the_runbook() -> None:
             assert anchor in anchors
 
 
-def test_prometheus_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", RULES)
 
 
-def test_every_alert_says_what_is_to_be_done() -> None:
+def test_every_alert_has_severity_action_and_annotations() -> None:
     for entry in entries(RULES.read_text()):
         if "alert" in entry:
             assert entry["labels"]["severity"] in ("critical", "warning")
             assert entry["labels"]["action"] == entry["annotations"]["action"]
             assert entry["labels"]["action"] in ACTIONS
             assert set(entry["annotations"]) == {"summary", "description", "action", "runbook_url"}
-            assert "<" not in "".join(entry["annotations"].values()), "a place that was not filled in"
+            assert "<" not in "".join(entry["annotations"].values()), "a placeholder was not replaced"
 
 
-def test_what_no_criterion_says_has_a_source() -> None:
+def test_every_rule_without_a_criterion_has_a_source() -> None:
     assert [rule.alert.alert for rule in EVERY if not rule.criteria and not rule.alert.source] == []
 
 
-def test_the_verb_prints_the_rules(tmp_path: Path) -> None:
+def test_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
     assert rackproof("criteria", "alerts").stdout == RULES.read_text()
     own = tmp_path / "mine.yml"
     criterion = {
@@ -109,19 +109,19 @@ def test_the_verb_prints_the_rules(tmp_path: Path) -> None:
     assert "https://wiki.example/alerts#rackproofpciereplays" in printed
 
 
-# ---- limits stand in the packs alone ----
+# ---- limits come from the packs ----
 
 
-def test_a_rule_of_a_criterion_fires_at_once_and_only_others_wait() -> None:
-    holder = {entry["labels"].get("criterion") for entry in entries(RULES.read_text()) if "for" in entry}
-    assert holder == {None}
+def test_only_rules_without_a_criterion_have_a_duration() -> None:
+    criteria = {entry["labels"].get("criterion") for entry in entries(RULES.read_text()) if "for" in entry}
+    assert criteria == {None}
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal", "sxid.count"])
-def test_every_fatal_code_of_the_packs_is_in_a_rule_with_its_action(name: str) -> None:
+def test_every_fatal_code_of_the_packs_has_a_rule_with_its_action(name: str) -> None:
     wanted = {(item.id, item.action) for item in CRITERIA.values() if item.name == name}
-    spoken = {(item.id, rule.action) for rule in EVERY for item in rule.criteria if item.name == name}
-    assert spoken == wanted != set()
+    covered = {(item.id, rule.action) for rule in EVERY for item in rule.criteria if item.name == name}
+    assert covered == wanted != set()
     for rule in EVERY:
         for item in rule.criteria:
             assert all(str(value) in re.split(r"[\"|]", rule.expr) for value in item.where.values())
@@ -133,9 +133,9 @@ def pack(base: str, **changes: Any) -> Pack:
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
-    result = entries(rule_file([*SHIPPED, *packs]))
+    rules = entries(rule_file([*SHIPPED, *packs]))
     return {
-        (entry["alert"], entry["labels"].get("criterion", "")): entry["expr"] for entry in result if "alert" in entry
+        (entry["alert"], entry["labels"].get("criterion", "")): entry["expr"] for entry in rules if "alert" in entry
     }
 
 
@@ -153,13 +153,13 @@ def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
         ("recovery-action", {"value": "x"}, "RackproofGpuRecoveryNeeded", 'rackproof_gpu_info{recovery_action!~"x|"}'),
     ],
 )
-def test_a_sites_own_limit_is_its_alerts_limit(base: str, changes: dict[str, Any], alert: str, expr: str) -> None:
-    shipped, own = expressions(), expressions(pack(base, **changes))
-    assert {key for key in shipped if shipped[key] != own[key]} == {(alert, base)}
-    assert own[(alert, base)] == expr
+def test_limit_of_a_site_pack_changes_its_alert(base: str, changes: dict[str, Any], alert: str, expr: str) -> None:
+    shipped, with_site_pack = expressions(), expressions(pack(base, **changes))
+    assert {key for key in shipped if shipped[key] != with_site_pack[key]} == {(alert, base)}
+    assert with_site_pack[(alert, base)] == expr
 
 
-def test_drift_and_outliers_have_the_fractions_of_the_fleet_criteria() -> None:
+def test_drift_and_outlier_alerts_use_the_fractions_of_the_fleet_criteria() -> None:
     before, after = expressions(), expressions(pack("stress-vs-fleet", fleet_fraction=0.875))
     changed = {key for key in before if before[key] != after[key]}
     assert changed == {("RackproofThroughputDrift", ""), ("RackproofFleetOutlier", "")}
@@ -171,7 +171,7 @@ def test_drift_and_outliers_have_the_fractions_of_the_fleet_criteria() -> None:
     ("base", "changes"),
     [("row-remap-pending", {"value": None, "fleet_fraction": 0.9}), ("stress-vs-fleet", {"fleet_fraction": None})],
 )
-def test_limit_without_a_rule_is_reported(base: str, changes: dict[str, Any]) -> None:
+def test_limit_that_cannot_be_a_rule_is_reported(base: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=base):
         rule_file([*SHIPPED, pack(base, **changes)])
 
@@ -196,7 +196,7 @@ sys.stdout.buffer.write(generate_latest(registry(collectors.build_collectors(roo
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Names in a scrape of a whole GPU host; what only a snapshot reads is not there."""
+    """Return the metric names in a scrape of a complete GPU host. Readings that only a snapshot takes are absent."""
     directory = tmp_path_factory.mktemp("host")
     root = whole.tree(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
@@ -207,8 +207,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return set(re.findall(r"^(rackproof_\w+)", text, re.MULTILINE))
 
 
-def test_every_rule_reads_what_the_exporter_gives(scraped: set[str]) -> None:
-    """Of GPUs, also what other models and drivers tell at a scrape."""
+def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
+    """Metrics that only other GPU models or drivers export count as well."""
     other_models = {exported(kind[0]) for kind in reading_kinds(full_snapshot=False)}
     used = {name for rule in EVERY for name in METRIC.findall(rule.expr)}
     used |= {name for group in read_table() for expr in (group.record or {}).values() for name in METRIC.findall(expr)}
@@ -216,11 +216,11 @@ def test_every_rule_reads_what_the_exporter_gives(scraped: set[str]) -> None:
     assert used - known - {"rackproof"} == set()
 
 
-# ---- each rule fires on its fault, and on nothing else ----
+# ---- each rule fires only on its fault ----
 
 
 def name_of(rule: Rule) -> str:
-    """A rule's name in cases.yml: the alert, and the pattern of the criterion's id."""
+    """Return the name of a rule in cases.yml: the alert, and the pattern of the id of its criterion."""
     return f"{rule.alert.alert} {rule.criterion}".strip()
 
 
@@ -232,18 +232,18 @@ def covers_case(rule: Rule, case: str) -> bool:
 
 
 def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
-    without = [name_of(rule) for rule in EVERY if not any(covers_case(rule, case) for case in CASES)]
-    assert without == []
+    untested = [name_of(rule) for rule in EVERY if not any(covers_case(rule, case) for case in CASES)]
+    assert untested == []
     assert [case for case in CASES if not any(covers_case(rule, case) for rule in EVERY)] == []
     assert all(case["fires"] and case["quiet"] for case in CASES.values())
 
 
 def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The series of a case, of a host of its own unless they say which."""
+    """Yield the series of a case, for host `h` and the number unless the case names a host."""
     target = {"host": f"h{number}", "instance": f"h{number}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     for selector, numbers in values.items():
-        name, _, reported = selector.partition("{")
-        labels = target | dict(re.findall(r'(\w+)="([^"]*)"', reported))
+        name, _, matchers = selector.partition("{")
+        labels = target | dict(re.findall(r'(\w+)="([^"]*)"', matchers))
         text = ", ".join(f'{key}="{value}"' for key, value in labels.items())
         yield {"series": f"{name}{{{text}}}", "values": numbers}
 
@@ -255,7 +255,7 @@ def expected(number: int, case: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["fires", "quiet"])
-def test_promtool_plays_every_case(kind: str, tmp_path: Path) -> None:
+def test_rules_fire_or_stay_quiet_as_each_case_says(kind: str, tmp_path: Path) -> None:
     played = list(enumerate(CASES.items()))
     inputs = [line for number, (case, values) in played for line in series(case, number, values[kind])]
     check = {
@@ -276,27 +276,31 @@ def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
     promtool("test", "rules", tmp_path / "cases.yml")
 
 
-def firing(at: int, *found: str) -> dict[str, Any]:
-    """Which hosts' alerts fire after so many minutes."""
-    samples = [{"labels": f"{{host={host!r}}}", "value": 1} for host in found]
-    return {"expr": 'group by (host) (ALERTS{alertstate="firing"})', "eval_time": f"{at}m", "exp_samples": samples}
+def firing(minute: int, *hosts: str) -> dict[str, Any]:
+    """Return a check that after `minute` minutes the alerts of exactly these hosts fire."""
+    samples = [{"labels": f"{{host={host!r}}}", "value": 1} for host in hosts]
+    return {"expr": 'group by (host) (ALERTS{alertstate="firing"})', "eval_time": f"{minute}m", "exp_samples": samples}
 
 
-def test_a_driver_that_answers_for_no_gpu_has_lost_them_but_a_run_that_is_over_has_not(tmp_path: Path) -> None:
-    """h0: the count goes while the host is up. h1: the whole target goes, as at the end of a run. h2: the next run's labels."""
-    gone = {"rackproof_gpu_count": "8x5 _x30", "up": "1x35"}
-    over = {"rackproof_gpu_count": "8x5 _x30", "up": "1x5 stale _x30"}
+def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
+    """h0: the count disappears, the host is up. h1: the target disappears, as after a run. h2: a new run changes the labels."""
+    count_missing = {"rackproof_gpu_count": "8x5 _x30", "up": "1x35"}
+    target_missing = {"rackproof_gpu_count": "8x5 _x30", "up": "1x5 stale _x30"}
     next_run = {
         "rackproof_gpu_count": "8x5 stale _x30",
         "up": "1x5 stale _x30",
         'rackproof_gpu_count{run_id="s"}': "_x6 8x29",
         'up{run_id="s"}': "_x6 1x29",
     }
-    inputs = [line for number, values in enumerate((gone, over, next_run)) for line in series("", number, values)]
+    inputs = [
+        line
+        for number, values in enumerate((count_missing, target_missing, next_run))
+        for line in series("", number, values)
+    ]
     play(tmp_path, inputs, promql_expr_test=[firing(5), firing(12, "h0"), firing(35, "h0")])
 
 
-def test_alerts_end_with_their_fault(tmp_path: Path) -> None:
+def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
     faults = (
         {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
         {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # after the hour
@@ -309,18 +313,18 @@ def test_alerts_end_with_their_fault(tmp_path: Path) -> None:
     )
 
 
-def test_drift_restarts_with_another_run(tmp_path: Path) -> None:
+def test_drift_is_measured_from_the_start_of_each_run(tmp_path: Path) -> None:
     values = {
         "rackproof_run_started_timestamp_seconds": "1x80 4800x120",
         'rackproof_benchmark_flop_per_second{stage="soak", benchmark="stress", gpu="0"}': "100x80 80x120",
     }
     inputs = list(series("", 0, values))
     play(tmp_path, inputs, promql_expr_test=[firing(79), firing(170)])
-    going_on = {**values, "rackproof_run_started_timestamp_seconds": "1x200"}
-    play(tmp_path, list(series("", 0, going_on)), promql_expr_test=[firing(79), firing(170, "h0")])
+    same_run = {**values, "rackproof_run_started_timestamp_seconds": "1x200"}
+    play(tmp_path, list(series("", 0, same_run)), promql_expr_test=[firing(79), firing(170, "h0")])
 
 
-def test_an_alert_reads_well(tmp_path: Path) -> None:
+def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     labels = {"host": "h0", "instance": "h0:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     labels |= {"gpu": "2", "uuid": "GPU-1", "severity": "critical", "action": "reset_gpu"}
     wanted = {

@@ -1,4 +1,4 @@
-"""Hosts that are in use: who is asked, what their records say, who is drained and given back; and what is told in the end."""
+"""Test hosts in use: scheduler clients, drain and resume, their records, the notification, and rackproof revalidate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ esac
 
 
 class Site:
-    """A run directory, and a scheduler of two nodes that answers from files."""
+    """A run directory, and a fake scheduler of two nodes that answers from files."""
 
     def __init__(self, path: Path, kind: str, program: str) -> None:
         self.run = path / "runs" / "r1"
@@ -87,11 +87,11 @@ class Site:
         )
 
     def end(self) -> None:
-        """So that nobody waits for the end of this process to give anything back."""
+        """Remove drained.json, so that no background process waits for the end of this process."""
         (self.run / DRAINED).unlink(missing_ok=True)
 
     def changes(self) -> list[str]:
-        """What was asked to be changed, without the first word."""
+        """Return the logged commands that change something, without the program name."""
         text = (self.path / "log").read_text() if (self.path / "log").exists() else ""
         return [
             line.partition(" ")[2]
@@ -128,7 +128,7 @@ def test_host_with_a_job_is_in_use(slurm: Site) -> None:
     assert slurm.changes() == []
 
 
-def test_scheduler_that_does_not_answer_is_no_permission(slurm: Site) -> None:
+def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: Site) -> None:
     slurm.put(down="")
     result = slurm.take(drain=False)
     assert set(result) == {"h1", "h2"}
@@ -137,7 +137,7 @@ def test_scheduler_that_does_not_answer_is_no_permission(slurm: Site) -> None:
     )
 
 
-def test_what_was_drained_is_given_back_and_what_is_in_use_at_once(slurm: Site) -> None:
+def test_drained_nodes_are_resumed_and_those_in_use_at_once(slurm: Site) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     assert set(slurm.take()) == {"h2"}
     assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
@@ -148,7 +148,7 @@ def test_what_was_drained_is_given_back_and_what_is_in_use_at_once(slurm: Site) 
     assert resume_all(slurm.run) == []
 
 
-def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
+def test_node_drained_by_an_administrator_is_measured_and_stays_drained(slurm: Site) -> None:
     slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
     assert slurm.take() == {}
     resume_all(slurm.run)
@@ -166,7 +166,9 @@ def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
         ("IDLE", "look"),
     ],
 )
-def test_node_that_others_took_out_of_use_is_neither_drained_nor_resumed(slurm: Site, state: str, reason: str) -> None:
+def test_node_that_others_took_out_of_service_is_neither_drained_nor_resumed(
+    slurm: Site, state: str, reason: str
+) -> None:
     slurm.put(**{"state-n1": state, "reason-n1": reason})
     assert slurm.take() == {
         "h1": f"node n1 was taken out of service by others ({state}: {reason or 'no reason given'})"
@@ -177,13 +179,13 @@ def test_node_that_others_took_out_of_use_is_neither_drained_nor_resumed(slurm: 
 
 
 @pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
-def test_node_that_works_is_drained(slurm: Site, state: str) -> None:
+def test_healthy_node_is_drained(slurm: Site, state: str) -> None:
     slurm.put(**{"state-n1": state})
     assert slurm.take() == {}
     assert slurm.changes() == [drain("n1"), drain("n2")]
 
 
-def test_node_that_went_down_while_drained_is_left_and_reported(slurm: Site) -> None:
+def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: Site) -> None:
     slurm.take()
     slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
     assert resume_all(slurm.run) == [
@@ -207,7 +209,7 @@ def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
     assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
 
 
-def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
+def test_node_drained_by_a_running_run_is_in_use(slurm: Site) -> None:
     slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
     (slurm.run.parent / "r0").mkdir()
     holder = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
@@ -216,7 +218,7 @@ def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
     assert slurm.changes() == [drain("n2")]
 
 
-def test_what_others_drained_meanwhile_stays_drained(slurm: Site) -> None:
+def test_node_that_others_drained_during_the_run_stays_drained(slurm: Site) -> None:
     slurm.take()
     slurm.put(**{"reason-n1": "kernel panic"})
     resume_all(slurm.run)
@@ -224,7 +226,7 @@ def test_what_others_drained_meanwhile_stays_drained(slurm: Site) -> None:
     assert not (slurm.run / DRAINED).exists()
 
 
-def test_host_that_cannot_be_drained_is_skipped(slurm: Site) -> None:
+def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: Site) -> None:
     slurm.put(denied="")
     assert (
         slurm.take()["h1"]
@@ -232,13 +234,13 @@ def test_host_that_cannot_be_drained_is_skipped(slurm: Site) -> None:
     )
 
 
-def test_jobs_are_waited_for(slurm: Site) -> None:
+def test_drain_waits_for_running_jobs(slurm: Site) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     with subprocess.Popen(["sh", "-c", f"sleep 0.7; rm {slurm.path}/jobs-n2"]):
         assert slurm.take(wait_s=3.0) == {}
 
 
-def test_failed_resume_of_a_node_is_reported_and_kept(slurm: Site) -> None:
+def test_failed_resume_is_reported_and_can_be_repeated(slurm: Site) -> None:
     slurm.take()
     (slurm.path / "words").rename(slurm.path / "away")
     assert len(resume_all(slurm.run)) == 2
@@ -254,8 +256,8 @@ def wait(done: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def test_playbook_that_is_killed_gives_back_what_it_drained(slurm: Site) -> None:
-    """Whatever ended it: nothing of its own could run any more."""
+def test_nodes_are_resumed_after_the_playbook_was_killed(slurm: Site) -> None:
+    """The background process resumes them, since a killed playbook cannot."""
     program = (
         'import subprocess, sys, time; subprocess.run(sys.argv[1:], input=\'{"h1": "n1"}\', text=True); time.sleep(60)'
     )
@@ -269,7 +271,7 @@ def test_playbook_that_is_killed_gives_back_what_it_drained(slurm: Site) -> None
     wait(lambda: slurm.changes() == [drain("n1"), resume("n1")])
 
 
-def test_pods_that_ask_for_gpus_use_a_node(kubernetes: Site) -> None:
+def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: Site) -> None:
     pod = {
         "metadata": {"namespace": "train", "name": "llm-0"},
         "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
@@ -286,7 +288,7 @@ def test_pods_that_ask_for_gpus_use_a_node(kubernetes: Site) -> None:
     assert kubernetes.take(drain=False)["h1"] == "the scheduler cannot be asked: kubectl: the answer is not JSON"
 
 
-def test_nodes_are_cordoned_with_a_mark_and_only_those_uncordoned(kubernetes: Site) -> None:
+def test_nodes_are_cordoned_with_an_annotation_and_only_those_are_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
     assert kubernetes.take() == {}
     assert kubernetes.changes() == ["cordon n1", MARK]
@@ -298,8 +300,8 @@ MARK = "annotate --overwrite node n1 rackproof/drained-by=rackproof:r1"
 UNMARK = "annotate node n1 rackproof/drained-by-"
 
 
-def test_node_that_cannot_be_cordoned_keeps_no_mark(kubernetes: Site) -> None:
-    """With one left, the cordon that an admin makes later would be ours."""
+def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) -> None:
+    """With a leftover annotation, a later cordon by an administrator would look like ours."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
     assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
@@ -308,13 +310,13 @@ def test_node_that_cannot_be_cordoned_keeps_no_mark(kubernetes: Site) -> None:
     assert "uncordon n1" not in kubernetes.changes()
 
 
-def test_node_that_cannot_be_marked_is_uncordoned(kubernetes: Site) -> None:
+def test_node_that_cannot_be_annotated_is_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"no-annotate": ""})
     assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
     assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
 
 
-def test_node_that_cannot_be_uncordoned_is_tried_again(kubernetes: Site) -> None:
+def test_failed_uncordon_can_be_repeated(kubernetes: Site) -> None:
     kubernetes.take()
     kubernetes.put(**{"no-uncordon": ""})
     assert len(resume_all(kubernetes.run)) == 2
@@ -323,8 +325,8 @@ def test_node_that_cannot_be_uncordoned_is_tried_again(kubernetes: Site) -> None
     assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
 
 
-def test_foreign_cordon_is_reported_and_left(kubernetes: Site) -> None:
-    """We were ended between the two steps, or an admin took the mark away: it cannot be told which."""
+def test_cordon_without_our_annotation_is_reported_and_stays(kubernetes: Site) -> None:
+    """Either we were killed between cordon and annotation, or an administrator removed the annotation."""
     kubernetes.take()
     kubernetes.put(**{"mark-n1": ""})
     assert resume_all(kubernetes.run) == [
@@ -334,13 +336,13 @@ def test_foreign_cordon_is_reported_and_left(kubernetes: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
-def test_names_that_would_be_options_are_refused(slurm: Site, name: str) -> None:
+def test_node_names_that_could_be_options_are_rejected(slurm: Site, name: str) -> None:
     command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
     done = subprocess.run(command, input=json.dumps({"h1": name}), capture_output=True, text=True, check=False)
     assert (done.returncode, slurm.changes()) == (64, [])
 
 
-# --- the record of a host that is in use
+# --- the record of a host in use
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +351,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Host:
-    """A host of a run with two GPUs, as far as NVML goes."""
+    """A host of a run, with two fake GPUs."""
 
     def __init__(self, path: Path, library: Path, **variables: Any) -> None:
         self.plan = builders.plan("h1", "h2", profile="revalidate", **variables)
@@ -393,7 +395,7 @@ def test_host_with_a_gpu_process_is_probed_and_skipped(tmp_path: Path, library: 
         "s",
         "B/s",
     )
-    assert not (host.run.parent.parent / "lease.json").exists()  # nothing is measured, so nobody is kept out
+    assert not (host.run.parent.parent / "lease.json").exists()  # nothing is measured, so the host is not locked
     assert host.busy("gpu.1.ComputeRunningProcesses=4711").returncode == 1
     assert host.record()["observations"] == record["observations"]
 
@@ -413,9 +415,9 @@ def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -
         (("gpu.0.ComputeRunningProcesses=4711",), {"rackproof_share_gpus": True}, "", 0),
         ((), {}, "Slurm job 1 of alice", 1),
     ],
-    ids=["not told", "MIG is nobody", "shared by the inventory", "scheduler"],
+    ids=["processes cannot be read", "MIG", "shared by the inventory", "scheduler"],
 )
-def test_what_counts_as_use(
+def test_busy_recognizes_use_of_the_host(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -435,17 +437,17 @@ def test_host_of_another_run_is_in_use(tmp_path: Path, library: Path) -> None:
         "--host=h1",
     ]
     subprocess.run(begin, env={**os.environ, **nvml.environment(library, scenario)}, check=True, capture_output=True)
-    elsewhere = claim("r1", Path("/elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
-    done = host.busy(claim=json.dumps({**vars(elsewhere), "running": []}))
+    claim_elsewhere = claim("r1", Path("/claim_elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
+    done = host.busy(claim=json.dumps({**vars(claim_elsewhere), "running": []}))
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("held by run r0 of ")
 
 
-# --- what is told
+# --- the notification
 
 
 def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: Any) -> tuple[dict[str, Any], Plan]:
-    """The report on three hosts in order, after a change to the run's directory."""
+    """Return report and plan of a run with three healthy hosts, after `change` to its directory."""
     plan = builders.plan("h1", "h2", "h3", profile="smoke", **variables)
     documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(plan))))
     for host in ("h1", "h2", "h3"):
@@ -459,7 +461,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
 
 
 def skipped(plan: Plan, directory: Path) -> None:
-    """h2 was in use."""
+    """Replace the record of h2 by that of a host in use."""
     planned = plan.host("h2")
     made = [
         {
@@ -495,7 +497,7 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert reported["report"] == "https://runs.example.org/r1/report.html"
 
 
-def test_partner_of_a_host_in_use_is_no_other_trouble(tmp_path: Path) -> None:
+def test_gang_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
     def alone(plan: Plan, directory: Path) -> None:
         skipped(plan, directory)
         for path in directory.glob("gangs/*/*.json"):
@@ -506,7 +508,7 @@ def test_partner_of_a_host_in_use_is_no_other_trouble(tmp_path: Path) -> None:
     assert state(report, plan)[0] == "busy"
 
 
-def test_other_trouble_is_not_reported_as_busy(tmp_path: Path) -> None:
+def test_run_with_a_missing_record_is_incomplete_not_busy(tmp_path: Path) -> None:
     def lost(plan: Plan, directory: Path) -> None:
         skipped(plan, directory)
         (directory / "hosts" / "h3.json").unlink()
@@ -515,7 +517,7 @@ def test_other_trouble_is_not_reported_as_busy(tmp_path: Path) -> None:
     assert state(report, plan) == ("incomplete", {"h2": "job 4711"})
 
 
-def test_other_trouble_of_the_host_in_use_is_not_called_busy(tmp_path: Path) -> None:
+def test_host_in_use_with_another_error_is_not_busy(tmp_path: Path) -> None:
     def half(plan: Plan, directory: Path) -> None:
         skipped(plan, directory)
         path = directory / "hosts" / "h2.json"
@@ -549,19 +551,19 @@ def test_notification_contains_only_requested_decisions(tmp_path: Path, capsys: 
     report, _ = judged(tmp_path, lambda plan, directory: None)
     documents.write(tmp_path / "report.json", report)
 
-    def told(on: str, run: Path = tmp_path) -> str:
+    def notice(on: str, run: Path = tmp_path) -> str:
         assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="")) == 0
         return capsys.readouterr().out
 
-    assert told("rejected,incomplete,busy") == ""
-    assert json.loads(told("accepted"))["state"] == "accepted"
+    assert notice("rejected,incomplete,busy") == ""
+    assert json.loads(notice("accepted"))["state"] == "accepted"
     with pytest.raises(UsageError, match="did you mean rejected"):
-        told("rejceted")
+        notice("rejceted")
     with pytest.raises(RunError, match="give the directory of a run"):
-        told("accepted", tmp_path / "nothing")
+        notice("accepted", tmp_path / "nothing")
 
 
-def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
+def test_text_from_hosts_cannot_inject_mail_headers(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
     report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
     reported = payload(report, plan, link="", directory=tmp_path)
@@ -592,18 +594,16 @@ def test_foreign_drained_file_is_rejected(tmp_path: Path) -> None:
         b'{"kind": "slurm", "words": [], "by": {"pid": 1, "born": "1"}, "nodes": {"h1": "--all"}}',
     ],
 )
-def test_drained_file_that_is_broken_is_a_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes
-) -> None:
+def test_broken_drained_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes) -> None:
     (tmp_path / DRAINED).write_bytes(text)
     assert main(["scheduler", "resume", f"--run-dir={tmp_path}"]) == 2
-    said = capsys.readouterr().err
-    assert f"rackproof: {tmp_path}/drained.json" in said
-    assert "resume the nodes by hand" in said
+    output = capsys.readouterr().err
+    assert f"rackproof: {tmp_path}/drained.json" in output
+    assert "resume the nodes by hand" in output
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"decision": "accepted"}', '{"decision": "accepted", "verdicts": [{}]}'])
-def test_report_that_is_none_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_invalid_report_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
     (tmp_path / "report.json").write_text(text)
     assert main(["notice", str(tmp_path)]) == 2
@@ -611,12 +611,14 @@ def test_report_that_is_none_is_a_message(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("date", [os.fsdecode(b"\xff"), "%Y/%m", "x" * 200])
-def test_date_that_makes_no_run_id_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str], date: str) -> None:
+def test_date_that_gives_an_invalid_run_id_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], date: str
+) -> None:
     assert main(["revalidate", "-i", "x", f"--runs={tmp_path}", "--date", date]) == 64
     assert "--date" in capsys.readouterr().err
 
 
-# --- the verb that a timer starts
+# --- rackproof revalidate
 
 
 ANSIBLE = """
@@ -633,11 +635,11 @@ if sys.argv[-1].endswith("revalidate.yml"):
     os.utime(run / "report.json")
 (run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
-"""Stands for ansible-playbook: what is to be made stands beside it."""
+"""Fake ansible-playbook: copies the directory `made` beside it into the run directory."""
 
 
 class Timer:
-    """The verb, whose playbook makes what stands in `made`."""
+    """rackproof revalidate, with a fake playbook that creates the files in `made`."""
 
     def __init__(self, path: Path) -> None:
         self.runs, self.made, self._played = path / "runs", path / "bin" / "made", path / "bin" / "played"
@@ -657,15 +659,15 @@ class Timer:
 
 @pytest.fixture
 def timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timer:
-    result = Timer(tmp_path)
+    timer = Timer(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr("fleet.integrations.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
-    report, _ = judged(result.made, lambda plan, directory: None)
-    documents.write(result.made / "report.json", report)
-    return result
+    report, _ = judged(timer.made, lambda plan, directory: None)
+    documents.write(timer.made / "report.json", report)
+    return timer
 
 
-def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_of_a_day_has_its_own_run_id(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
     assert timer.fire() == 0
     assert timer.fire() == 0
     first, second = (line.removeprefix("revalidate ") for line in timer.played())
@@ -674,7 +676,7 @@ def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.Capt
     assert f"run r-1 already has a decision: this is run {second}" in capsys.readouterr().err
 
 
-def test_inventory_lies_where_the_one_who_names_it_is(
+def test_inventory_path_is_relative_to_the_current_directory(
     timer: Timer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -686,7 +688,7 @@ def test_inventory_lies_where_the_one_who_names_it_is(
     assert timer.inventories() == [str(tmp_path / "rack12")]
 
 
-def test_second_run_of_a_day_that_is_incomplete_goes_on(timer: Timer) -> None:
+def test_incomplete_second_run_of_a_day_is_resumed(timer: Timer) -> None:
     assert timer.fire() == 0
     report = json.loads((timer.made / "report.json").read_text())
     documents.write(timer.runs / "r-1-0000" / "report.json", {**report, "decision": "incomplete"})
@@ -694,45 +696,47 @@ def test_second_run_of_a_day_that_is_incomplete_goes_on(timer: Timer) -> None:
     assert timer.fire() == 0
     assert timer.played() == ["revalidate r-1", "revalidate r-1-0000"]
     timer.fire()
-    assert timer.played().count("revalidate r-1-0000") == 1  # which is accepted by now
+    assert timer.played().count("revalidate r-1-0000") == 1  # it is accepted now, so the next run is another one
 
 
 @pytest.mark.parametrize(("length", "code"), [(57, 0), (58, 64)])
 def test_name_leaves_room_for_the_time_of_day(
     timer: Timer, length: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run's name has 64 characters at most; here `-1` and `-1405` are added."""
+    """A run id has at most 64 characters; here `-1` and `-1405` are added."""
     name = "r" * length
     assert main(["revalidate", "-i", "x,", f"--runs={timer.runs}", f"--name={name}", "--date=1"]) == code
     if code:
-        assert f"run id '{name}-1' has 60 characters, at most 59" in (said := capsys.readouterr().err)
-        assert "give a shorter --name or --date" in said
+        assert f"run id '{name}-1' has 60 characters, at most 59" in (output := capsys.readouterr().err)
+        assert "give a shorter --name or --date" in output
         assert timer.played() == []
 
 
-def test_run_that_is_incomplete_goes_on(timer: Timer) -> None:
+def test_incomplete_run_is_resumed(timer: Timer) -> None:
     report = json.loads((timer.made / "report.json").read_text())
     documents.write(timer.made / "report.json", {**report, "decision": "incomplete"})
     assert (timer.fire(), timer.fire()) == (2, 2)
     assert timer.played() == ["revalidate r-1"] * 2
 
 
-def test_nodes_that_cannot_be_given_back_are_an_alarm(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
+    timer: Timer, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [str(timer.runs / "nothing")]
     left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": {"h1": "n1"}}
     documents.write(timer.made / DRAINED, left)
     assert timer.fire() == 2
     assert timer.played() == ["revalidate r-1", "notify r-1"]
-    said = capsys.readouterr().err
-    assert "h1: node n1 was drained by us and could not be resumed" in said
-    assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in said
+    output = capsys.readouterr().err
+    assert "h1: node n1 was drained by us and could not be resumed" in output
+    assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in output
     assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["drained"]) == ("accepted", ["h1"])
     assert "STILL DRAINED in the scheduler: h1" in document["text"]
 
 
-def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> None:
+def test_nodes_that_are_resumed_on_retry_are_not_reported(timer: Timer, slurm: Site) -> None:
     words, nodes = [str(slurm.path / "words")], {"h1": "n1", "h2": "n2"}
     left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": nodes}
     documents.write(timer.made / DRAINED, left)
@@ -745,7 +749,7 @@ def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> N
     assert (slurm.path / "state-n1").read_text() == "IDLE\n"
 
 
-def test_failed_give_back_does_not_keep_the_report_away(tmp_path: Path) -> None:
+def test_failed_resume_does_not_prevent_the_report(tmp_path: Path) -> None:
     (tmp_path / DRAINED).write_text("broken")
     tasks = [
         {"ansible.builtin.import_role": {"name": "revalidate", "tasks_from": "give_back"}},
