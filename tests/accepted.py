@@ -25,7 +25,7 @@ def run_directory(
 ) -> Path:
     """Write a run of healthy hosts, with `change` applied to each record; return `directory`."""
     named = {"run_id": directory.name, "nonce": nonce(directory.name)}
-    plan = replace(small(*hosts), **{**named, **over})
+    plan = replace(small_plan(*hosts), **{**named, **over})
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
@@ -33,7 +33,7 @@ def run_directory(
     return directory
 
 
-def small(*hosts: str) -> Plan:
+def small_plan(*hosts: str) -> Plan:
     """Return a plan with few benchmarks: memory, host copies and stress."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=2, rackproof_gang="none")
     return replace(plan, expected=tuple(item for item in plan.expected if item.name.split(".")[0] in SMALL_BENCHMARKS))

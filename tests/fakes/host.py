@@ -1,7 +1,7 @@
 """Build the /proc, /sys and programs of a host as a tree of small files, for collectors that take their root as an argument.
 
-The tree is that of a healthy GPU host with two sockets, reduced to what tests need: 4 processors, 2 NUMA nodes, 2 memory controllers with 2 modules
-each, 2 NVMe disks in an array, Docker with NVIDIA's toolkit.
+The tree is that of a healthy GPU host with two sockets, reduced to what tests need: 4 processors, 2 NUMA nodes, 2 memory
+controllers with 2 modules each, 2 NVMe disks in an array, and Docker with NVIDIA's toolkit.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from schemas.baselines import Level, PlannedBaseline
 from schemas.records import Record, Samples
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import ROOT, builders
-from tests.accepted import Change, call, report_of, run_directory, slowed, small, swapped
+from tests.accepted import Change, call, report_of, run_directory, slowed, small_plan, swapped
 
 COPY = {"op": "copy"}
 PACKS = read_packs(())
@@ -237,7 +237,7 @@ def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
 def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, tmp_path: Path) -> None:
-    plan = small("h1")
+    plan = small_plan("h1")
     planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
     assert baseline_store.kind_of(planned) == kind
     assert baseline_store.kind_directory(tmp_path, kind) == tmp_path / kind

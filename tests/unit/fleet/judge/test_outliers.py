@@ -14,7 +14,7 @@ from schemas.errors import UsageError
 from schemas.records import Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.accepted import small
+from tests.accepted import small_plan
 
 NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
 """Shares: their robust standard deviation is about 0.15 %."""
@@ -27,7 +27,7 @@ def criterion(**over: object) -> Criterion:
 
 def judged(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
     """The verdicts on hosts of two GPUs, whose rates under stress are these shares of the usual."""
-    plan = small(*shares)
+    plan = small_plan(*shares)
     evidence = {}
     for host in shares:
 
