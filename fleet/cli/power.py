@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from fleet.criteria_lint.checked_packs import checked_packs
-from fleet.judge.power import LEAST_RUNS, power
+from fleet.judge.power import MIN_RUNS, power
 from fleet.records.load import load
 from fleet.report.power import render_power
 from schemas.errors import UsageError
@@ -29,9 +29,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    if len(options.run_dirs) < LEAST_RUNS:
+    if len(options.run_dirs) < MIN_RUNS:
         raise UsageError(
-            f"{len(options.run_dirs)} run directories: give at least {LEAST_RUNS}; noise cannot be estimated from fewer runs"
+            f"{len(options.run_dirs)} run directories: give at least {MIN_RUNS}; noise cannot be estimated from fewer runs"
         )
     runs = [load(directory) for directory in options.run_dirs]
     packs = checked_packs([*runs[0].plan.criteria, *options.criteria])

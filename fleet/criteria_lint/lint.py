@@ -15,7 +15,7 @@ from fleet.criteria_lint.parameters import check_parameters
 from fleet.criteria_lint.physics import check_physics
 from fleet.criteria_lint.plausibility import check_plausibility
 from fleet.judge.criteria import Criterion, Pack
-from fleet.judge.finding import CEILINGS, FLOORS, Finding, about, one_of
+from fleet.judge.finding import CEILINGS, FLOORS, Finding, finding_on, use_one_of
 from schemas.benchmarks import Benchmark, Output
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.documents import nearest
@@ -93,7 +93,7 @@ def _check_finite(criterion: Criterion) -> Iterator[Finding]:
     fleet = (criterion.fleet_fraction, criterion.fleet_deviations)
     for part in (criterion.value, criterion.expected, criterion.fraction, *fleet, *baseline):
         if isinstance(part, float) and not math.isfinite(part):
-            yield about(criterion, part, "not a finite number: every value passes, or none does", "write a number")
+            yield finding_on(criterion, part, "not a finite number: every value passes, or none does", "write a number")
 
 
 def _check_pack(pack: Pack) -> Iterator[Finding]:
@@ -133,27 +133,27 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
     stages = MEASURING if outputs else STAGES
     if criterion.stage and criterion.stage not in stages:
         why = f"not observed in this stage{nearest(criterion.stage, stages)}"
-        yield about(criterion, criterion.stage, why, one_of(stages))
+        yield finding_on(criterion, criterion.stage, why, use_one_of(stages))
     if not outputs and criterion.name.split(".")[0] in COLLECTED:
         if why := _explain_unknown_name(criterion.name):
-            yield about(criterion, criterion.name, why, "name one of schemas/readings.json")
+            yield finding_on(criterion, criterion.name, why, "name one of schemas/readings.json")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
-            yield about(criterion, criterion.scope, "unknown kind of scope", one_of(COLLECTED_SCOPES))
+            yield finding_on(criterion, criterion.scope, "unknown kind of scope", use_one_of(COLLECTED_SCOPES))
         units = {reading.unit for name, reading in READINGS.items() if criterion.matches_name(name)}
         if units and criterion.unit not in units:
-            yield about(criterion, criterion.unit, "not the unit of the reading", one_of(units))
+            yield finding_on(criterion, criterion.unit, "not the unit of the reading", use_one_of(units))
         return
     if not outputs:
-        yield about(
+        yield finding_on(
             criterion, criterion.name, _explain_unknown_name(criterion.name), "name one of schemas/catalogue.py"
         )
         return
     units = {output.unit for output, _ in outputs}
     if criterion.unit not in units:
-        yield about(criterion, criterion.unit, "not the unit of the observation", one_of(units))
+        yield finding_on(criterion, criterion.unit, "not the unit of the observation", use_one_of(units))
     scopes = frozenset().union(*(SCOPES[output.scope] for output, _ in outputs))
     if criterion.scope and criterion.scope not in scopes:
-        yield about(criterion, criterion.scope, "not a scope of the observation", one_of(scopes))
+        yield finding_on(criterion, criterion.scope, "not a scope of the observation", use_one_of(scopes))
 
 
 def _check_type(criterion: Criterion) -> Iterator[Finding]:
@@ -161,26 +161,28 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
     value, name = criterion.value, criterion.name
     if isinstance(value, str | bool) and criterion.operator != "eq":
         kind = "text" if isinstance(value, str) else "true and false"
-        yield about(criterion, value, f"{kind} cannot be compared by {criterion.operator}", "use eq, or a number")
+        yield finding_on(criterion, value, f"{kind} cannot be compared by {criterion.operator}", "use eq, or a number")
         return
     number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     if name in TRUTHS and not isinstance(value, bool):
-        yield about(criterion, value, "the observation is true or false", "write true or false")
+        yield finding_on(criterion, value, "the observation is true or false", "write true or false")
     elif name in TEXTS and not isinstance(value, str):
-        yield about(criterion, value, "the observation is a text", "write the text")
+        yield finding_on(criterion, value, "the observation is a text", "write the text")
     elif name.split(".")[0] not in COLLECTED and name not in TRUTHS | TEXTS and not number:
-        yield about(criterion, value, "the observation is a number", "write a number")
+        yield finding_on(criterion, value, "the observation is a number", "write a number")
     elif criterion.unit != "1" and not number:
-        yield about(criterion, value, f"a figure in {criterion.unit} is a number", "write a number")
+        yield finding_on(criterion, value, f"a figure in {criterion.unit} is a number", "write a number")
 
 
 def _check_distance(criterion: Criterion) -> Iterator[Finding]:
     """Check that a limit relative to the fleet or the baseline lies on the side that finds faults."""
     if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
-        yield about(criterion, "eq", "no two measurements are equal", "use ge or le")
+        yield finding_on(criterion, "eq", "no two measurements are equal", "use ge or le")
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
-        yield about(criterion, fraction, "half of the healthy parts miss it", "invert the fraction or the operator")
+        yield finding_on(
+            criterion, fraction, "half of the healthy parts miss it", "invert the fraction or the operator"
+        )
 
 
 def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
@@ -191,8 +193,10 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         return
     remedy = f"keep within {(1 - LEAST_OF_EXPECTED) * 100:.0f} % of it, or correct the expectation"
     if criterion.operator in FLOORS and fraction < LEAST_OF_EXPECTED:
-        yield about(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
+        yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
     if criterion.operator in CEILINGS and fraction > 2 - LEAST_OF_EXPECTED:
-        yield about(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
+        yield finding_on(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
-        yield about(criterion, fraction, "half of the healthy parts miss it", "invert the fraction or the operator")
+        yield finding_on(
+            criterion, fraction, "half of the healthy parts miss it", "invert the fraction or the operator"
+        )

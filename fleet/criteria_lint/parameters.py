@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.finding import Finding, about, one_of
+from fleet.judge.finding import Finding, finding_on, use_one_of
 from schemas.benchmarks import THROTTLE_REASONS, Benchmark, Output, Parameter
 from schemas.catalogue import BENCHMARKS, parameters
 from schemas.documents import nearest
@@ -24,28 +24,28 @@ LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link", "chi
 """Labels of scopes, which are texts."""
 OURS = tuple({f"{name.split('.')[0]}." for name in READINGS})
 
-Spoken = Sequence[tuple[Output, Benchmark | None]]
+Outputs = Sequence[tuple[Output, Benchmark | None]]
 
 
-def check_parameters(criterion: Criterion, spoken: Spoken) -> Iterator[Finding]:
-    """Check each parameter of the criterion against the observations that it matches; `spoken` is empty for a collector's."""
-    known = _parameters(spoken)
-    if not spoken and criterion.name.startswith(OURS):
+def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding]:
+    """Check each parameter of the criterion against the observations that it matches; `outputs` is empty for a collector's."""
+    known = _parameters(outputs)
+    if not outputs and criterion.name.startswith(OURS):
         known = dict.fromkeys(COLLECTED_LABELS, str)
         if criterion.name.startswith("gpu."):
             known |= {"reason": THROTTLE_LABELS}
     for key, value in criterion.where.items():
-        if known and key not in known and not (spoken and key in LABELS):
+        if known and key not in known and not (outputs and key in LABELS):
             why = f"no such parameter{nearest(key, known)}"
-            yield about(criterion, key, why, "name one of the observation's")
+            yield finding_on(criterion, key, why, "name one of the observation's")
         else:
             yield from _value(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
 
 
-def _parameters(spoken: Spoken) -> dict[str, Parameter]:
+def _parameters(outputs: Outputs) -> dict[str, Parameter]:
     """Return the parameters of all these outputs; if one of them lists texts, those of all."""
     merged: dict[str, Parameter] = {}
-    for output, benchmark in spoken:
+    for output, benchmark in outputs:
         for key, parameter in parameters(output, benchmark).items():
             before = merged.get(key, ())
             if isinstance(parameter, type) or isinstance(before, type):
@@ -64,13 +64,13 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
     kind = _KINDS[parameter] if isinstance(parameter, type) and key not in LABELS else _TEXT
     if not _is(kind, value):
         shown = repr(value) if isinstance(value, str) else value
-        yield about(criterion, shown, f"{key} is {kind}, so this is never met", f"write {kind}")
+        yield finding_on(criterion, shown, f"{key} is {kind}, so this is never met", f"write {kind}")
     elif isinstance(value, int) and kind == _WHOLE and value < 1:
-        yield about(criterion, value, f"{key} is never that", "write a number over 0")
+        yield finding_on(criterion, value, f"{key} is never that", "write a number over 0")
     elif isinstance(value, int) and key == "size_bytes" and value.bit_count() != 1:
-        yield about(criterion, value, "no size of any profile: sizes are powers of two", "write the size in bytes")
+        yield finding_on(criterion, value, "no size of any profile: sizes are powers of two", "write the size in bytes")
     elif kind == _TEXT and listed and value not in listed:
-        yield about(criterion, value, f"no such {key}{nearest(str(value), listed)}", one_of(listed))
+        yield finding_on(criterion, value, f"no such {key}{nearest(str(value), listed)}", use_one_of(listed))
 
 
 def _is(kind: str, value: Value) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fleet.judge.criteria import Criterion, Pack
-from fleet.judge.finding import FLOORS, Finding, about
+from fleet.judge.finding import FLOORS, Finding, finding_on
 from schemas.records import Value
 from schemas.stages import GANG
 
@@ -45,9 +45,9 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
     ratio, mistake = limit / peak.value, _unit_mistake(limit / peak.value)
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
     if max(limit, criterion.expected or 0.0) > peak.value:
-        yield about(criterion, float(limit), f"above the peak, {ratio:.3g} of it{mistake}", remedy)
+        yield finding_on(criterion, float(limit), f"above the peak, {ratio:.3g} of it{mistake}", remedy)
     elif ratio < peak.least:
-        yield about(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)
+        yield finding_on(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)
 
 
 def _unit_mistake(ratio: float) -> str:
@@ -69,7 +69,7 @@ def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
             continue
         if criterion.operator in ("eq", "ge") and value != nominal:
             why = f"{'under' if value < nominal else 'over'} the part's {key}"
-            yield about(criterion, value, why, f"the datasheet of {pack.name} has {nominal}")
+            yield finding_on(criterion, value, why, f"the datasheet of {pack.name} has {nominal}")
 
 
 def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.direction import HIGH, LOW, NEVER, RATES
-from fleet.judge.finding import CEILINGS, FLOORS, Finding, about
+from fleet.judge.direction import HIGHER_IS_BETTER, LOWER_IS_BETTER, MUST_BE_ZERO, RATE_UNITS
+from fleet.judge.finding import CEILINGS, FLOORS, Finding, finding_on
 from schemas.records import Value
 
 MUST_BE_TRUE = frozenset({"access", "loss_finite", "identical"})
@@ -22,33 +22,33 @@ def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if isinstance(limit, str) or (isinstance(limit, bool) and criterion.operator != "eq"):
         return  # the type check reports it
-    if (criterion.unit in RATES or last in HIGH) and criterion.operator in CEILINGS:
-        yield about(criterion, criterion.operator, "higher is better: this accepts slow parts", "use ge")
-    elif criterion.unit in RATES and criterion.operator == "eq" and not isinstance(limit, bool):
-        yield about(criterion, criterion.operator, "no two measurements give the same rate", "use ge")
-    elif last in LOW | NEVER and criterion.operator in FLOORS:
-        yield about(criterion, criterion.operator, "lower is better: this accepts bad parts", "use le")
-    elif last in NEVER:
+    if (criterion.unit in RATE_UNITS or last in HIGHER_IS_BETTER) and criterion.operator in CEILINGS:
+        yield finding_on(criterion, criterion.operator, "higher is better: this accepts slow parts", "use ge")
+    elif criterion.unit in RATE_UNITS and criterion.operator == "eq" and not isinstance(limit, bool):
+        yield finding_on(criterion, criterion.operator, "no two measurements give the same rate", "use ge")
+    elif last in LOWER_IS_BETTER | MUST_BE_ZERO and criterion.operator in FLOORS:
+        yield finding_on(criterion, criterion.operator, "lower is better: this accepts bad parts", "use le")
+    elif last in MUST_BE_ZERO:
         yield from _check_error_count(criterion)
     elif last == "tested_share" and _is_below(limit, LEAST_TESTED) and criterion.origin != REHEARSAL:
-        yield about(criterion, limit, "memory that was not tested may be bad", f"require at least {LEAST_TESTED}")
+        yield finding_on(criterion, limit, "memory that was not tested may be bad", f"require at least {LEAST_TESTED}")
     elif last.endswith("latency") and isinstance(limit, int | float) and limit > LONGEST_LATENCY_S:
-        yield about(criterion, limit, "no message between GPUs takes that long", "write the latency in seconds")
+        yield finding_on(criterion, limit, "no message between GPUs takes that long", "write the latency in seconds")
     elif last in MUST_BE_TRUE and limit is False:
-        yield about(criterion, limit, "this requires the fault", "write true")
+        yield finding_on(criterion, limit, "this requires the fault", "write true")
 
 
 def _check_error_count(criterion: Criterion) -> Iterator[Finding]:
     """Require the limit of an error count to be an absolute 0."""
     limit = criterion.value
     if criterion.value is None:
-        yield about(
+        yield finding_on(
             criterion, criterion.name, "an error count has an absolute limit, whatever other parts show", "use value: 0"
         )
     elif isinstance(limit, int | float) and not isinstance(limit, bool):
         most = 1 if criterion.operator == "lt" else 0
         if limit > most:
-            yield about(criterion, limit, "an error count must be 0", "write eq and 0")
+            yield finding_on(criterion, limit, "an error count must be 0", "write eq and 0")
 
 
 def _is_below(limit: Value, least: float) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.judge.baseline import READINGS, WIDEST, direction, noise
+from fleet.judge.baseline import MAX_RELATIVE_SIGMA, READINGS, direction, noise
 from fleet.judge.criteria import Criterion
 from fleet.judge.matching import matches
 from fleet.quantities import apart
@@ -137,7 +137,7 @@ def _noise(was: Level, now: Figure, criteria: Sequence[Criterion]) -> _Noise:
                     share=share,
                     basis=f"{limit.sigmas:g} × its own noise, {source}",
                     judged=True,
-                    is_clear=limit.sigmas * own <= WIDEST,
+                    is_clear=limit.sigmas * own <= MAX_RELATIVE_SIGMA,
                 )
             return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", judged=True)
     if was.name in READINGS:

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fleet.judge.waivers import NEVER, STAGE
+from fleet.judge.waivers import NOT_WAIVABLE, STAGE_PREFIX
 from fleet.records.load import Run
 from fleet.yaml_files import read_yaml
 from schemas.errors import UsageError
@@ -51,7 +51,7 @@ def _check(waiver: Waiver) -> None:
         date.fromisoformat(waiver.until)
     except ValueError:
         raise UsageError(f"{waiver.origin}: invalid date {waiver.until} in until: write it as 2026-12-31") from None
-    if waiver.absent and (waiver.name in NEVER or waiver.name.startswith(STAGE)):
+    if waiver.absent and (waiver.name in NOT_WAIVABLE or waiver.name.startswith(STAGE_PREFIX)):
         raise UsageError(
             f"{waiver.origin}: {waiver.name} cannot be waived: without it the host, the GPU or the stage was not measured; "
             "measure it again"

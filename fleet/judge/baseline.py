@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.direction import HIGH, LOW, NEVER, RATES
+from fleet.judge.direction import HIGHER_IS_BETTER, LOWER_IS_BETTER, MUST_BE_ZERO, RATE_UNITS
 from fleet.judge.finding import FLOORS
 from fleet.quantities import quantity
 from schemas.baselines import HostBaseline, Key, Level
@@ -25,23 +25,23 @@ from schemas.scopes import HOST, Scope
 
 CRITERION = "baseline"
 SOURCE = "the record on which the part was accepted"
-FEW = 5
+MIN_VALUES_FOR_OUTLIERS = 5
 """With fewer values no outlier can be identified; their median is used, which tolerates one wrong value in three."""
-LEAST_RUNS = 3
+MIN_RUNS_FOR_NOISE = 3
 """Runs from which the noise from run to run is known."""
-NEAR = 0.01
+NEAR_FRACTION = 0.01
 """Share of the value: a run within it of the others is never left out, however close those lie together."""
-FAR_SIGMAS = 5.0
-WIDEST = 0.25
+OUTLIER_SIGMAS = 5.0
+MAX_RELATIVE_SIGMA = 0.25
 """Fraction of the level: if the accepted runs scatter more than this, a loss cannot be detected."""
-HALF_OF_NORMAL = 1.349
+MIDDLE_HALF_SIGMAS = 1.349
 """The middle half of a normal distribution is so many sigmas wide."""
-UNBIASED = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
+STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
 """Mean of the standard deviation of so many normal values over sigma (c4)."""
-MEDIAN_ERROR = 1.2533
+MEDIAN_ERROR_RATIO = 1.2533
 """Standard error of the median over that of the mean, of many normal values."""
-INTERVAL = 1.96
-OUTCOMES = frozenset(
+CI95_SIGMAS = 1.96
+OUTCOME_PARAMS = frozenset(
     {
         *("phase", "algorithm", "protocol", "transport", "nvls", "nccl_log", "moved_bytes", "places", "access", "peak"),
         *("bytes", "free_bytes", "samples_per_second", "cpus_per_rank", "left_out", "repetitions", "devices"),
@@ -60,13 +60,15 @@ READINGS = {
 }
 """Readings that a baseline keeps: 1 if more is better (the best of a run counts, since idle links save power), -1 for wear, which
 only grows."""
-KEPT_UNITS = RATES | {"W", "Hz", "Cel"}
-KEPT_NAMES = frozenset({"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"})
-UNKEPT_NAMES = frozenset({"algbw"})
+BASELINE_UNITS = RATE_UNITS | {"W", "Hz", "Cel"}
+BASELINE_NAMES = frozenset(
+    {"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"}
+)
+EXCLUDED_NAMES = frozenset({"algbw"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class RobustLevel:
     """Several measurements of the same thing, as one."""
 
     value: float
@@ -77,7 +79,7 @@ class Settled:
     left_out: int
 
 
-def settle(values: Sequence[float]) -> Settled:
+def robust_level(values: Sequence[float]) -> RobustLevel:
     """The value that most of `values` speak for; up to 40 % of five and more may be anything at all.
 
     The shortest interval with more than half of the values is where the sound ones are; what lies far from it is left out, and
@@ -87,29 +89,29 @@ def settle(values: Sequence[float]) -> Settled:
         ValueError: there are none, or one that is not finite.
     """
     if not values or not all(map(math.isfinite, values)):
-        raise ValueError(f"nothing to settle: {list(values)[:5]}")
+        raise ValueError(f"no level: the values are empty or not finite: {list(values)[:5]}")
     ordered = sorted(values)
     near = ordered
-    if len(ordered) >= FEW:
+    if len(ordered) >= MIN_VALUES_FOR_OUTLIERS:
         size = len(ordered) // 2 + 1
         first = min(
             range(len(ordered) - size + 1), key=lambda scope_key: ordered[scope_key + size - 1] - ordered[scope_key]
         )
         half = ordered[first : first + size]
         middle = statistics.median(half)
-        reach = max(FAR_SIGMAS * (half[-1] - half[0]) / HALF_OF_NORMAL, NEAR * abs(middle))
+        reach = max(OUTLIER_SIGMAS * (half[-1] - half[0]) / MIDDLE_HALF_SIGMAS, NEAR_FRACTION * abs(middle))
         near = [value for value in ordered if abs(value - middle) <= reach]
-    return Settled(
+    return RobustLevel(
         value=statistics.median(near),
-        sigma=careful_sigma(near),
+        sigma=small_sample_sigma(near),
         n=len(near),
         left_out=len(ordered) - len(near),
     )
 
 
-def careful_sigma(values: Sequence[float]) -> float:
+def small_sample_sigma(values: Sequence[float]) -> float:
     """Standard deviation of values from which the outliers are gone; of few, made as much larger as few may fall short."""
-    return statistics.stdev(values) / UNBIASED.get(len(values), 1.0) if len(values) > 1 else 0.0
+    return statistics.stdev(values) / STDEV_BIAS.get(len(values), 1.0) if len(values) > 1 else 0.0
 
 
 def precision(samples: Samples | None) -> float | None:
@@ -117,16 +119,16 @@ def precision(samples: Samples | None) -> float | None:
     if samples is None or samples.n < 2:
         return None
     if samples.precision is not None:
-        return samples.precision / INTERVAL
-    return MEDIAN_ERROR * samples.cv / math.sqrt(samples.n)
+        return samples.precision / CI95_SIGMAS
+    return MEDIAN_ERROR_RATIO * samples.cv / math.sqrt(samples.n)
 
 
 def level_of(
     name: str, unit: str, stage: str, within: str, params: dict[str, Value], values: dict[str, float]
 ) -> Level:
     """The level of a figure over the runs that have it."""
-    result = settle(list(values.values()))
-    known = result.n >= LEAST_RUNS and result.value
+    result = robust_level(list(values.values()))
+    known = result.n >= MIN_RUNS_FOR_NOISE and result.value
     return Level(
         name=name,
         unit=unit,
@@ -154,12 +156,12 @@ def direction(name: str, unit: str) -> int:
     last = name.rpartition(".")[2]
     if name in READINGS:
         return READINGS[name]
-    if unit in RATES or last in HIGH or last == "mfu":
+    if unit in RATE_UNITS or last in HIGHER_IS_BETTER or last == "mfu":
         return 1
-    return -1 if last in LOW | NEVER and unit != "Cel" else 0
+    return -1 if last in LOWER_IS_BETTER | MUST_BE_ZERO and unit != "Cel" else 0
 
 
-def is_kept(observation: Observation) -> bool:
+def is_baseline_figure(observation: Observation) -> bool:
     """Whether a baseline keeps it: how fast a part is, what it draws, how its links stand."""
     if (
         observation.status != MEASURED
@@ -172,12 +174,12 @@ def is_kept(observation: Observation) -> bool:
     last = observation.name.rpartition(".")[2]
     return (
         math.isfinite(observation.value)
-        and last not in UNKEPT_NAMES
-        and (observation.unit in KEPT_UNITS or last in KEPT_NAMES)
+        and last not in EXCLUDED_NAMES
+        and (observation.unit in BASELINE_UNITS or last in BASELINE_NAMES)
     )
 
 
-def owner(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
+def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
     """The serial of the GPU that a scope begins with, empty where it is the host's, and the place within the part."""
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
@@ -192,7 +194,7 @@ def identity(gpu: Gpu) -> str:
     return gpu.serial.strip() or gpu.uuid.strip()
 
 
-def key_of(observations: Observation, within: str) -> Key:
+def comparison_key(observations: Observation, within: str) -> Key:
     """What an observation is compared by."""
     stage = "" if "phase" in observations.params else observations.stage
     return observations.name, stage, within, tuple(sorted(settings(observations).items()))
@@ -200,11 +202,11 @@ def key_of(observations: Observation, within: str) -> Key:
 
 def settings(observation: Observation) -> dict[str, Value]:
     """The parameters that are settings: the message size of pairs is none, being smaller where a pair is too slow for it."""
-    outcomes = OUTCOMES | {"size_bytes"} if observation.name.startswith("pairs.") else OUTCOMES
+    outcomes = OUTCOME_PARAMS | {"size_bytes"} if observation.name.startswith("pairs.") else OUTCOME_PARAMS
     return {key: value for key, value in observation.params.items() if key not in outcomes}
 
 
-class Accepted:
+class AcceptedRecord:
     """The accepted record of one host, in the form in which the judge asks for it."""
 
     def __init__(self, left: HostBaseline | None, gpus: Sequence[Gpu]) -> None:
@@ -216,16 +218,16 @@ class Accepted:
 
     def level(self, observation: Observation) -> Level | None:
         """What the same part showed of the same figure; None where its accepted record does not say, or there is none."""
-        serial, within = owner(self._gpus, observation.scope)
-        return self._levels.get(serial, {}).get(key_of(observation, within))
+        serial, within = part_of_scope(self._gpus, observation.scope)
+        return self._levels.get(serial, {}).get(comparison_key(observation, within))
 
     def part(self, scope: str) -> str:
         """The serial of the GPU that a scope begins with; empty for the host."""
-        return owner(self._gpus, scope)[0]
+        return part_of_scope(self._gpus, scope)[0]
 
     def has(self, scope: str) -> bool:
         """Whether the part that a scope begins with has an accepted record."""
-        return owner(self._gpus, scope)[0] in self._levels
+        return part_of_scope(self._gpus, scope)[0] in self._levels
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
@@ -240,7 +242,9 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     if asked.change is not None:
         return level.value + asked.change, _origin(level, f"changed by {asked.change:+g} at most")
     scatter = asked.sigmas * noise(level)
-    if scatter > max(WIDEST, abs(1 - asked.fraction)) or (asked.fraction == 1 and not scatter and level.unit != "1"):
+    if scatter > max(MAX_RELATIVE_SIGMA, abs(1 - asked.fraction)) or (
+        asked.fraction == 1 and not scatter and level.unit != "1"
+    ):
         return None
     lower = criterion.operator in FLOORS
     share = min(asked.fraction, 1 - scatter) if lower else max(asked.fraction, 1 + scatter)
@@ -256,7 +260,7 @@ def _origin(level: Level, by: str) -> str:
     return f"{by}; {quantity(level.value, level.unit)} in {runs}{out}"
 
 
-def too_noisy(level: Level) -> str:
+def too_noisy_reason(level: Level) -> str:
     """Return why the baseline cannot judge."""
     if not noise(level):
         return "the noise of the accepted figure is not known (three accepted runs tell it), and the criterion goes by that alone"

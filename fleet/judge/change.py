@@ -67,7 +67,7 @@ def _remembered(observation: Sequence[Observation]) -> list[Observation]:
     return [replace(item, value=value) for item, value in zip(observation, latest, strict=True)]
 
 
-def net(observation: Sequence[Observation]) -> Value:
+def net_change(observation: Sequence[Observation]) -> Value:
     """The last reading less the first; what was read in place of a number."""
     if none := _no_number(observation):
         return none.value

@@ -23,7 +23,7 @@ SOURCE = (
     "equal computations on equal GPUs and software give equal bits; parts that silently do not: Dixit et al. 2021 "
     "(Silent Data Corruptions at Scale), Hochschild et al., HotOS 2021 (Cores that don't count)"
 )
-LEAST = 3
+MIN_GPUS_FOR_MAJORITY = 3
 """GPUs that a majority needs: of two that differ, either may be right."""
 _LIBRARIES = ("torch", "cuda", "cudnn", "nccl")
 
@@ -125,7 +125,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
     (digest, agreeing), total = counts.most_common(1)[0], counts.total()
     if agreeing == total:
         return digest_verdict(gpu, PASS, f"found {digest}, as on all {total} GPUs of its kind", limit=digest)
-    if agreeing * 2 <= total or total < LEAST:
+    if agreeing * 2 <= total or total < MIN_GPUS_FOR_MAJORITY:
         reason = (
             f"digests differ and no majority tells which is right: {len(counts)} digests on {total} GPUs, "
             f"{gpu.digest} on this one"

@@ -22,10 +22,10 @@ from schemas.timeline import RATES, Series, Soak
 
 DRIFT = "drift"
 """First component of the names of these observations."""
-FIRST_S, FIRST_SHARE = 3600.0, 0.1
+REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
 WINDOW = 3
 """Buckets: a level is the median of so many, so that one slow round is no drift."""
-LEAST = 2 * WINDOW
+MIN_BUCKETS = 2 * WINDOW
 """Buckets with a figure that a drift needs."""
 MOST_CUT = 3
 """Rounds cut off with their supervisor: more of them are no accident, and what cut them off is not known."""
@@ -38,7 +38,7 @@ ROUNDING_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class RateCourse:
     """How a figure went."""
 
     start: float
@@ -68,7 +68,7 @@ class Course:
         return bad[0][0], None if after == len(under) else bad[-1][1]
 
 
-def with_drift(left: Evidence) -> Evidence:
+def with_drift_observations(left: Evidence) -> Evidence:
     """The evidence with how far each rate fell under its own start."""
     records = tuple(
         replace(record, observations=(*record.observations, *_drifts(record))) if record.soak else record
@@ -79,7 +79,7 @@ def with_drift(left: Evidence) -> Evidence:
 
 def _drifts(record: Record) -> Iterator[Observation]:
     for series in record.soak.timeline.series if record.soak else ():
-        if record.soak and is_rate(series) and (result := course(series, record.soak)):
+        if record.soak and is_rate(series) and (result := rate_course(series, record.soak)):
             yield Observation(
                 name=f"{DRIFT}.{series.name}",
                 scope=series.scope,
@@ -101,22 +101,22 @@ def is_rate(series: Series) -> bool:
     return series.unit in RATES and series.name.split(".")[0] in BENCHMARKS
 
 
-def course(series: Series, soak: Soak) -> Course | None:
+def rate_course(series: Series, soak: Soak) -> RateCourse | None:
     """Return the course of a figure over the soak; None if there are too few values."""
     width = soak.timeline.bucket_s
-    ends = max(min(FIRST_S, FIRST_SHARE * soak.planned_s), width)
+    ends = max(min(REFERENCE_S, REFERENCE_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))
     first = [row for row in rows if row[0] * width < ends] or rows[:1]
     rest = rows[len(first) :]
-    if len(rows) < LEAST or len(rest) < WINDOW:
+    if len(rows) < MIN_BUCKETS or len(rest) < WINDOW:
         return None
     start = sum(n * mean for _, n, mean in first) / sum(n for _, n, _ in first)
     if not start > 0:
         return None
-    return Course(start=start, shares=tuple((at * width, (at + 1) * width, mean / start) for at, _, mean in rest))
+    return RateCourse(start=start, shares=tuple((at * width, (at + 1) * width, mean / start) for at, _, mean in rest))
 
 
-def with_course(view: HostView, verdict: Verdict) -> Verdict:
+def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
     """A drift that fails, with when it came: `from 04:12 on, 3.1 % under its first hour`."""
     if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
         return verdict
@@ -124,7 +124,7 @@ def with_course(view: HostView, verdict: Verdict) -> Verdict:
     for soak in _soaks(view):
         for series in soak.timeline.series:
             same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
-            result = course(series, soak) if same else None
+            result = rate_course(series, soak) if same else None
             if result and result.lowest < verdict.limit:
                 text = _sentence(result, soak, verdict.limit)
                 detail = "; ".join(part for part in (text, verdict.detail) if part)
@@ -132,18 +132,22 @@ def with_course(view: HostView, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _sentence(result: Course, soak: Soak, limit: float) -> str:
+def _sentence(result: RateCourse, soak: Soak, limit: float) -> str:
     since, until = result.fell(limit)
-    under = f"{(1 - result.lowest) * 100:.1f} % under its {first_name(soak)}"
-    return f"from {clock(since)} on, {under}" if until is None else f"from {clock(since)} to {clock(until)}, {under}"
+    under = f"{(1 - result.lowest) * 100:.1f} % under its {reference_name(soak)}"
+    return (
+        f"from {format_clock(since)} on, {under}"
+        if until is None
+        else f"from {format_clock(since)} to {format_clock(until)}, {under}"
+    )
 
 
-def first_name(soak: Soak) -> str:
+def reference_name(soak: Soak) -> str:
     """Return what the figures of a soak are compared with, in words."""
-    return "first hour" if FIRST_SHARE * soak.planned_s >= FIRST_S else "first tenth"
+    return "first hour" if REFERENCE_SHARE * soak.planned_s >= REFERENCE_S else "first tenth"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """`04:12` hours and minutes of the soak; `0:45` minutes and seconds, with the words, of one that is young."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}" if minutes >= 60 else f"{minutes} min {rest:02d} s"
@@ -155,7 +159,7 @@ def _soaks(view: HostView) -> Iterator[Soak]:
             yield record.soak
 
 
-def soaked(view: HostView) -> Iterator[Verdict]:
+def judge_soak(view: HostView) -> Iterator[Verdict]:
     """Judge whether the host soaked as long as planned, every round finished, and drift could be evaluated."""
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
@@ -165,16 +169,16 @@ def soaked(view: HostView) -> Iterator[Verdict]:
     for soak in result:
         for why in _shortcomings(view, soak):
             yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK, kind=VerdictKind.UNFINISHED)
-        for scope, reasons in stopped(soak).items():
+        for scope, reasons in ended_early(soak).items():
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
             yield view.inconclusive(f"stage.{SOAK}", scope, reasons[0] + more, SOAK, kind=VerdictKind.UNFINISHED)
 
 
 def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     planned_s = view.plan.stage(SOAK).duration_s  # the host's own word on it is not enough
-    lasted = f"{span(soak.soaked_s)} of {span(planned_s)}"
+    lasted = f"{format_span(soak.soaked_s)} of {format_span(planned_s)}"
     if soak.planned_s != planned_s:
-        yield f"the host planned to soak {span(soak.planned_s)}, the plan says {span(planned_s)}"
+        yield f"the host planned to soak {format_span(soak.planned_s)}, the plan says {format_span(planned_s)}"
     if not soak.ended:
         yield f"cut off after {lasted}: resume the run"
     elif soak.reason:
@@ -187,12 +191,12 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
         yield f"{failed} of {max(soak.rounds, failed)} rounds did not come to their end{first}"
     if soak.cut > MOST_CUT:
         yield f"{soak.cut} of {soak.rounds} rounds were cut off with their supervisor, and nothing says by what"
-    long = planned_s >= FIRST_S and not view.plan.rehearsal
-    if soak.ended and not soak.reason and long and (names := untold(soak)):
-        yield f"too few rounds to tell a drift of {', '.join(names)}: {soak.rounds} in {span(soak.soaked_s)}"
+    long = planned_s >= REFERENCE_S and not view.plan.rehearsal
+    if soak.ended and not soak.reason and long and (names := rates_without_drift(soak)):
+        yield f"too few rounds to tell a drift of {', '.join(names)}: {soak.rounds} in {format_span(soak.soaked_s)}"
 
 
-def stopped(soak: Soak) -> Mapping[str, Sequence[str]]:
+def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
     """Scope -> its figures that ended well before the longest of their name, or came in far too few rounds."""
     width = soak.timeline.bucket_s
     longest: dict[str, float] = defaultdict(float)
@@ -204,7 +208,9 @@ def stopped(soak: Soak) -> Mapping[str, Sequence[str]]:
     for one in soak.timeline.series:
         ends, last = _ends_s(one, width), longest[one.name]
         if ends < last - late:
-            result[one.scope].append(f"{_named(one)} was last seen at {clock(ends)}, others like it at {clock(last)}")
+            result[one.scope].append(
+                f"{_named(one)} was last seen at {format_clock(ends)}, others like it at {format_clock(last)}"
+            )
         elif is_rate(one) and sum(one.n) < least:
             result[one.scope].append(f"{_named(one)} came in {sum(one.n)} of {soak.finished} rounds")
     return result
@@ -219,12 +225,12 @@ def _named(series: Series) -> str:
     return f"{series.name}[{params}]" if params else series.name
 
 
-def untold(soak: Soak) -> list[str]:
+def rates_without_drift(soak: Soak) -> list[str]:
     """Return the rates with too few values to evaluate drift. In a soak of less than an hour this is expected."""
-    return sorted({series.name for series in soak.timeline.series if is_rate(series) and not course(series, soak)})
+    return sorted({series.name for series in soak.timeline.series if is_rate(series) and not rate_course(series, soak)})
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """`23 h 12 min`, `45 min 10 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

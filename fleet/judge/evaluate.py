@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fleet.judge import baseline, outliers
 from fleet.judge.absence import with_absence
-from fleet.judge.change import change, net
+from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.finding import FLOORS
@@ -107,7 +107,7 @@ def _on_series(
 
 def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
     """Yield inconclusive verdicts for the host or its GPUs without any reading; `groups` come from `series`."""
-    observed = {group[0].scope for group in groups} | set(view.unseen)
+    observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":
@@ -129,11 +129,11 @@ def _on_measured(
         return _against_accepted(view, criterion, measured)
     if criterion.vs_fleet:
         peers = figures.peers(view, measured[-1], criterion)
-        enough = outliers.enough(criterion, peers)
+        enough = outliers.has_enough_peers(criterion, peers)
         if not enough and criterion.optional:
             return None
         if not enough:
-            last, reason = measured[-1], outliers.too_few(peers, criterion)
+            last, reason = measured[-1], outliers.too_few_reason(peers, criterion)
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
             return replace(verdict, kind=VerdictKind.TOO_FEW_PEERS, value=last.value, unit=criterion.unit)
         limit = outliers.limit(criterion, peers)
@@ -155,7 +155,7 @@ def _against_accepted(view: HostView, criterion: Criterion, measured: Sequence[O
         return None
     limit = baseline.limit(criterion, level) if level else None
     if limit is None:
-        why = baseline.too_noisy(level) if level else "its accepted record does not have this figure"
+        why = baseline.too_noisy_reason(level) if level else "its accepted record does not have this figure"
         verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
         return replace(verdict, kind=VerdictKind.NO_BASELINE, value=last.value, unit=criterion.unit)
     chosen = _decisive(criterion, measured, limit[0])
@@ -170,7 +170,7 @@ def _on_change(view: HostView, criterion: Criterion, measured: Sequence[Observat
         reason = "not read both before and after the run: no change can be told"
         return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
     if criterion.operator in FLOORS:
-        return _verdict(view, criterion, last, net(measured), limit, "")
+        return _verdict(view, criterion, last, net_change(measured), limit, "")
     increase = change(measured)
     chosen = replace(increase.seen, stage=increase.stage)
     if not holds(criterion.operator, increase.total, limit):

@@ -17,11 +17,11 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.stages import GANG
 
-Place = tuple[str, int]
+GpuLocation = tuple[str, int]
 """Host and index of a GPU."""
 
 
-def model(view: HostView) -> Iterator[Verdict]:
+def gpu_models(view: HostView) -> Iterator[Verdict]:
     """Whether a pack is for the host's GPUs, and whether they are what the inventory says."""
     if view.no_pack:
         reason = f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
@@ -37,7 +37,7 @@ def model(view: HostView) -> Iterator[Verdict]:
             yield _fact(view, "gpu.name", scope, "gpu-model", name, reason, right, "inventory: rackproof_gpu_model")
 
 
-def constancy(view: HostView) -> Iterator[Verdict]:
+def identity_changes(view: HostView) -> Iterator[Verdict]:
     """A part that was swapped, or a host that rebooted, in mid-run leaves figures that are not one part's."""
     for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
         for scope in view.host.scopes:
@@ -87,7 +87,7 @@ def _fact(
     )
 
 
-def collectors(view: HostView) -> Iterator[Verdict]:
+def collector_failures(view: HostView) -> Iterator[Verdict]:
     """A collector that failed in any snapshot took with it what would have been seen then."""
     for name in view.observations:
         for item in view.observations[name] if name.startswith("collector.") else ():
@@ -97,7 +97,7 @@ def collectors(view: HostView) -> Iterator[Verdict]:
                 yield with_absence(view.inconclusive(name, item.scope, reason, item.stage), item)
 
 
-def planned(view: HostView) -> Iterator[Verdict]:
+def missing_observations(view: HostView) -> Iterator[Verdict]:
     """Inconclusive for every observation that the plan expects and that was not measured."""
     for stage in view.plan.stages:
         wanted = [item for item in view.expected if item.stage == stage.name]
@@ -130,10 +130,10 @@ def planned(view: HostView) -> Iterator[Verdict]:
             yield _unfinished(
                 view, stage.name, "figures were measured and the record has no launch: its outcome is unknown"
             )
-    yield from _unwatched(view)
+    yield from _missing_last_snapshot(view)
 
 
-def _unwatched(view: HostView) -> Iterator[Verdict]:
+def _missing_last_snapshot(view: HostView) -> Iterator[Verdict]:
     """Report a missing snapshot after the last launch: the effect of the launch is unknown. A soak is read while it runs."""
     planned = [stage.name for stage in view.plan.stages if not stage.duration_s]
     finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
@@ -147,7 +147,7 @@ def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
     return view.inconclusive(f"stage.{stage}", "host", reason, stage, kind=VerdictKind.UNFINISHED)
 
 
-def reported(view: HostView) -> Iterator[Verdict]:
+def unplanned_errors(view: HostView) -> Iterator[Verdict]:
     """Return an inconclusive verdict for every error of a benchmark that no planned observation covers."""
     asked: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
     for item in view.plan.expected:
@@ -163,7 +163,7 @@ def reported(view: HostView) -> Iterator[Verdict]:
             ]:
                 del lost[key]
     for observations in lost.values():
-        if not any(_speaks_of(view, item, observations) for item in asked[(observations.stage, observations.name)]):
+        if not any(_is_planned(view, item, observations) for item in asked[(observations.stage, observations.name)]):
             reason = f"error: {observations.reason}"
             yield with_absence(
                 view.inconclusive(
@@ -173,7 +173,7 @@ def reported(view: HostView) -> Iterator[Verdict]:
             )
 
 
-def _speaks_of(view: HostView, item: Expectation, observation: Observation) -> bool:
+def _is_planned(view: HostView, item: Expectation, observation: Observation) -> bool:
     """Whether the plan asks for it: then `planned` judges it, or leaves it out because so many ranks cannot make it."""
     return item.params.items() <= observation.params.items() and observation.scope in view.plan.scopes_of(
         view.host, item
@@ -190,9 +190,9 @@ def _stage_problem(view: HostView, stage: str) -> str:
     return reasons[-1] if reasons else "the launch finished without it"
 
 
-def unseen(view: HostView) -> Iterator[Verdict]:
+def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
     """Every planned GPU of which nothing was measured."""
-    for scope in view.unseen:
+    for scope in view.unmeasured_gpus:
         reason = "nothing was observed of this GPU"
         if view.is_beyond_driver(scope):
             count = len(view.serials)
@@ -200,32 +200,32 @@ def unseen(view: HostView) -> Iterator[Verdict]:
         yield view.inconclusive("gpu", scope, reason)
 
 
-class Twins:
+class DuplicateSerials:
     """Where each serial and each UUID was seen; several, each of other hosts, can be put together."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, str], Place] = {}
-        self._more: dict[tuple[str, str], list[Place]] = {}
+        self._first: dict[tuple[str, str], GpuLocation] = {}
+        self._more: dict[tuple[str, str], list[GpuLocation]] = {}
 
     def add(self, host: str, left: Evidence) -> None:
         """Takes the GPUs of a host."""
         for gpu in left.gpus():
             for key in _identities(gpu):
-                self._see(key, (host, gpu.index))
+                self._add_location(key, (host, gpu.index))
 
-    def _see(self, key: tuple[str, str], scope_key: Place) -> None:
+    def _add_location(self, key: tuple[str, str], scope_key: GpuLocation) -> None:
         if self._first.setdefault(key, scope_key) != scope_key:
             self._more.setdefault(key, []).append(scope_key)
 
-    def update(self, other: Twins) -> None:
+    def update(self, other: DuplicateSerials) -> None:
         """Takes the GPUs of other hosts."""
         for key, scope_key in other._first.items():
-            self._see(key, scope_key)
+            self._add_location(key, scope_key)
         for key, rises in other._more.items():
             for scope_key in rises:
-                self._see(key, scope_key)
+                self._add_location(key, scope_key)
 
-    def others(self, key: tuple[str, str], own: Place) -> list[Place]:
+    def others(self, key: tuple[str, str], own: GpuLocation) -> list[GpuLocation]:
         """Where else it was seen, by the names of the hosts."""
         return sorted({self._first.get(key, own), *self._more.get(key, ())} - {own})
 
@@ -239,7 +239,7 @@ def _identities(gpu: Gpu) -> list[tuple[str, str]]:
     return [(kind, identity) for kind, identity in text if identity]
 
 
-def duplicates(evidence: Mapping[str, Evidence], known: Twins) -> list[Verdict]:
+def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
     """The same serial or UUID seen twice: each place fails, and names the other."""
     return [
         _duplicate(host, gpu, *key, others)
@@ -250,7 +250,7 @@ def duplicates(evidence: Mapping[str, Evidence], known: Twins) -> list[Verdict]:
     ]
 
 
-def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[Place]) -> Verdict:
+def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[GpuLocation]) -> Verdict:
     return Verdict(
         host=host,
         scope=f"gpu={gpu.index}",
@@ -267,12 +267,12 @@ def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[P
     )
 
 
-def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
+def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
     """Return hosts of one gang that were each measured, but never together. Hosts without any launch are reported elsewhere.
 
     A gang that was re-formed without a host is not partitioned from it: that host is judged by the launch it was in.
     """
-    members, met = _met(plan, evidence)
+    members, met = _launched_together(plan, evidence)
     result = []
     for gang, hosts in plan.gangs().items():
         for host in hosts:
@@ -294,7 +294,9 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
     return result
 
 
-def _met(plan: Plan, evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
+def _launched_together(
+    plan: Plan, evidence: Mapping[str, Evidence]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
     """Of each host that a launch of its gang worked on: with whom the last one was, and with whom any of them.
 
     A launch that came to its end and measured nothing has not brought anybody together.

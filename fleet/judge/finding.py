@@ -26,11 +26,11 @@ class Finding:
         return f"{self.pack}: {self.criterion}: {shown}: {self.why}; {self.remedy}"
 
 
-def about(criterion: Criterion, value: Value, why: str, remedy: str) -> Finding:
+def finding_on(criterion: Criterion, value: Value, why: str, remedy: str) -> Finding:
     """Return a finding on a criterion, with the pack whose file has it."""
     return Finding(pack=criterion.origin, criterion=criterion.id, value=value, why=why, remedy=remedy)
 
 
-def one_of(values: Iterable[object]) -> str:
+def use_one_of(values: Iterable[object]) -> str:
     """Return the remedy `use a or b`."""
     return f"use {' or '.join(sorted(map(str, values)))}"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from fleet.judge.digests import DigestCounts
 from fleet.judge.evidence import Planned
-from fleet.judge.expectations import Twins
+from fleet.judge.expectations import DuplicateSerials
 from fleet.judge.host_view import HostView
-from fleet.judge.manifest import Stock, stock
-from fleet.judge.missing import Slots
+from fleet.judge.manifest import HostInventory, host_inventory
+from fleet.judge.missing import SlotMap
 from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
-from fleet.judge.stragglers import Ranks
+from fleet.judge.stragglers import RankFigures
 from fleet.judge.uniformity import ValueGroups
 
 
 class FleetStats:
     """The figures, versions, digests, serials and slots that hosts are compared by.
 
-    Statistics of different hosts can be merged in any order. `settle` ends the merging; after that, hosts are judged.
+    Statistics of different hosts can be merged in any order. `complete` ends the merging; after that, hosts are judged.
     """
 
     def __init__(self, planned: Planned) -> None:
@@ -25,11 +25,11 @@ class FleetStats:
         self.figures = FleetFigures(planned)
         self.groups = ValueGroups()
         self.digests = DigestCounts(planned)
-        self.ranks = Ranks()
-        self.duplicates = Twins()
-        self.slots = Slots()
+        self.ranks = RankFigures()
+        self.duplicates = DuplicateSerials()
+        self.slots = SlotMap()
         self.paths = NormalPaths()
-        self.inventories: list[Stock] = []
+        self.inventories: list[HostInventory] = []
         """The parts of each host; only if the plan has a manifest."""
 
     def add_identities(self, view: HostView) -> None:
@@ -39,7 +39,7 @@ class FleetStats:
         if view.has_record:
             self.digests.add(view)
         if view.plan.manifest:
-            self.inventories.append(stock(view))
+            self.inventories.append(host_inventory(view))
 
     def add_values(self, view: HostView) -> None:
         """Add the figures, versions and transport paths of one host."""
@@ -60,6 +60,6 @@ class FleetStats:
         self.paths.update(other.paths)
         self.inventories += other.inventories
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Conclude what needs the statistics of all hosts."""
-        self.paths.settle(self.figures)
+        self.paths.find_normal_paths(self.figures)

@@ -94,7 +94,7 @@ class Gatherer:
         for key, scope, number in numbers:
             self._stats.figures.add_figure(key, host.own_scope(scope), float(number))  # type: ignore[arg-type]
         for kind, figure, value in ranks:
-            self._stats.ranks.feed(kind, figure, float(value))  # type: ignore[arg-type]
+            self._stats.ranks.add_figure(kind, figure, float(value))  # type: ignore[arg-type]
         self._add_bandwidths(layout, host)
         for criterion, names in layout.readings:
             self._add_readings(layout, host, criterion, names)
@@ -225,7 +225,7 @@ def gather(planned: Planned, views: Iterable[HostView]) -> FleetStats:
     for view in views:
         gatherer.add(view)
     stats = gatherer.finish()
-    stats.settle()
+    stats.complete()
     return stats
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 
-from fleet.judge.baseline import Accepted
+from fleet.judge.baseline import AcceptedRecord
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.observation_index import ObservationIndex, ObservationLookup
@@ -38,7 +38,7 @@ class HostView:
         self.operator_packs = {pack.name for pack in packs if pack.chosen} - shipped
         """Packs of the operator. A criterion of theirs that matches nothing is a mistake, never a pass."""
         self.expected = plan.expected_of(host)
-        self.accepted = Accepted(evidence.baseline, self.gpus)
+        self.accepted = AcceptedRecord(evidence.baseline, self.gpus)
 
     @property
     def has_record(self) -> bool:
@@ -82,7 +82,7 @@ class HostView:
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property
-    def unseen(self) -> list[str]:
+    def unmeasured_gpus(self) -> list[str]:
         """Return the scopes of planned GPUs of which nothing at all was measured."""
         scopes = self.host.scopes if self.host.device == "gpu" else ()
         return [scope for scope in scopes if not self.measured_at(scope)]

@@ -16,7 +16,7 @@ from fleet.judge import expectations
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
-from fleet.judge.drift import soaked, with_course, with_drift
+from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fleet_stats import FleetStats
@@ -24,13 +24,13 @@ from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
 from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import judge_manifest
-from fleet.judge.missing import with_missing
+from fleet.judge.missing import with_missing_gpus
 from fleet.judge.passes import Remaining
-from fleet.judge.paths import with_lost_path
+from fleet.judge.paths import with_slow_path
 from fleet.judge.presence import judge_presence
-from fleet.judge.stragglers import with_causes
+from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
-from fleet.judge.waivers import Waived
+from fleet.judge.waivers import WaiverMatcher
 from schemas.plans import Plan
 from schemas.reports import FAIL, Verdict, VerdictKind
 
@@ -61,7 +61,7 @@ def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pac
 
 def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
     """Return the view of one host, with the drift of its soak among its observations."""
-    return HostView(plan, plan.host(name), with_drift(evidence), packs)
+    return HostView(plan, plan.host(name), with_drift_observations(evidence), packs)
 
 
 def judge_hosts(
@@ -75,21 +75,21 @@ def judge_hosts(
     for view in views:
         of_host = evaluate_host(view, stats, remaining[view.host.name] if remaining else None)
         verdicts += _annotate(view, of_host, stats) if any(item.verdict == FAIL for item in of_host) else of_host
-    verdicts = with_causes(views, verdicts, stats.ranks)
+    verdicts = with_straggler_causes(views, verdicts, stats.ranks)
     with_record = [view for view in views if view.has_record]
     evidence = {view.host.name: view.evidence for view in views}
     return [
         *verdicts,
         *judge_digests(with_record, stats.planned, stats.digests),
         *judge_pairs(with_record, verdicts),
-        *expectations.duplicates(evidence, stats.duplicates),
-        *expectations.divided(plan, evidence),
+        *expectations.duplicate_identities(evidence, stats.duplicates),
+        *expectations.partitioned_gangs(plan, evidence),
     ]
 
 
 def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Return the verdicts, each with the waiver of the plan that covers it."""
-    waived = Waived(plan.waivers, plan.created)
+    waived = WaiverMatcher(plan.waivers, plan.created)
     return [waived.verdict(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
 
 
@@ -131,14 +131,14 @@ def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> lis
 
 def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[Verdict]:
     """Yield the verdicts on a host that need no criterion; `plan_is_met`: all that the plan expects was measured."""
-    yield from expectations.model(view)
-    yield from expectations.constancy(view)
-    yield from expectations.collectors(view)
+    yield from expectations.gpu_models(view)
+    yield from expectations.identity_changes(view)
+    yield from expectations.collector_failures(view)
     if not plan_is_met:
-        yield from expectations.planned(view)
-        yield from expectations.reported(view)
-    yield from expectations.unseen(view)
-    yield from soaked(view)
+        yield from expectations.missing_observations(view)
+        yield from expectations.unplanned_errors(view)
+    yield from expectations.unmeasured_gpus(view)
+    yield from judge_soak(view)
     yield from judge_presence(view)
 
 
@@ -146,6 +146,6 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     """Return the verdicts on one host; each failure with what explains it, and the part that it is attributed to."""
     normal = stats.paths.paths
     return [
-        with_course(view, with_missing(view, with_lost_path(view, verdict, verdicts, normal), stats.slots))
+        with_drift_time(view, with_missing_gpus(view, with_slow_path(view, verdict, verdicts, normal), stats.slots))
         for verdict in with_culprits(view, verdicts)
     ]

@@ -109,7 +109,7 @@ def is_regular(view: HostView) -> bool:
 
     Benchmark results in a snapshot, or readings among the results of benchmarks, belong to no layout either.
     """
-    if not view.has_record or view.unseen:
+    if not view.has_record or view.unmeasured_gpus:
         return False
     if any(from_benchmark(name) or name.startswith(f"{LAUNCH}.") for name in view.observations.metrics):
         return False

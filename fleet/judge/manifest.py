@@ -35,7 +35,7 @@ def identity(kind: str, serial: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class LocatedPart:
     """A part and its location."""
 
     host: str
@@ -56,33 +56,33 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stock:
+class HostInventory:
     """The parts of one host."""
 
     host: str
-    parts: tuple[Found, ...]
+    parts: tuple[LocatedPart, ...]
     unknown: Mapping[str, str]
     """Observation with serials -> why a part cannot be called missing; empty if it can."""
 
 
-def stock(view: HostView) -> Stock:
+def host_inventory(view: HostView) -> HostInventory:
     """Return the parts in a host's record."""
     unknown = {name: _unknown(name, view) for name in (SERIAL, GUID, MAC)}
-    return Stock(host=view.host.name, parts=tuple(_found(view)), unknown=unknown)
+    return HostInventory(host=view.host.name, parts=tuple(_found(view)), unknown=unknown)
 
 
 def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
     """Return a verdict on each ordered part, on each part in the wrong host, and on each part that was not ordered."""
-    return judge_stocks(plan, map(stock, views)) if plan.manifest else []
+    return judge_inventories(plan, map(host_inventory, views)) if plan.manifest else []
 
 
-def judge_stocks(plan: Plan, stocks: Iterable[Stock]) -> list[Verdict]:
+def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[Verdict]:
     """Return the same verdicts from the parts of all hosts."""
     if plan.rehearsal or not plan.manifest:
         return []
-    of_host = {one.host: one for one in stocks}
+    of_host = {one.host: one for one in inventories}
     part_ = [part for one in of_host.values() for part in one.parts]
-    located: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    located: dict[tuple[str, str], list[LocatedPart]] = defaultdict(list)
     for part in part_:
         for key in _keys(part):
             located[key].append(part)
@@ -94,7 +94,7 @@ def judge_stocks(plan: Plan, stocks: Iterable[Stock]) -> list[Verdict]:
     return [*verdicts, *_extra(plan.manifest, part_)]
 
 
-def as_ordered(plan: Plan, verdicts: Iterable[Verdict]) -> str:
+def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
     """Return `64 of 64 parts as ordered`; empty without a manifest."""
     if plan.rehearsal or not plan.manifest:
         return ""
@@ -104,12 +104,14 @@ def as_ordered(plan: Plan, verdicts: Iterable[Verdict]) -> str:
     return f"{outcomes.count((CRITERION, PASS))} of {len(plan.manifest)} parts as ordered{more}"
 
 
-def _found(view: HostView) -> Iterator[Found]:
+def _found(view: HostView) -> Iterator[LocatedPart]:
     """Yield every part of a host that has an identity."""
     for gpu in view.evidence.gpus():
         if gpu.serial:
             slots = frozenset({str(gpu.index), pci_address(gpu.pci_bus_id)})
-            yield Found(host=view.host.name, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots)
+            yield LocatedPart(
+                host=view.host.name, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots
+            )
     for name in (GUID, MAC):
         addresses = _latest(view, f"{name.rpartition('.')[0]}.pci_address")
         for scope, latest in _latest(view, name).items():
@@ -117,7 +119,7 @@ def _found(view: HostView) -> Iterator[Found]:
                 slots = frozenset(Scope.parse(scope).labels.values())
                 where = addresses.get(scope)
                 known = frozenset({pci_address(str(where.value))} if where and where.status == MEASURED else ())
-                yield Found(
+                yield LocatedPart(
                     host=view.host.name,
                     name=name,
                     scope=scope,
@@ -131,7 +133,7 @@ def _latest(view: HostView, name: str) -> dict[str, Observation]:
     return {latest.scope: latest for latest in view.observations.get(name, ())}
 
 
-def _keys(part: Found) -> Iterator[tuple[str, str]]:
+def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
     """What a line of the manifest may name the part by."""
     own = identity(GPU if part.name == SERIAL else NIC, part.serial)
     yield part.name, own
@@ -148,7 +150,7 @@ def _name(part: Part) -> str:
     return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
 
 
-def _on_part(part: Part, located: Sequence[Found], stocks: Mapping[str, Stock]) -> Iterator[Verdict]:
+def _on_part(part: Part, located: Sequence[LocatedPart], inventories: Mapping[str, HostInventory]) -> Iterator[Verdict]:
     at_home = [location for location in located if location.host == part.host]
     if at_home:
         right = [location for location in at_home if not part.slot or part.slot in location.slots]
@@ -157,13 +159,13 @@ def _on_part(part: Part, located: Sequence[Found], stocks: Mapping[str, Stock]) 
         reason = f"ordered for {_ordered(part)}, found in {located[0].place}"
         yield _verdict(part, FAIL, reason)
         yield _verdict(part, FAIL, reason, host=located[0].host, scope=located[0].scope)
-    elif unknown := stocks[part.host].unknown[_name(part)]:
+    elif unknown := inventories[part.host].unknown[_name(part)]:
         yield _verdict(part, INCONCLUSIVE, f"ordered for {_ordered(part)}: {unknown}")
     else:
         yield _verdict(part, FAIL, f"ordered for {_ordered(part)}, found on no host")
 
 
-def _in_host(part: Part, location: Found, right: bool) -> Verdict:
+def _in_host(part: Part, location: LocatedPart, right: bool) -> Verdict:
     if right:
         return _verdict(part, PASS, f"found where it was ordered for: {_ordered(part)}", scope=location.scope)
     if ":" in part.slot and not any(":" in slot for slot in location.slots):
@@ -200,7 +202,7 @@ def _gpus(view: HostView) -> int:
     return max([*outcomes, len(view.evidence.gpus()), 0 if outcomes else 1])
 
 
-def _extra(ordered: Sequence[Part], part_: Sequence[Found]) -> Iterator[Verdict]:
+def _extra(ordered: Sequence[Part], part_: Sequence[LocatedPart]) -> Iterator[Verdict]:
     """Yield verdicts on parts without a manifest line. Every board has unordered Ethernet ports: only InfiniBand NICs count."""
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}

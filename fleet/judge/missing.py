@@ -21,7 +21,7 @@ from schemas.scopes import Scope
 DRIVER, BUS = "gpu.count", "gpu.pci_count"
 LEAST_HOSTS = 2
 """A single other host may itself be the exception."""
-UNTOLD = -1
+NO_MODULE = -1
 """Module of a GPU without a module number: a card in a slot."""
 
 Layout = Mapping[str, int]
@@ -30,7 +30,7 @@ Build = tuple[str, int, str]
 """GPU model by the inventory, number of GPUs, and the host's model by its firmware; empty if unknown."""
 
 
-class Slots:
+class SlotMap:
     """The slots of the hosts that have all their GPUs. Maps of different hosts can be merged."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Slots:
         if layout and len(layout) == len(view.host.devices):
             self._seen.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1
 
-    def update(self, other: Slots) -> None:
+    def update(self, other: SlotMap) -> None:
         """Add the slots of other hosts."""
         for build, layouts in other._seen.items():
             self._seen.setdefault(build, Counter()).update(layouts)
@@ -63,14 +63,14 @@ class Slots:
         if own.items() <= usual.items() and len(gone) == missing:
             text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(gone.items()))
             # Without modules to compare, buses that are numbered otherwise for want of a bridge would not be noticed.
-            return f"nothing at {text}{', by the address alone' if UNTOLD in usual.values() else ''}, {where}"
+            return f"nothing at {text}{', by the address alone' if NO_MODULE in usual.values() else ''}, {where}"
         modules, others = {*own.values()}, {*usual.values()}
         if modules < others and len(others - modules) == missing:
             return f"nothing in {', '.join(f'module {module}' for module in sorted(others - modules))}, {where}"
         return ""
 
 
-def with_missing(view: HostView, verdict: Verdict, slots: Slots) -> Verdict:
+def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdict:
     """Return the verdict; if it fails because of missing GPUs, with what identifies them."""
     counted = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not counted or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
@@ -80,7 +80,7 @@ def with_missing(view: HostView, verdict: Verdict, slots: Slots) -> Verdict:
     return replace(verdict, reason=f"{verdict.reason}; {values}" if values else verdict.reason, detail=detail)
 
 
-def _told(view: HostView, name: str, count: int, missing: int, slots: Slots) -> Iterator[str]:
+def _told(view: HostView, name: str, count: int, missing: int, slots: SlotMap) -> Iterator[str]:
     own, on_bus = _layout(view), _on_bus(view)
     every = len(own) == len(view.evidence.gpus()) and view.host.devices == tuple(range(len(view.host.devices)))
     alone = sorted(on_bus - own.keys())
@@ -130,7 +130,7 @@ def _layout(view: HostView) -> Layout:
     """Return the layout of the GPUs that the driver lists with an address."""
     modules = {scope: value for scope, value in _last(view, "gpu.module_id").items() if type(value) is int}
     gpus = (gpu for gpu in view.evidence.gpus() if gpu.pci_bus_id)
-    return {pci_address(gpu.pci_bus_id): modules.get(f"gpu={gpu.index}", UNTOLD) for gpu in gpus}
+    return {pci_address(gpu.pci_bus_id): modules.get(f"gpu={gpu.index}", NO_MODULE) for gpu in gpus}
 
 
 def _build(view: HostView) -> Build:
@@ -145,4 +145,4 @@ def _last(view: HostView, name: str) -> Mapping[str, Value]:
 
 
 def _module(module: int) -> str:
-    return f" (module {module})" if module != UNTOLD else ""
+    return f" (module {module})" if module != NO_MODULE else ""

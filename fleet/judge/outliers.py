@@ -21,9 +21,9 @@ from schemas.records import MEASURED, Observation, Value
 from schemas.reports import Verdict
 from schemas.scopes import Scope
 
-LEAST = 3
+MIN_PEERS_FOR_MEDIAN = 3
 """Peers that a median needs: with two values neither is known to be the outlier."""
-LEAST_SPREAD = 8
+MIN_PEERS_FOR_DEVIATION = 8
 """Peers that a deviation needs: its own error is then a quarter of it."""
 SIGMA_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -61,7 +61,7 @@ class PeerGroup:
     @property
     def has_median(self) -> bool:
         """Return whether the peers are enough for a median."""
-        return len(self.values) >= LEAST
+        return len(self.values) >= MIN_PEERS_FOR_MEDIAN
 
     @cached_property
     def median(self) -> float:
@@ -71,7 +71,7 @@ class PeerGroup:
     @cached_property
     def deviation(self) -> float | None:
         """Return the robust standard deviation of the values; None if they are too few."""
-        if len(self.values) < LEAST_SPREAD:
+        if len(self.values) < MIN_PEERS_FOR_DEVIATION:
             return None
         middle = self.median
         return SIGMA_OF_MAD * statistics.median(abs(value - middle) for value in self.values)
@@ -154,7 +154,7 @@ class FleetFigures:
         """Return the same by key and scope of the figure."""
         if criterion and criterion.by_position:
             alike = self._peer_group(key, Scope.parse(scope).device)
-            if len(alike.values) >= LEAST_SPREAD:
+            if len(alike.values) >= MIN_PEERS_FOR_DEVIATION:
                 return alike
         return self._peer_group(key, "")
 
@@ -189,7 +189,7 @@ def compared_names(view: HostView) -> list[str]:
     return [name for name in view.observations if any(item.matches_name(name) for item in criteria)]
 
 
-def enough(criterion: Criterion, peers: PeerGroup) -> bool:
+def has_enough_peers(criterion: Criterion, peers: PeerGroup) -> bool:
     """Return whether the peers are enough for what the criterion asks of them."""
     return peers.has_median if criterion.fleet_fraction is not None else peers.deviation is not None
 
@@ -197,7 +197,7 @@ def enough(criterion: Criterion, peers: PeerGroup) -> bool:
 def limit(criterion: Criterion, peers: PeerGroup) -> float:
     """Return the limit that the fleet gives: of fraction and deviations the one that is farther from the median.
 
-    Raises ValueError if the peers are not `enough`.
+    Raises ValueError if the peers are not `has_enough_peers`.
     """
     return _limits(criterion, peers)[0]
 
@@ -223,8 +223,12 @@ def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:
     return f"{(criterion.fleet_fraction or 0) * 100:g} % of the fleet's median {median} over {peers.count}"
 
 
-def too_few(peers: PeerGroup, criterion: Criterion | None = None) -> str:
+def too_few_reason(peers: PeerGroup, criterion: Criterion | None = None) -> str:
     """Return why there is no limit: the fleet is too small."""
     spread = criterion is not None and criterion.fleet_fraction is None
-    needs = f"a deviation needs at least {LEAST_SPREAD}" if spread else f"a median needs at least {LEAST}"
+    needs = (
+        f"a deviation needs at least {MIN_PEERS_FOR_DEVIATION}"
+        if spread
+        else f"a median needs at least {MIN_PEERS_FOR_MEDIAN}"
+    )
     return f"the run has {peers.count} of {peers.model} with this figure, and {needs}"

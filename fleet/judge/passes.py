@@ -189,7 +189,7 @@ class PassCounter:
         view, positions = values.view, values.positions()
         incomplete = [
             verdict
-            for verdict in (*expectations.planned(view), *expectations.reported(view))
+            for verdict in (*expectations.missing_observations(view), *expectations.unplanned_errors(view))
             if "partner=" not in verdict.scope
         ]
         every = (self._step(values, criterion, positions) for criterion in view.criteria().values())
@@ -254,7 +254,9 @@ class PassCounter:
         if not criterion.vs_fleet:
             return limit_of(values.view, criterion)
         peers = self._stats.figures.peers(values.view, last, criterion)
-        if not outliers.enough(criterion, peers) or (criterion.by_position and Scope.parse(last.scope).is_gang):
+        if not outliers.has_enough_peers(criterion, peers) or (
+            criterion.by_position and Scope.parse(last.scope).is_gang
+        ):
             return None
         return outliers.limit(criterion, peers)
 

@@ -48,7 +48,7 @@ class NormalPaths:
         self._best: dict[tuple[Path, FigureKey, str], tuple[Criterion, float]] = {}
         """Path, figure and scope -> the criterion and the best value."""
         self.paths: frozenset[Path] = frozenset()
-        """The normal paths; complete after `settle`."""
+        """The normal paths; complete after `find_normal_paths`."""
 
     def add(self, view: HostView, figures: FleetFigures) -> None:
         """Add the paths of one host; `figures` give the keys by which its figures are compared."""
@@ -92,12 +92,14 @@ class NormalPaths:
             best = max if criterion.operator in FLOORS else min
             self._best[(path, key, scope)] = (criterion, value if known is None else best(known[1], value))
 
-    def settle(self, figures: FleetFigures) -> None:
+    def find_normal_paths(self, figures: FleetFigures) -> None:
         """Compare the best figures with the limits that the whole fleet gives."""
         passing = set(self._passing)
         for (path, key, scope), (criterion, value) in self._best.items():
             peers = figures.peers_at(key, scope, criterion)
-            if outliers.enough(criterion, peers) and holds(criterion.operator, value, outliers.limit(criterion, peers)):
+            if outliers.has_enough_peers(criterion, peers) and holds(
+                criterion.operator, value, outliers.limit(criterion, peers)
+            ):
                 passing.add(path)
         self.paths = frozenset(passing)
 
@@ -106,7 +108,7 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
+def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
     """The verdict; where it fails a bandwidth and NCCL's path explains it, with the path in front, and no part to act on.
 
     The action stays where a link of the host fails by itself. A missing NVLS gets the remedy.

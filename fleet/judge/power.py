@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from fleet.judge.baseline import UNBIASED
+from fleet.judge.baseline import STDEV_BIAS
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.judge import judge
@@ -24,16 +24,16 @@ from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
-LEAST_RUNS = 3
-FOUND = 0.99
+MIN_RUNS = 3
+DETECTION_PROBABILITY = 0.99
 """Probability with which a slowdown counts as found."""
-ALARM = 0.001
+MAX_FALSE_ALARM = 0.001
 """False alarms that the best possible gate may give."""
-_FOUND_SIGMAS = NormalDist().inv_cdf(FOUND)
-_ALARM_SIGMAS = NormalDist().inv_cdf(1 - ALARM)
-_SMALL = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+_DETECTION_SIGMAS = NormalDist().inv_cdf(DETECTION_PROBABILITY)
+_FALSE_ALARM_SIGMAS = NormalDist().inv_cdf(1 - MAX_FALSE_ALARM)
+_MAD_BIAS = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 """By what the median absolute deviation of so few values falls short: Croux & Rousseeuw, COMPSTAT 1992."""
-FEW = 6
+MIN_VALUES_FOR_OUTLIERS = 6
 """Values of which fewer are too few to call any an outlier."""
 LARGE_MESSAGE = 64 << 20
 GROUPS = ("sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more")
@@ -46,7 +46,7 @@ Part = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repeat:
+class Repeatability:
     """How far the same figure of the same part lies apart from run to run."""
 
     name: str
@@ -84,9 +84,9 @@ class Gate:
     false_alarm: float
     """Probability that a healthy part fails."""
     finds: float | None
-    """Smallest slowdown (0.05: 5 % slower) that this floor finds with probability FOUND; None where it finds none."""
+    """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds none."""
     could_find: float
-    """Smallest slowdown that a floor could find, were ALARM false alarms allowed."""
+    """Smallest slowdown that a floor could find, were MAX_FALSE_ALARM false alarms allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +95,11 @@ class Power:
 
     runs: tuple[str, ...]
     gates: tuple[Gate, ...]
-    repeats: tuple[Repeat, ...]
-    worst: Mapping[str, Repeat]
+    repeats: tuple[Repeatability, ...]
+    worst: Mapping[str, Repeatability]
     """Group -> its figure that repeats worst."""
     left_out: tuple[str, ...]
-    """Gated figures that fewer than LEAST_RUNS runs have of any part."""
+    """Gated figures that fewer than MIN_RUNS runs have of any part."""
 
 
 def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
@@ -121,7 +121,7 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
                 figure = (verdict.name, verdict.stage, tuple(planned.params(verdict).items()))
                 floors[(verdict.criterion, verdict.unit, figure)].append(float(verdict.limit or 0))
     repeated = {
-        figure: {part: values for part, values in parts.items() if len(values) >= LEAST_RUNS}
+        figure: {part: values for part, values in parts.items() if len(values) >= MIN_RUNS}
         for figure, parts in series.items()
     }
     repeats = tuple(_repeat(figure, parts) for figure, parts in repeated.items() if parts)
@@ -139,9 +139,9 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
 
 
 def _check(plans: Sequence[Plan]) -> None:
-    if len(plans) < LEAST_RUNS:
+    if len(plans) < MIN_RUNS:
         raise UsageError(
-            f"{len(plans)} {'run' if len(plans) == 1 else 'runs'}: noise cannot be told from fewer than {LEAST_RUNS} runs "
+            f"{len(plans)} {'run' if len(plans) == 1 else 'runs'}: noise cannot be told from fewer than {MIN_RUNS} runs "
             "of the same hosts"
         )
     observation: dict[str, None] = {}
@@ -191,7 +191,7 @@ def _gate(
     run_sigma = statistics.fmean(mad_sigma(values) for values in parts.values())
     part_sigma = mad_sigma(medians)
     sigma, limit = math.hypot(run_sigma, part_sigma), statistics.median(limits)
-    finds = 1 - (limit - _FOUND_SIGMAS * sigma) / mean
+    finds = 1 - (limit - _DETECTION_SIGMAS * sigma) / mean
     return Gate(
         criterion=criterion,
         name=figure[0],
@@ -207,20 +207,20 @@ def _gate(
         limit=limit,
         false_alarm=NormalDist(mean, sigma).cdf(limit) if sigma else float(mean < limit),
         finds=max(0.0, finds) if finds < 1 else None,
-        could_find=(_ALARM_SIGMAS + _FOUND_SIGMAS) * sigma / mean,
+        could_find=(_FALSE_ALARM_SIGMAS + _DETECTION_SIGMAS) * sigma / mean,
     )
 
 
 def mad_sigma(values: Sequence[float]) -> float:
-    """`robust_sigma`; of fewer than FEW values the larger of that and the standard deviation.
+    """`robust_sigma`; of fewer than MIN_VALUES_FOR_OUTLIERS values the larger of that and the standard deviation.
 
     A median absolute deviation does not see the one of three runs that was 20 % slower, which with so few is no outlier but
     a third of all that is known. The larger of two estimates is on the average too large: it errs towards noise.
     """
     robust = robust_sigma(values)
-    if not 2 <= len(values) < FEW:
+    if not 2 <= len(values) < MIN_VALUES_FOR_OUTLIERS:
         return robust
-    return max(robust, statistics.stdev(values) / UNBIASED[len(values)])
+    return max(robust, statistics.stdev(values) / STDEV_BIAS[len(values)])
 
 
 def robust_sigma(values: Sequence[float]) -> float:
@@ -231,14 +231,14 @@ def robust_sigma(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     middle = statistics.median(values)
-    small = _SMALL.get(len(values), len(values) / (len(values) - 0.8))
+    small = _MAD_BIAS.get(len(values), len(values) / (len(values) - 0.8))
     return 1.4826 * small * statistics.median(abs(value - middle) for value in values)
 
 
-def _repeat(figure: Figure, parts: Mapping[Part, Sequence[float]]) -> Repeat:
+def _repeat(figure: Figure, parts: Mapping[Part, Sequence[float]]) -> Repeatability:
     spreads = {part: (max(values) - min(values)) / statistics.median(values) for part, values in parts.items()}
     host, scope = max(spreads, key=lambda part: spreads[part])
-    return Repeat(
+    return Repeatability(
         name=figure[0],
         stage=figure[1],
         params=dict(figure[2]),

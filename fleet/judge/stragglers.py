@@ -42,7 +42,7 @@ Sign = Callable[[Figures, Figures], str]
 """Own figures and the peers' medians -> what is out of line, or an empty string."""
 
 
-class Ranks:
+class RankFigures:
     """What was seen of the ranks of each GPU model in each stage; several, each of other hosts, can be put together."""
 
     def __init__(self, views: Iterable[HostView] = ()) -> None:
@@ -58,18 +58,18 @@ class Ranks:
                 for name, value in figures.items():
                     series.setdefault(name, array("d")).append(value)
 
-    def feed(self, kind: Kind, figure: str, value: float) -> None:
+    def add_figure(self, kind: Kind, figure: str, value: float) -> None:
         """Takes one figure of one rank."""
         self._series.setdefault(kind, {}).setdefault(figure, array("d")).append(value)
 
-    def update(self, other: Ranks) -> None:
+    def update(self, other: RankFigures) -> None:
         """Takes the figures that another has."""
         for kind, series in other._series.items():
             mine = self._series.setdefault(kind, {})
             for name, values in series.items():
                 mine.setdefault(name, array("d")).extend(values)
 
-    def usual(self, kind: Kind, own: Figures) -> dict[str, float]:
+    def peer_medians(self, kind: Kind, own: Figures) -> dict[str, float]:
         """The medians of the others."""
         return _medians(self._series.get(kind, {}), own)
 
@@ -107,7 +107,9 @@ def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
     return ((kind, figure, observation) for (kind, _, figure), observation in latest.items())
 
 
-def with_causes(views: Iterable[HostView], verdicts: Sequence[Verdict], known: Ranks | None = None) -> list[Verdict]:
+def with_straggler_causes(
+    views: Iterable[HostView], verdicts: Sequence[Verdict], known: RankFigures | None = None
+) -> list[Verdict]:
     """The verdicts, those on ranks that compute too long with who it is, what it costs the others, and the cause.
 
     `known` are the ranks of the whole fleet, where there are more than those of the views. Where it is a setting of the host's
@@ -116,7 +118,7 @@ def with_causes(views: Iterable[HostView], verdicts: Sequence[Verdict], known: R
     if not any(_names(verdict) for verdict in verdicts):
         return list(verdicts)
     hosts = {view.host.name: view for view in views}
-    known = known or Ranks(hosts.values())
+    known = known or RankFigures(hosts.values())
     return [
         _told(hosts[item.host], item, known, hosts.values()) if _names(item) and item.host in hosts else item
         for item in verdicts
@@ -142,10 +144,10 @@ def _key(view: HostView, stage: str, scope: str) -> Kind:
     return view.names.get(scope, ""), stage
 
 
-def _told(view: HostView, verdict: Verdict, known: Ranks, views: Iterable[HostView]) -> Verdict:
+def _told(view: HostView, verdict: Verdict, known: RankFigures, views: Iterable[HostView]) -> Verdict:
     kind = _key(view, verdict.stage, verdict.scope)
     figures = _own(view).get(kind, {}).get(verdict.scope, {})
-    own, usual = {**figures, "compute": float(verdict.value or 0)}, known.usual(kind, figures)
+    own, usual = {**figures, "compute": float(verdict.value or 0)}, known.peer_medians(kind, figures)
     mates = _medians(_mates(view, kind, views), figures)
     gpu, host = _signs(ON_GPU, own, usual), _signs(ON_HOST, own, usual)
     withheld = _signs(WITHHELD, own, usual)

@@ -14,13 +14,13 @@ from schemas.reports import FAIL, INCONCLUSIVE, LineKind, SummaryLine, Verdict
 from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
-NEVER = frozenset({"record", "gpu", "host.events"})
+NOT_WAIVABLE = frozenset({"record", "gpu", "host.events"})
 """Observations whose absence cannot be waived: nothing is known of the host or the GPU."""
-STAGE = "stage."
+STAGE_PREFIX = "stage."
 """Prefix of the name of a missing stage."""
 
 
-class Waived:
+class WaiverMatcher:
     """Marks the waived verdicts of a run, and records the result of each waiver."""
 
     def __init__(self, waivers: Sequence[Waiver], day: str) -> None:
@@ -62,7 +62,7 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
         return False
     if waiver.scope and not any(map(Scope.parse(waiver.scope).contains, (verdict.scope, verdict.part))):
         return False
-    return not (waiver.absent and (verdict.name in NEVER or verdict.name.startswith(STAGE)))
+    return not (waiver.absent and (verdict.name in NOT_WAIVABLE or verdict.name.startswith(STAGE_PREFIX)))
 
 
 def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:

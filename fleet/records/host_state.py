@@ -6,7 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet.judge.baseline import READINGS, identity, is_kept, key_of, level_of, owner, precision, settings
+from fleet.judge.baseline import (
+    READINGS,
+    comparison_key,
+    identity,
+    is_baseline_figure,
+    level_of,
+    part_of_scope,
+    precision,
+    settings,
+)
 from fleet.judge.evidence import Evidence
 from fleet.records.versions import versions
 from schemas.baselines import HostBaseline, InstalledPart, Key, Level
@@ -57,9 +66,9 @@ def host_state(evidence: Evidence) -> HostState:
             parts[(kind, item.scope)] = InstalledPart(
                 kind=kind, slot=item.scope, serial=str(item.value).strip()[:MAX_SERIAL_LENGTH]
             )
-        if is_kept(item):
-            serial, within = owner(gpus, item.scope)
-            key = key_of(item, within)
+        if is_baseline_figure(item):
+            serial, within = part_of_scope(gpus, item.scope)
+            key = comparison_key(item, within)
             figures[serial][key] = _figure(item, within, run_id, figures[serial].get(key))
     return HostState(
         gpus=evidence.gpus(), parts=tuple(parts.values()), versions=versions(evidence, ()), figures=dict(figures)

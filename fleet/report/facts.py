@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.judge.digests import uncompared_digests
-from fleet.judge.drift import untold
+from fleet.judge.drift import rates_without_drift
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.passes import Remaining, measured_figures
@@ -59,7 +59,7 @@ class FactCollector:
             uncompared_digests=tuple(uncompared_digests(view, self._stats.planned, self._stats.digests)),
             gang_launches=tuple(self._launch(launch) for launch in view.evidence.launches() if launch.stage == GANG),
             rates_without_drift=tuple(
-                name for record in view.evidence.records if record.soak for name in untold(record.soak)
+                name for record in view.evidence.records if record.soak for name in rates_without_drift(record.soak)
             ),
         )
 

@@ -12,7 +12,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.judge import host_views, with_waivers
-from fleet.judge.manifest import judge_stocks
+from fleet.judge.manifest import judge_inventories
 from fleet.report.facts import HostFacts, fleet_figures
 from fleet.report.hosts import (
     MEASURED_HOSTS,
@@ -79,7 +79,7 @@ def fleet_report(
 ) -> FleetReport:
     """Return the report on a run from the results on all of its hosts."""
     plan, tally = context.plan, judged.tally
-    manifest = with_waivers(plan, judge_stocks(plan, stats.inventories))
+    manifest = with_waivers(plan, judge_inventories(plan, stats.inventories))
     for verdict in manifest:
         tally.add(verdict)
     verdicts = sorted([*judged.verdicts, *manifest], key=lambda verdict: context.positions[verdict.host])

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.judge.power import ALARM, FEW, FOUND, Gate, Power, Repeat
+from fleet.judge.power import (
+    DETECTION_PROBABILITY,
+    MAX_FALSE_ALARM,
+    MIN_VALUES_FOR_OUTLIERS,
+    Gate,
+    Power,
+    Repeatability,
+)
 from fleet.quantities import number, quantity
 from fleet.report.formatting import clean, params_text
 from schemas.stages import BENCHMARK
@@ -22,10 +29,12 @@ def render_power(power: Power) -> str:
         )
         if power.gates
         else "No criterion with a numeric floor judged these runs.",
-        f"n: parts x runs. sigma: from run to run and from part to part together, robust; of fewer than {FEW} values the\n"
+        f"n: parts x runs. sigma: from run to run and from part to part together, robust; of fewer than "
+        f"{MIN_VALUES_FOR_OUTLIERS} values the\n"
         "larger of that and the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
-        f"slowdown that this floor finds with {FOUND:.0%} probability. could find: the same for the best floor with at most\n"
-        f"{ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
+        f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: the same for the best "
+        "floor with at most\n"
+        f"{MAX_FALSE_ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
             [_repeat(item) for item in power.repeats if item.group],
@@ -58,11 +67,11 @@ def _gate(gate: Gate) -> tuple[str, ...]:
     )
 
 
-def _repeat(item: Repeat) -> tuple[str, ...]:
+def _repeat(item: Repeatability) -> tuple[str, ...]:
     return item.name, _settings(item), str(item.parts), _percent(item.worst), item.where
 
 
-def _settings(item: Gate | Repeat) -> str:
+def _settings(item: Gate | Repeatability) -> str:
     text = params_text(item.params)
     return text if item.stage == BENCHMARK else f"{text} ({item.stage})"
 

@@ -92,7 +92,7 @@ def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
         stats.update(other)
     for _, checked in gathered:
         job.run.evidence.reader.checked |= checked
-    stats.settle()
+    stats.complete()
     return stats
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
-from fleet.judge.drift import DRIFT, FIRST_S, span
+from fleet.judge.drift import DRIFT, REFERENCE_S, format_span
 from fleet.judge.evidence import pci_address
 from fleet.judge.localization.faults import CRITERION as LOCALISED
-from fleet.judge.manifest import as_ordered
+from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.causes import group_by_cause
@@ -93,7 +93,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += _soak_lines(summary)
     lines += selection_summary(plan)
     lines += _check_lines(summary)
-    if ordered := as_ordered(plan, summary.manifest):
+    if ordered := manifest_summary(plan, summary.manifest):
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
     lines += unjudged_bandwidth(plan, summary.facts)
     lines += unjudged_digests(plan, hosts, summary.facts)
@@ -139,11 +139,11 @@ def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
     if planned:
         finished = [soak for soak in soaks if soak.ended and not soak.reason]
         unequal = 0 < len(soaks) != len(finished)
-        shortest = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if unequal else ""
+        shortest = f", the shortest {format_span(min(soak.soaked_s for soak in soaks))}" if unequal else ""
         rounds = sum(soak.rounds for soak in soaks)
-        short_soaks = [host.name for host in hosts if host.soak and host.soak.planned_s < FIRST_S]
+        short_soaks = [host.name for host in hosts if host.soak and host.soak.planned_s < REFERENCE_S]
         not_judged = sorted({name for host in short_soaks for name in summary.facts[host].rates_without_drift})
-        text = f"{len(finished)} of {len(hosts)} hosts soaked {span(planned)}{shortest} ({rounds} rounds in all)"
+        text = f"{len(finished)} of {len(hosts)} hosts soaked {format_span(planned)}{shortest} ({rounds} rounds in all)"
         values = {"total": len(hosts), "finished": len(finished), "rounds": rounds}
         yield SummaryLine(kind=LineKind.SOAK, title="Soak", text=text, values=values)
         if not_judged and not plan.rehearsal:

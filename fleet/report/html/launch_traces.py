@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.drift import span
+from fleet.judge.drift import format_span
 from fleet.quantities import NONE, number, scale
 from fleet.report.charts.spark import HEIGHT, THROTTLED, Axes, Column, Spark, bounds, range_text, spark
 from fleet.report.tables.figure import detailed_hosts, serial_of
@@ -84,9 +84,9 @@ def _launch_trace(host: HostReport, launch: Launch, trace: Trace) -> LaunchTrace
     time_axis = Axes(bucket_s=timeline.bucket_s, ends_s=ends_s, low=0.0, high=0.0)
     return LaunchTrace(
         stage=launch.stage,
-        ends=span(ends_s),
+        ends=format_span(ends_s),
         benchmark_lines="".join(f"M{x} 0v{HEIGHT}" for x in sorted({time_axis.x(at) for _, at in began})),
-        benchmarks=tuple((span(at), benchmark_title(name)) for name, at in began),
+        benchmarks=tuple((format_span(at), benchmark_title(name)) for name, at in began),
         columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
         gpus=tuple(_gpu_trace(host, trace, timeline, index, axes) for index in indexes[:MAX_GPUS]),
         left_out=max(0, len(indexes) - MAX_GPUS),
@@ -127,6 +127,6 @@ def _describe(series: Series, axes: Axes, throttled: Series | None) -> str:
 
 def _anomalies(series: Series, axes: Axes, throttled: Series | None) -> Iterator[str]:
     if missing := max(0, int(axes.ends_s / axes.bucket_s) - len(series.at)):
-        yield f"no data for {span(missing * axes.bucket_s)}"
+        yield f"no data for {format_span(missing * axes.bucket_s)}"
     if throttled and series.name == CLOCK and (seconds := sum(throttled.mean) * axes.bucket_s) >= 1:
-        yield f"throttled for {span(seconds)}"
+        yield f"throttled for {format_span(seconds)}"

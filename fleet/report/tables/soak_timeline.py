@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.drift import DRIFT, clock, first_name, is_rate, span
+from fleet.judge.drift import DRIFT, format_clock, format_span, is_rate, reference_name
 from fleet.judge.evidence import pci_address
 from fleet.quantities import NONE, finite, number, scale
 from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, range_text, spark
@@ -98,7 +98,7 @@ def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline
         anchor=host_anchor(host.name),
         summary=summary(soak),
         complete=bool(soak.ended) and not soak.reason and not soak.failed,
-        ends=clock(_end_s(soak)),
+        ends=format_clock(_end_s(soak)),
         columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
         rows=tuple(_part_row(host, part, columns, by_name, events, soak) for part in parts),
         rates=tuple(_rates(host.name, soak, drifts)),
@@ -112,7 +112,7 @@ def summary(soak: Soak) -> str:
     remarks = [f"{soak.failed} did not finish"] if soak.failed else []
     remarks += [f"{soak.cut} interrupted and repeated"] if soak.cut else []
     remark = f" ({', '.join(remarks)})" if remarks else ""
-    text = f"{span(soak.soaked_s)} of {span(soak.planned_s)} in {soak.rounds} rounds{remark}"
+    text = f"{format_span(soak.soaked_s)} of {format_span(soak.planned_s)} in {soak.rounds} rounds{remark}"
     if not soak.ended:
         return f"{text}, then interrupted"
     return f"{text}, then ended: {soak.reason}" if soak.reason else text
@@ -205,14 +205,14 @@ def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
     share = drifts.get((host, series.scope, _figure(series.name, series.params)))
     if share is None:
         return ""
-    return f"{100 * (share - 1):+.1f} % at worst against its {first_name(soak)}".replace("-", "−")
+    return f"{100 * (share - 1):+.1f} % at worst against its {reference_name(soak)}".replace("-", "−")
 
 
 def _event_line(scope: str, event: Event) -> EventLine:
-    until = f" to {clock(event.until_s)}" if event.until_s > event.at_s else ""
+    until = f" to {format_clock(event.until_s)}" if event.until_s > event.at_s else ""
     count = f" ({number(event.count)} in total)" if event.count > 1 else ""
     return EventLine(
-        when=f"{clock(event.at_s)}{until}",
+        when=f"{format_clock(event.at_s)}{until}",
         part=describe_scope(scope) if scope != "host" else "host",
         text=f"{event.name}: {event.text}{count}",
     )

@@ -26,7 +26,7 @@ from agent.soak.soak_run import CHECKPOINT, SoakRun
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
-from fleet.judge.drift import course
+from fleet.judge.drift import rate_course
 from fleet.judge.judge import judge
 from fleet.planning.plan import seconds
 from fleet.report.html.page import render_html
@@ -705,8 +705,8 @@ def test_course_needs_more_than_the_start() -> None:
     for at in range(0, 3000, 300):
         recorder.add_value(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
     timeline = recorder.timeline()
-    assert course(timeline.series[0], state(timeline)) is None  # all of it in the first hour
-    assert course(timeline.series[0], state(timeline, planned_s=3000.0)) is not None
+    assert rate_course(timeline.series[0], state(timeline)) is None  # all of it in the first hour
+    assert rate_course(timeline.series[0], state(timeline, planned_s=3000.0)) is not None
 
 
 # ---- the report

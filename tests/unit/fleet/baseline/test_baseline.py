@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.inventory.ansible import Variables
-from fleet.judge.baseline import limit, noise, precision, settle
+from fleet.judge.baseline import limit, noise, precision, robust_level
 from fleet.judge.criteria import Criterion, VsBaseline, read_packs
 from fleet.judge.judge import judge
 from fleet.records import baseline_store
@@ -36,7 +36,7 @@ PACKS = read_packs(())
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
     """SuperBench takes the 10 000 among nineteen values of 401 as the baseline."""
-    result = settle([401.0] * 19 + [10_000.0])
+    result = robust_level([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
 
@@ -47,7 +47,7 @@ def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> N
     correct = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
     mixed = correct + [wrong] * (count * 2 // 5)
     source.shuffle(mixed)
-    result = settle(mixed)
+    result = robust_level(mixed)
     assert result.value == pytest.approx(statistics.median(correct), abs=0.8)
     assert result.left_out == count * 2 // 5
     assert result.sigma < 3 * 0.8
@@ -59,19 +59,19 @@ def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> N
     wrong=st.lists(st.floats(-1e6, 1e6), min_size=8, max_size=8),
 )
 def test_level_stays_within_the_correct_values(right: list[float], wrong: list[float]) -> None:
-    assert 396.0 <= settle(right + wrong).value <= 406.0
+    assert 396.0 <= robust_level(right + wrong).value <= 406.0
 
 
 def test_fewer_than_five_values_give_median_and_large_noise() -> None:
-    result = settle([400.0, 401.0, 500.0])
+    result = robust_level([400.0, 401.0, 500.0])
     assert (result.value, result.left_out) == (401.0, 0)
     assert result.sigma > 50
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
 def test_level_of_no_finite_values_is_an_error(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="nothing to settle"):
-        settle(values)
+    with pytest.raises(ValueError, match="no level: the values are empty or not finite"):
+        robust_level(values)
 
 
 # Precision of samples

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from fleet.judge.baseline import (
-    Accepted,
-    careful_sigma,
+    AcceptedRecord,
+    comparison_key,
     direction,
     identity,
-    is_kept,
-    key_of,
+    is_baseline_figure,
     level_of,
     limit,
     noise,
-    owner,
+    part_of_scope,
     precision,
+    robust_level,
     settings,
-    settle,
-    too_noisy,
+    small_sample_sigma,
+    too_noisy_reason,
 )
 from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.host_view import HostView
@@ -52,7 +52,7 @@ def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -
     )
 
 
-# settle
+# robust_level
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -
 )  # fmt: skip
 def test_what_values_are_settled_to(values: list[float], value: float, n: int) -> None:
     for ordered in (values, values[::-1]):
-        result = settle(ordered)
+        result = robust_level(ordered)
         assert (result.value, result.n, result.left_out) == (value, n, len(values) - n)
         near = sorted(values, key=lambda one: abs(one - value))[:n]
-        assert result.sigma == pytest.approx(careful_sigma(near))
+        assert result.sigma == pytest.approx(small_sample_sigma(near))
 
 
 def test_the_deviation_of_few_values_is_made_larger() -> None:
-    assert careful_sigma([]) == careful_sigma([3.0]) == 0.0
+    assert small_sample_sigma([]) == small_sample_sigma([3.0]) == 0.0
     for count, share in ((2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.94), (6, 1.0), (20, 1.0)):
         values = [float(at % 2) + at / 100 for at in range(count)]
-        assert careful_sigma(values) == pytest.approx(statistics.stdev(values) / share)
+        assert small_sample_sigma(values) == pytest.approx(statistics.stdev(values) / share)
 
 
 def samples(n: int, cv: float = 0.1, exact: float | None = None) -> Samples:
@@ -161,7 +161,7 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
     ],
 )  # fmt: skip
 def test_what_a_baseline_keeps(what: Observation, right: bool) -> None:
-    assert is_kept(what) is right
+    assert is_baseline_figure(what) is right
 
 
 GPUS = {f"gpu={index}": builders.gpu("h1", index) for index in range(2)}
@@ -177,7 +177,7 @@ NAMELESS = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
     ],
 )  # fmt: skip
 def test_the_part_that_a_scope_is_of(scope: str, part: str, within: str) -> None:
-    assert owner(GPUS, scope) == (part, within)
+    assert part_of_scope(GPUS, scope) == (part, within)
 
 
 def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
@@ -186,16 +186,16 @@ def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
     assert identity(replace(gpu, serial="  ")) == "GPU-h1-0"
     assert identity(replace(gpu, serial=" S ")) == "S"
     assert identity(NAMELESS) == ""
-    assert owner({"gpu=1": NAMELESS}, "gpu=1") == ("", "gpu=1")
-    assert owner({**GPUS, "gpu=1": NAMELESS}, "gpu=0,peer=1") == ("h1-0", "peer=")
+    assert part_of_scope({"gpu=1": NAMELESS}, "gpu=1") == ("", "gpu=1")
+    assert part_of_scope({**GPUS, "gpu=1": NAMELESS}, "gpu=0,peer=1") == ("h1-0", "peer=")
 
 
 def test_what_a_figure_is_compared_by() -> None:
     reported = measure(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
-    assert key_of(reported, "link=1") == (
+    assert comparison_key(reported, "link=1") == (
         "memory.bandwidth", "benchmark", "link=1", (("dtype", "x"), ("op", "copy"), ("size_bytes", 8))
     )  # fmt: skip
-    assert key_of(measure(params={"phase": "after", "b": 2, "a": 1}), "")[1:] == ("", "", (("a", 1), ("b", 2)))
+    assert comparison_key(measure(params={"phase": "after", "b": 2, "a": 1}), "")[1:] == ("", "", (("a", 1), ("b", 2)))
     assert settings(measure("pairs.bandwidth", params={"size_bytes": 8, "op": "x"})) == {"op": "x"}
 
 
@@ -249,8 +249,8 @@ def test_limit_states_its_source(asked: Any, of: Level, said: str) -> None:
 
 
 def test_reason_why_a_baseline_cannot_judge() -> None:
-    assert too_noisy(level()).startswith("the noise of the accepted figure is not known")
-    assert too_noisy(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
+    assert too_noisy_reason(level()).startswith("the noise of the accepted figure is not known")
+    assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
 
 # which parts have an accepted record
@@ -268,17 +268,17 @@ ASKED = rule(fraction=0.9)
 
 
 def test_an_accepted_record_is_asked_by_part() -> None:
-    known = Accepted(HostBaseline(host=HOST, gpus={"h1-0": GPU}), list(GPUS.values()))
+    known = AcceptedRecord(HostBaseline(host=HOST, gpus={"h1-0": GPU}), list(GPUS.values()))
     figure = builders.results(PLAN, "h1", "benchmark")[0]
     assert known.level(figure) == COPY
     assert known.level(replace(figure, params={"op": "other"})) is None
     assert known.level(replace(figure, scope="gpu=1")) is None
     assert [known.has(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == [True, False, True]
     assert [known.part(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == ["h1-0", "h1-1", ""]
-    no_host = Accepted(None, list(GPUS.values()))
+    no_host = AcceptedRecord(None, list(GPUS.values()))
     assert not no_host.has("host")
     assert no_host.level(figure) is None
-    assert not Accepted(HostBaseline(), []).has("host")
+    assert not AcceptedRecord(HostBaseline(), []).has("host")
 
 
 def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.culprits import with_culprits
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
-from fleet.judge.waivers import Waived
+from fleet.judge.waivers import WaiverMatcher
 from fleet.report.summary import reason_lines
 from fleet.rma.parts import parts
 from rackproof.main import main
@@ -197,7 +197,7 @@ def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str
     """Of the 14 pairs of gpu=6, seven are its own and seven are its neighbours', attributed to it."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
-    result = [Waived([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
+    result = [WaiverMatcher([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
     assert sum(item.waiver is not None for item in result) == covered
 
 

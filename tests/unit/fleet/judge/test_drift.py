@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from fleet.judge.drift import (
-    Course,
-    clock,
-    course,
-    first_name,
+    RateCourse,
+    ended_early,
+    format_clock,
+    format_span,
     is_rate,
-    soaked,
-    span,
-    stopped,
-    untold,
-    with_course,
-    with_drift,
+    judge_soak,
+    rate_course,
+    rates_without_drift,
+    reference_name,
+    with_drift_observations,
+    with_drift_time,
 )
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
@@ -54,14 +54,14 @@ def soak(*of: Series, width: float = 60.0, planned: float = 600.0, **over: Any) 
 
 
 def levels(one: Series, **over: Any) -> list[float] | None:
-    result = course(one, soak(one, **over))
+    result = rate_course(one, soak(one, **over))
     return None if result is None else [round(level, 3) for level in result.levels]
 
 
 def test_a_level_is_the_median_of_three_buckets_as_a_share_of_the_start() -> None:
     assert levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
     assert levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
-    result = course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
+    result = rate_course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
     assert result is not None
     assert (result.start, result.lowest) == (200, 0.3)
     assert result.shares[0] == (60.0, 120.0, 0.45)
@@ -71,7 +71,7 @@ def test_a_level_is_the_median_of_three_buckets_as_a_share_of_the_start() -> Non
     ("means", "reported"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
 )
 def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> None:
-    assert (course(series(*means), soak()) is not None) is reported
+    assert (rate_course(series(*means), soak()) is not None) is reported
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,23 @@ def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> N
     ],
 )  # fmt: skip
 def test_the_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
-    result = course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
+    result = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
     assert result is not None
     assert result.start == start
 
 
 def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
     one = series(10, 20, 30, 40, 50, 60, 70, n=(3, 1, 1, 1, 1, 1, 1))
-    result = course(one, soak(one, planned=1200.0))
+    result = rate_course(one, soak(one, planned=1200.0))
     assert result is not None
     assert result.start == 12.5
     # A figure that came late begins with its first bucket; too few after the start tell nothing.
     late = replace(one, at=tuple(position + 5 for position in one.at))
-    result = course(late, soak(late))
+    result = rate_course(late, soak(late))
     assert result is not None
     assert result.start == 10
-    assert course(one, soak(one, planned=2400.0)) is not None
-    assert course(one, soak(one, planned=3000.0)) is None
+    assert rate_course(one, soak(one, planned=2400.0)) is not None
+    assert rate_course(one, soak(one, planned=3000.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
     ],
 )  # fmt: skip
 def test_when_it_was_under_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
-    result = Course(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
+    result = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert result.fell(0.95) == fell
 
 
@@ -122,13 +122,13 @@ def test_only_rates_of_benchmarks_drift() -> None:
         series(*(100, 90, 80, 70, 60, 50), dtype="x"), series(*range(1, 9), unit="W"), series(1, 2, scope="gpu=1")
     )
     record = left(small()).records[0]
-    kept, grown = with_drift(Evidence(records=(record, replace(record, soak=made)))).records
+    kept, grown = with_drift_observations(Evidence(records=(record, replace(record, soak=made)))).records
     assert kept == record
     (drift,) = grown.observations[len(record.observations) :]
     assert (drift.name, drift.scope, drift.stage, drift.unit) == (f"drift.{RATE}", "gpu=0", SOAK, "1")
     assert (drift.value, drift.params, drift.status) == (0.6, {"dtype": "x"}, "measured")
-    assert untold(made) == [RATE]
-    assert untold(soak(series(1, name="memory.bandwidth"), series(1, unit="W"), series(1))) == [
+    assert rates_without_drift(made) == [RATE]
+    assert rates_without_drift(soak(series(1, name="memory.bandwidth"), series(1, unit="W"), series(1))) == [
         "memory.bandwidth",
         RATE,
     ]
@@ -158,12 +158,14 @@ def failed(**over: Any) -> Verdict:
 
 
 def test_failing_drift_states_when_it_began() -> None:
-    result = with_course(view(None, FALLING), failed(detail="5 %"))
+    result = with_drift_time(view(None, FALLING), failed(detail="5 %"))
     assert result.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
     assert result.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
-    assert with_course(view(FALLING), failed()).detail == "from 3 min 00 s on, 10.0 % under its first tenth"
+    assert with_drift_time(view(FALLING), failed()).detail == "from 3 min 00 s on, 10.0 % under its first tenth"
     again = soak(series(*(100, 99, 90, 90, 99, 99, 99), dtype="x"))
-    assert with_course(view(again), failed()).detail == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
+    assert (
+        with_drift_time(view(again), failed()).detail == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,24 +176,24 @@ def test_failing_drift_states_when_it_began() -> None:
     ],
 )  # fmt: skip
 def test_nothing_is_added_to_what_it_does_not_explain(over: dict[str, Any]) -> None:
-    assert with_course(view(FALLING), failed(**over)) == failed(**over)
+    assert with_drift_time(view(FALLING), failed(**over)) == failed(**over)
 
 
 def test_times_and_spans_are_written_for_people() -> None:
-    assert [clock(seconds) for seconds in (0, 45.4, 3599, 3600, 15_120)] == [
+    assert [format_clock(seconds) for seconds in (0, 45.4, 3599, 3600, 15_120)] == [
         "0 min 00 s", "0 min 45 s", "59 min 59 s", "01:00", "04:12"
     ]  # fmt: skip
-    assert [span(seconds) for seconds in (0, 59, 60, 2710, 3600, 83_520)] == [
+    assert [format_span(seconds) for seconds in (0, 59, 60, 2710, 3600, 83_520)] == [
         "0 s", "59 s", "1 min 00 s", "45 min 10 s", "1 h 00 min", "23 h 12 min"
     ]  # fmt: skip
-    assert [first_name(soak(planned=hours * HOUR)) for hours in (9.9, 10.0)] == ["first tenth", "first hour"]
+    assert [reference_name(soak(planned=hours * HOUR)) for hours in (9.9, 10.0)] == ["first tenth", "first hour"]
 
 
 # What a soak fell short by
 
 
 def drift_verdicts(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
-    result = list(soaked(view(*soaks, **over)))
+    result = list(judge_soak(view(*soaks, **over)))
     assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
     return [(item.scope, item.reason) for item in result]
 
@@ -248,7 +250,7 @@ def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
     made = soak(series(1.0), planned=planned, finished=1, **over)
-    why = f"too few rounds to tell a drift of {RATE}: 1 in {span(planned)}"
+    why = f"too few rounds to tell a drift of {RATE}: 1 in {format_span(planned)}"
     assert (("host", why) in drift_verdicts(made, plan=plan)) is said
     assert ("host", why) not in drift_verdicts(made, plan=replace(plan, rehearsal=True))
 
@@ -275,7 +277,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     ],
 )  # fmt: skip
 def test_figures_that_stopped_or_are_few(of: tuple[Series, ...], over: dict[str, Any], scopes: list[str]) -> None:
-    assert [*stopped(soak(*of, **over))] == scopes
+    assert [*ended_early(soak(*of, **over))] == scopes
 
 
 def test_stopped_measurement_is_reported_once_per_part() -> None:

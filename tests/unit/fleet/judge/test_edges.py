@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from fleet.judge import outliers
-from fleet.judge.change import change, net
+from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
 from fleet.judge.evaluate import evaluate, holds, matches, sentence, series
 from fleet.judge.evidence import Evidence, Planned
-from fleet.judge.expectations import Twins
+from fleet.judge.expectations import DuplicateSerials
 from fleet.judge.gather import Gatherer, gather
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.outliers import FleetFigures
-from fleet.judge.waivers import Waived, covers, summary
+from fleet.judge.waivers import WaiverMatcher, covers, summary
 from fleet.quantities import apart
 from fleet.report import summary as report_summary
 from fleet.report.hosts import decide, worst_decision
@@ -445,7 +445,7 @@ def test_a_stage_from_begin_to_end_needs_no_word_on_its_snapshots() -> None:
 def test_what_is_no_number_has_no_change() -> None:
     for values in ((1, "x"), ("x", 1), ("x", "y")):
         assert isinstance(change(counted(*values)).total, str)
-        assert isinstance(net(counted(*values)), str)
+        assert isinstance(net_change(counted(*values)), str)
         plan = small()
         evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
         assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
@@ -844,12 +844,12 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
         ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
     ]
-    apart = [Twins(), Twins()]
+    apart = [DuplicateSerials(), DuplicateSerials()]
     apart[0].add("h1", made["h1"])
     apart[1].add("h2", made["h2"])
     apart[1].add("h3", made["h3"])
     for first, second in (apart, apart[::-1]):
-        whole = Twins()
+        whole = DuplicateSerials()
         whole.update(first)
         whole.update(second)
         assert whole.hosts() == {"h1", "h2"}
@@ -898,19 +898,19 @@ def test_what_a_waiver_covers(over: Any, verdict: Verdict, right: bool) -> None:
 
 def test_a_waiver_holds_on_its_last_day_and_no_longer() -> None:
     for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
-        reported = Waived((waiver(),), day).verdict(replace(BAD, detail="x"))
+        reported = WaiverMatcher((waiver(),), day).verdict(replace(BAD, detail="x"))
         assert (reported.waiver is not None) is waived
         assert reported.verdict == FAIL
         expired = "its waiver by me expired on 2026-11-21 (known)"
         assert reported.reason == ("bad" if waived else f"bad; {expired}")
         assert reported.detail == ("x" if waived else f"x; {expired}")
-    by_serial = Waived((waiver(host="", serial="s1"),), "2026-11-21")
+    by_serial = WaiverMatcher((waiver(host="", serial="s1"),), "2026-11-21")
     assert by_serial.verdict(BAD).waiver
     assert by_serial.verdict(replace(BAD, serial="")).waiver is None
-    assert Waived((waiver(),), "2026-11-21").verdict(replace(BAD, verdict=PASS)).waiver is None
+    assert WaiverMatcher((waiver(),), "2026-11-21").verdict(replace(BAD, verdict=PASS)).waiver is None
     both = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
-    assert Waived(both, "2026-11-21").verdict(BAD).waiver == both[1]
-    assert Waived(both, "2026-11-21").verdict(replace(BAD, waiver=both[0])).waiver == both[0]
+    assert WaiverMatcher(both, "2026-11-21").verdict(BAD).waiver == both[1]
+    assert WaiverMatcher(both, "2026-11-21").verdict(replace(BAD, waiver=both[0])).waiver == both[0]
 
 
 def test_report_states_the_result_of_each_waiver() -> None:
@@ -1195,7 +1195,7 @@ def test_where_as_many_show_one_version_as_another_each_fails_and_some_are_named
 
 def test_deviations_from_the_median_either_way() -> None:
     values = {f"h{at}": 100.0 + at % 3 for at in range(1, 16)}
-    assert len(values) >= outliers.LEAST_SPREAD
+    assert len(values) >= outliers.MIN_PEERS_FOR_DEVIATION
     sigma = outliers.SIGMA_OF_MAD * 1.0
     for operator, limit in (("ge", 101 - 3 * sigma), ("le", 101 + 3 * sigma)):
         reported = fleet_of(values, criterion(fleet_deviations=3.0, operator=operator))
@@ -1210,21 +1210,24 @@ def test_deviations_from_the_median_either_way() -> None:
     both = criterion(fleet_deviations=3.0, fleet_fraction=1.5, operator="le")
     assert {item.limit for item in fleet_of(values, both)} == {1.5 * 101}
     few = fleet_of(
-        dict(list(values.items())[: outliers.LEAST_SPREAD - 1]), criterion(fleet_deviations=3.0, operator="le")
+        dict(list(values.items())[: outliers.MIN_PEERS_FOR_DEVIATION - 1]),
+        criterion(fleet_deviations=3.0, operator="le"),
     )
     assert {item.verdict for item in few} == {INCONCLUSIVE}
-    assert f"a deviation needs at least {outliers.LEAST_SPREAD}" in few[0].reason
+    assert f"a deviation needs at least {outliers.MIN_PEERS_FOR_DEVIATION}" in few[0].reason
     enough = fleet_of(
-        dict(list(values.items())[: outliers.LEAST_SPREAD]), criterion(fleet_deviations=3.0, operator="le")
+        dict(list(values.items())[: outliers.MIN_PEERS_FOR_DEVIATION]), criterion(fleet_deviations=3.0, operator="le")
     )
     assert INCONCLUSIVE not in {item.verdict for item in enough}
 
 
-@pytest.mark.parametrize("count", [outliers.LEAST - 1, outliers.LEAST])
+@pytest.mark.parametrize("count", [outliers.MIN_PEERS_FOR_MEDIAN - 1, outliers.MIN_PEERS_FOR_MEDIAN])
 def test_how_many_a_median_needs(count: int) -> None:
     reported = fleet_of({f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge"))
-    assert {item.verdict for item in reported} == {PASS if count == outliers.LEAST else INCONCLUSIVE}
-    assert (f"a median needs at least {outliers.LEAST}" in reported[0].reason) == (count < outliers.LEAST)
+    assert {item.verdict for item in reported} == {PASS if count == outliers.MIN_PEERS_FOR_MEDIAN else INCONCLUSIVE}
+    assert (f"a median needs at least {outliers.MIN_PEERS_FOR_MEDIAN}" in reported[0].reason) == (
+        count < outliers.MIN_PEERS_FOR_MEDIAN
+    )
 
 
 def test_gang_figure_counts_once_and_each_scope_separately() -> None:
@@ -1236,16 +1239,16 @@ def test_gang_figure_counts_once_and_each_scope_separately() -> None:
     fleet.add_figure(key, "gang=r2", 9.0)
     assert fleet.peers_at(key, "gpu=0").values == (1.0, 2.0, 3.0, 7.0, 9.0)
     other = FleetFigures(Planned(small()))
-    for at in range(outliers.LEAST_SPREAD):
+    for at in range(outliers.MIN_PEERS_FOR_DEVIATION):
         other.add_figure(key, "gpu=1,link=1", 20.0 - at)
     other.add_figure(key, "gang=r3", 5.0)
     fleet.update(other)
     whole = fleet.peers_at(key, "gpu=0")
-    assert len(whole.values) == 3 + outliers.LEAST_SPREAD + 3
+    assert len(whole.values) == 3 + outliers.MIN_PEERS_FOR_DEVIATION + 3
     assert list(whole.values) == sorted(whole.values)
     placed = criterion(fleet_fraction=0.9, by_position=True)
     assert fleet.peers_at(key, "gpu=1,link=7", placed).values == tuple(
-        sorted(20.0 - at for at in range(outliers.LEAST_SPREAD))
+        sorted(20.0 - at for at in range(outliers.MIN_PEERS_FOR_DEVIATION))
     )
     assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # too few at that place
     fleet.add_figure(key, "gpu=0", 0.5)
@@ -1379,11 +1382,11 @@ def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
     parts[1].paths.add_passing(path)
     for part in parts[1:]:
         parts[0].update(part)
-    parts[0].settle()
+    parts[0].complete()
     assert parts[0].paths.paths == {path}
     kind = ("NVIDIA H200", "benchmark")
     for known in (whole, parts[0]):
-        assert known.ranks.usual(kind, {}) == {"compute": 0.02}
+        assert known.ranks.peer_medians(kind, {}) == {"compute": 0.02}
         assert len(known.figures.peers(views[0], views[0].observations["memory.bandwidth"][0]).values) == 3
 
 

@@ -115,10 +115,10 @@ def test_scope_with_measurements() -> None:
     made = evidence(shot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
     view = host_view(made)
     assert [view.measured_at(f"gpu={index}") for index in range(3)] == [True, False, False]
-    assert view.unseen == ["gpu=1"]
-    assert host_view(evidence(observations=(measure(scope="gpu=1"),))).unseen == ["gpu=0"]
+    assert view.unmeasured_gpus == ["gpu=1"]
+    assert host_view(evidence(observations=(measure(scope="gpu=1"),))).unmeasured_gpus == ["gpu=0"]
     processes = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
-    assert host_view(made, plan=processes).unseen == []
+    assert host_view(made, plan=processes).unmeasured_gpus == []
 
 
 def test_stages_with_observations() -> None:
@@ -271,4 +271,4 @@ def test_what_is_remembered_never_grows_beyond_its_size() -> None:
 
 def test_an_unsupported_reading_is_no_measurement() -> None:
     made = evidence(observations=(measure(status=UNSUPPORTED),))
-    assert host_view(made).unseen == ["gpu=0", "gpu=1"]
+    assert host_view(made).unmeasured_gpus == ["gpu=0", "gpu=1"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.host_view import HostView
-from fleet.judge.manifest import as_ordered, identity, judge_manifest, stock
+from fleet.judge.manifest import host_inventory, identity, judge_manifest, manifest_summary
 from schemas.plans import Part, Plan
 from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -117,13 +117,17 @@ def test_location_of_a_misplaced_part_is_named() -> None:
         ("h1", "host", FAIL, "ordered for h1, found in h2 gpu=0"), ("h2", "gpu=0", FAIL, "ordered for h1, found in h2 gpu=0"),
     ]  # fmt: skip
     assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
-    assert as_ordered(of, verdicts) == "0 of 2 parts as ordered"
+    assert manifest_summary(of, verdicts) == "0 of 2 parts as ordered"
     good = judged(plan(part("h1-0", "gpu", slot="0")))
     assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
         (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
     ]
-    assert as_ordered(plan(part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 found that nobody ordered"
-    assert as_ordered(replace(of, rehearsal=True), verdicts) == as_ordered(replace(of, manifest=()), verdicts) == ""
+    assert manifest_summary(plan(part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 found that nobody ordered"
+    assert (
+        manifest_summary(replace(of, rehearsal=True), verdicts)
+        == manifest_summary(replace(of, manifest=()), verdicts)
+        == ""
+    )
     assert judged(replace(of, rehearsal=True)) == judged(replace(of, manifest=())) == []
 
 
@@ -133,9 +137,9 @@ def test_what_a_host_says_of_its_adapters_is_its_last_word() -> None:
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
         (result, *_) = judged(of, observed)
         assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
-    silent = stock(HostView(of, of.hosts[0], left(of), [pack()]))
+    silent = host_inventory(HostView(of, of.hosts[0], left(of), [pack()]))
     assert silent.unknown == {
         "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"
     }  # fmt: skip
     none = HostView(of, of.hosts[0], replace(left(of), records=()), [pack()])
-    assert set(stock(none).unknown.values()) == {"the host left no record"}
+    assert set(host_inventory(none).unknown.values()) == {"the host left no record"}

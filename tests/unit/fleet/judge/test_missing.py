@@ -12,7 +12,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
-from fleet.judge.missing import BUS, DRIVER, Slots
+from fleet.judge.missing import BUS, DRIVER, SlotMap
 from fleet.simulate.fleet import Fleet, place_faults, simulate
 from rackproof.main import main
 from schemas.baselines import HOST, HostBaseline, PartBaseline
@@ -216,7 +216,7 @@ def test_no_slot_if_indices_do_not_start_at_0() -> None:
 
 
 def test_half_of_the_hosts_are_not_most() -> None:
-    slots = Slots()
+    slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host("h1", ALL, modules=modules), read_packs([])))
         result = slots.empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
@@ -225,7 +225,7 @@ def test_half_of_the_hosts_are_not_most() -> None:
 
 def test_slots_merge_across_worker_processes() -> None:
     views = {name: HostView(PLAN, PLAN.host(name), host(name, ALL), read_packs([])) for name in ("h1", "h3")}
-    here, present = Slots(), Slots()
+    here, present = SlotMap(), SlotMap()
     here.add(views["h1"])
     present.add(views["h3"])
     left = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))

@@ -95,7 +95,7 @@ def judged(
     stats, *more = [gatherer.finish() for gatherer in gatherers]
     for other in more:
         stats.update(other)
-    stats.settle()
+    stats.complete()
     results = []
     for share in shares:
         judge = HostJudge(context, stats)
@@ -249,7 +249,7 @@ def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[P
     for view in host_views(plan, reported, packs):
         plain.add_identities(view)
         plain.add_values(view)
-    plain.settle()
+    plain.complete()
     assert numbers(gathered) == numbers(plain)
     for path in gathered.paths.paths ^ plain.paths.paths:
         assert not slow_transport(path[-1], within=False), "only paths that explain a failure are gathered"

@@ -11,7 +11,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.gather import Gatherer, gather
 from fleet.judge.host_view import HostView
-from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_lost_path
+from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_slow_path
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
@@ -41,7 +41,7 @@ def slow(**over: Any) -> Verdict:
 
 
 def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
-    return with_lost_path(view(*seen, **over), verdict, [verdict, *others], set())
+    return with_slow_path(view(*seen, **over), verdict, [verdict, *others], set())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_path_over_which_others_are_fast_explains_no_failure(
 ) -> None:
     here = view(path_by("SHM"), *observations, rules=(ACCESS, rule))
     stats = gather(Planned(PLAN), [here])
-    assert (with_lost_path(here, slow(), [], stats.paths.paths) != slow()) is explained
+    assert (with_slow_path(here, slow(), [], stats.paths.paths) != slow()) is explained
 
 
 @pytest.mark.parametrize("best_of_run", [False, True])
@@ -162,7 +162,7 @@ def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: b
     first, *others = [gatherer.finish() for gatherer in gatherers]
     for other in others:
         first.update(other)
-    first.settle()
+    first.complete()
     assert {path[-1] for path in first.paths.paths} - {"P2P"} == {"SHM"}
 
 
@@ -199,4 +199,4 @@ def test_missing_nvls_is_reported_with_what_to_check() -> None:
 
 def test_host_without_a_transport_has_no_path() -> None:
     no_host = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
-    assert with_lost_path(no_host, slow(), [], set()) == slow()
+    assert with_slow_path(no_host, slow(), [], set()) == slow()

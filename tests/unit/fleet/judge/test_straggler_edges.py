@@ -9,7 +9,7 @@ import pytest
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.stragglers import Ranks, ranks_of, with_causes
+from fleet.judge.stragglers import RankFigures, ranks_of, with_straggler_causes
 from schemas.records import ERROR, Launch, Observation, Rank
 from schemas.reports import FAIL, PASS, Verdict
 from tests import builders
@@ -49,7 +49,7 @@ def annotated(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = 
         view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
     ]
-    (result,) = with_causes(views, [verdict or slow()])
+    (result,) = with_straggler_causes(views, [verdict or slow()])
     return result
 
 
@@ -155,7 +155,7 @@ def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: s
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
-    (result,) = with_causes(views, [slow(stage="gang")])
+    (result,) = with_straggler_causes(views, [slow(stage="gang")])
     assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{said}: ")
 
 
@@ -164,7 +164,7 @@ def test_no_straggler_across_hosts_outside_a_gang() -> None:
     plan = small("h1", "h2", "h3", gpu_count=2)
     other = measure("wait", 0.004, "gpu=1")
     views = [view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")]
-    assert "the others wait 4 ms a step" in with_causes(views, [slow()])[0].detail
+    assert "the others wait 4 ms a step" in with_straggler_causes(views, [slow()])[0].detail
 
 
 def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
@@ -184,19 +184,19 @@ def test_the_rank_is_that_of_the_last_launch_of_the_stage(launches: tuple[Launch
     here = view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
-    (result,) = with_causes([here, view("h2"), view("h3")], [slow()])
+    (result,) = with_straggler_causes([here, view("h2"), view("h3")], [slow()])
     assert result.detail.startswith(f"{who} computes")
-    (elsewhere,) = with_causes([here, view("h2")], [slow(scope="gpu=7")])
+    (elsewhere,) = with_straggler_causes([here, view("h2")], [slow(scope="gpu=7")])
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
 
 def test_all_other_verdicts_are_left_as_they_are() -> None:
     views = [view("h1", compute=0.030), view("h2"), view("h3")]
     others = [slow(verdict=PASS), slow(name="straggler.wait"), slow(value="slow"), slow(host="h9")]
-    assert with_causes(views, others) == others
-    assert with_causes(views, ()) == []
-    assert with_causes(views, [slow(), *others])[1:] == others
-    assert with_causes(views, [*others, slow()])[-1] != slow()
+    assert with_straggler_causes(views, others) == others
+    assert with_straggler_causes(views, ()) == []
+    assert with_straggler_causes(views, [slow(), *others])[1:] == others
+    assert with_straggler_causes(views, [*others, slow()])[-1] != slow()
 
 
 def test_readings_of_a_rank() -> None:
@@ -220,15 +220,17 @@ def test_readings_of_a_rank() -> None:
 def test_ranks_are_compared_with_the_others_whatever_parts_they_came_in() -> None:
     views = [view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
     kind = ("NVIDIA H200", "benchmark")
-    whole, parts, fed = Ranks(views), [Ranks([one]) for one in views], Ranks()
+    whole, parts, fed = RankFigures(views), [RankFigures([one]) for one in views], RankFigures()
     parts[0].update(parts[1])
     parts[0].update(parts[2])
     for value in (1.0, 2.0, 4.0):
-        fed.feed(kind, "compute", value)
+        fed.add_figure(kind, "compute", value)
     for known in (whole, parts[0], fed):
-        assert known.usual(kind, {"compute": 1.0})["compute"] == 3.0
-        assert known.usual(kind, {})["compute"] == 2.0
-    assert whole.usual(("NVIDIA X", "benchmark"), {}) == {}
-    assert "compute" not in Ranks(views[:1]).usual(kind, {"compute": 1.0})
-    (result,) = with_causes(views[:1], [slow(value=1.0)], Ranks([view("h1", compute=1.0), view("h2", compute=0.5)]))
+        assert known.peer_medians(kind, {"compute": 1.0})["compute"] == 3.0
+        assert known.peer_medians(kind, {})["compute"] == 2.0
+    assert whole.peer_medians(("NVIDIA X", "benchmark"), {}) == {}
+    assert "compute" not in RankFigures(views[:1]).peer_medians(kind, {"compute": 1.0})
+    (result,) = with_straggler_causes(
+        views[:1], [slow(value=1.0)], RankFigures([view("h1", compute=1.0), view("h2", compute=0.5)])
+    )
     assert "computes 100 % longer than its peers" in result.detail

@@ -26,7 +26,7 @@ from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import Evidence, judge
 from fleet.judge.outliers import FleetFigures
-from fleet.judge.stragglers import with_causes
+from fleet.judge.stragglers import with_straggler_causes
 from fleet.planning.plan import make_plan
 from schemas.plans import Plan
 from schemas.records import UNSUPPORTED, Observation, Rank, Record
@@ -101,7 +101,9 @@ def judged(of: Plan, left: Mapping[str, Evidence], packs: tuple[Pack, ...] = PAC
     views = [HostView(of, host, left[host.name], packs) for host in of.hosts]
     fleet = FleetFigures(Planned(of), views)
     own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
-    return with_causes(views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)])
+    return with_straggler_causes(
+        views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)]
+    )
 
 
 def named(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet.inventory.waivers_file import read_waivers
-from fleet.judge.waivers import Waived, covers
+from fleet.judge.waivers import WaiverMatcher, covers
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -73,7 +73,7 @@ def test_what_a_waiver_is_for(waiver: dict[str, object], verdict: dict[str, obje
 
 
 def test_waived_verdict_stays_what_it_is_and_carries_the_waiver() -> None:
-    verdict = Waived([WAIVER], builders.WHEN).verdict(failed())
+    verdict = WaiverMatcher([WAIVER], builders.WHEN).verdict(failed())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
     assert not verdict.stands
     assert failed().stands
@@ -81,7 +81,7 @@ def test_waived_verdict_stays_what_it_is_and_carries_the_waiver() -> None:
 
 @pytest.mark.parametrize(("day", "waived"), [("2026-12-30", True), ("2026-12-31", True), ("2027-01-01", False)])
 def test_waiver_holds_through_its_last_day_by_the_day_of_the_plan(day: str, waived: bool) -> None:
-    verdict = Waived([WAIVER], f"{day}T23:59:59Z").verdict(failed())
+    verdict = WaiverMatcher([WAIVER], f"{day}T23:59:59Z").verdict(failed())
     assert (verdict.waiver is not None) is waived
     reported = "its waiver by Ada Example expired on 2026-12-31 (known slow, replaced in May)"
     assert (reported in verdict.reason) is not waived
@@ -89,11 +89,11 @@ def test_waiver_holds_through_its_last_day_by_the_day_of_the_plan(day: str, waiv
 
 def test_of_two_waivers_the_one_that_still_holds_counts() -> None:
     old = replace(WAIVER, until="2026-01-01")
-    assert Waived([old, WAIVER], builders.WHEN).verdict(failed()).waiver == WAIVER
+    assert WaiverMatcher([old, WAIVER], builders.WHEN).verdict(failed()).waiver == WAIVER
 
 
 def test_passes_are_left_alone() -> None:
-    assert Waived([WAIVER], builders.WHEN).verdict(failed(verdict=PASS)).waiver is None
+    assert WaiverMatcher([WAIVER], builders.WHEN).verdict(failed(verdict=PASS)).waiver is None
 
 
 def test_run_with_a_waived_failure_is_accepted_as_such_and_names_it(
