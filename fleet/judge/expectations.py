@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.launches import attempts
+from fleet.judge.localization.launches import gang_attempts
 from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
@@ -304,7 +304,7 @@ def _launched_together(
     members: dict[str, tuple[str, ...]] = {}
     met: dict[str, set[str]] = defaultdict(set)
     for gang in plan.gangs():
-        for attempt in attempts(plan, evidence, gang) if any(stage.name == GANG for stage in plan.stages) else ():
+        for attempt in gang_attempts(plan, evidence, gang) if any(stage.name == GANG for stage in plan.stages) else ():
             for host in attempt.launches if attempt.stage == GANG and attempt.worked else ():
                 members[host] = attempt.members
                 met[host] |= set(attempt.members)

@@ -20,7 +20,7 @@ from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.faults import with_last_hosts
-from fleet.judge.localization.launches import Attempt, attempts, conclusion, hosts_to_exclude, is_stuck
+from fleet.judge.localization.launches import Attempt, gang_attempts, hosts_to_exclude, is_stuck, probe_result
 from fleet.judge.localization.verdicts import has_slow_collective, judge_pairs
 from fleet.judge.outliers import FleetFigures
 from schemas.plans import Plan
@@ -104,7 +104,7 @@ def decide(
     excluded: dict[str, str] = {}
     judged = _Judged(plan, evidence, packs)
     for name, hosts in plan.gangs().items() if any(stage.name == GANG for stage in plan.stages) else ():
-        gang = _Gang(name, [host for host in hosts if host in present], attempts(plan, evidence, name), judged)
+        gang = _Gang(name, [host for host in hosts if host in present], gang_attempts(plan, evidence, name), judged)
         launches += gang.launches(max(minimum, MIN_HOSTS))
         excluded |= gang.failed_hosts()
     return Decision(launches=tuple(launches), excluded=excluded)
@@ -144,10 +144,10 @@ class _Judged:
 class _Gang:
     """One gang, restricted to its reachable hosts."""
 
-    def __init__(self, name: str, present: Sequence[str], launched: Sequence[Attempt], judged: _Judged) -> None:
-        self._name, self._present, self._launched, self._judged = name, present, launched, judged
+    def __init__(self, name: str, present: Sequence[str], attempts: Sequence[Attempt], judged: _Judged) -> None:
+        self._name, self._present, self._attempts, self._judged = name, present, attempts, judged
         self._gang_launches = [
-            attempt for attempt in launched if attempt.stage == GANG and set(attempt.members) & set(present)
+            attempt for attempt in attempts if attempt.stage == GANG and set(attempt.members) & set(present)
         ]
         self._slowing = self._slowing_hosts()
         self._excluded = self._hosts_to_exclude()
@@ -156,14 +156,14 @@ class _Gang:
         """Return the hosts that prevent the measurement of the others, and why."""
         excluded: dict[str, str] = {}
         for attempt in self._gang_launches:
-            if is_stuck(attempt) and isinstance(result := conclusion(self._launched, attempt), Conclusion):
+            if is_stuck(attempt) and isinstance(result := probe_result(self._attempts, attempt), Conclusion):
                 excluded |= hosts_to_exclude(result)
             elif not attempt.worked and not (
-                attempt.never_started(self._present) and self._count_tries(attempt.members) < MAX_TRIES
+                attempt.was_partly_started(self._present) and self._count_tries(attempt.members) < MAX_TRIES
             ):
                 excluded |= attempt.culprits()
-        for attempt in self._launched:  # including probes
-            excluded |= {host: culprit.text for host, culprit in attempt.unable.items()}
+        for attempt in self._attempts:  # including probes
+            excluded |= {host: culprit.text for host, culprit in attempt.unable_ranks.items()}
         return excluded | {host: why for hosts in self._slowing.values() for host, why in hosts.items()}
 
     def _slowing_hosts(self) -> dict[int, dict[str, str]]:
@@ -202,20 +202,20 @@ class _Gang:
 
     def _probes_or_retry(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
         """Return the launches after one of exactly these hosts failed and no host was excluded for it."""
-        result = conclusion(self._launched, last) if is_stuck(last) else None
+        result = probe_result(self._attempts, last) if is_stuck(last) else None
         if isinstance(result, list):
             return [self._launch(group, probe=True) for group in result]
         retry = result is None or result.good or len(rest) == MIN_HOSTS  # two hosts cannot be divided into probes
         return [self._launch(rest)] if retry and self._count_tries(rest) < MAX_TRIES else []
 
     def _launch(self, members: Sequence[str], *, probe: bool = False) -> LaunchPlan:
-        number = 1 + max((attempt.number for attempt in self._launched), default=0)
+        number = 1 + max((attempt.number for attempt in self._attempts), default=0)
         return LaunchPlan(gang=self._name, members=tuple(members), number=number, probe=probe)
 
     def failed_hosts(self) -> dict[str, str]:
         """Return the hosts whose last launch failed, and why."""
         failed_hosts = {}
-        for attempt, last_hosts in with_last_hosts(self._launched):
+        for attempt, last_hosts in with_last_hosts(self._attempts):
             for host in self._present if not attempt.worked else ():
                 if host in last_hosts:
                     reason = self._excluded.get(host) or attempt.launches[host].reason

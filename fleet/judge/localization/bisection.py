@@ -24,7 +24,7 @@ from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of
 from schemas.tournament import chosen, pairs_of
 
 WITNESSES = 2
-"""Failures needed for a conclusion: of a host with different good hosts (one failure may be the link), or of a link."""
+"""Failures that make a host bad (with different good hosts) or a link bad. A single failure may be chance, or the link's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,14 +189,14 @@ class _Search:
 
     def _failing_prefix_length(self, hosts: Sequence[str], partners: Sequence[str]) -> int:
         """Return the length of the shortest prefix of `hosts` that fails when launched with `partners`."""
-        works, fails = max(0, 1 - len(partners)), len(hosts)
-        while fails - works > 1:
-            middle = (works + fails) // 2
+        working, failing = max(0, 1 - len(partners)), len(hosts)
+        while failing - working > 1:
+            middle = (working + failing) // 2
             if self._group_works([*hosts[:middle], *partners]):
-                works = middle
+                working = middle
             else:
-                fails = middle
-        return fails
+                failing = middle
+        return failing
 
     def _group_works(self, group: Sequence[str]) -> bool:
         return self._outcomes([group])[0]

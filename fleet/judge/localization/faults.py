@@ -6,50 +6,50 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
-from fleet.judge.localization.launches import EVEN_ODDS, UNABLE, Attempt, conclusion, is_stuck
+from fleet.judge.localization.launches import EVEN_ODDS, UNABLE, Attempt, is_stuck, probe_result
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, VerdictKind
 from schemas.stages import GANG
 
 CRITERION = "localise"
 STAGE = GANG
-NAME = "gang.fault"
+OBSERVATION_NAME = "gang.fault"
 SOURCE = "ours: a host that stops a launch cannot be trained on (docs/localisation.md)"
 
 
-def with_last_hosts(launched: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:
+def with_last_hosts(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:
     """Yield each launch (no probes), latest first, with the hosts for which it was the last one."""
     hosts_of_later: set[str] = set()
-    for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG]):
+    for attempt in reversed([attempt for attempt in attempts if attempt.stage == GANG]):
         if last_hosts := frozenset(attempt.launches) - hosts_of_later:
             yield attempt, last_hosts
         hosts_of_later |= attempt.launches.keys()
 
 
-def judge_faults(launched: Sequence[Attempt], views: Mapping[str, HostView]) -> Iterator[Verdict]:
+def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that stopped a launch and took part in no later launch that worked.
 
     Args:
-        launched: every launch and probe of one gang.
+        attempts: every launch and probe of one gang.
         views: the hosts of the gang with valid records, by name.
     """
     decided: set[str] = set()
-    for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG or attempt.unable]):
+    for attempt in reversed([attempt for attempt in attempts if attempt.stage == GANG or attempt.unable_ranks]):
         if attempt.worked:
             decided |= set(attempt.members)
-        verdicts = [*_heartbeat_verdicts(attempt, views, decided), *_probe_verdicts(launched, attempt, views, decided)]
+        verdicts = [*_heartbeat_verdicts(attempt, views, decided), *_probe_verdicts(attempts, attempt, views, decided)]
         yield from verdicts
         decided |= {verdict.host for verdict in verdicts}
 
 
 def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]) -> Iterator[Verdict]:
-    """Yield verdicts on the hosts that the heartbeats or the hosts themselves name as culprits.
+    """Yield verdicts on the hosts that the heartbeats or the hosts themselves report as culprits.
 
     Hosts that started no rank get none: the verdict on the stage gives the reason. A rank without a working device is
     inconclusive: criteria on driver and kernel messages judge the device.
     """
     for host, reason in attempt.culprits().items():
-        culprit = attempt.unable.get(host) or (attempt.culprit if host not in attempt.not_started else None)
+        culprit = attempt.unable_ranks.get(host) or (attempt.culprit if host not in attempt.start_failures else None)
         if culprit and host in views and host not in decided:
             is_index_unreliable = views[host].is_beyond_driver(culprit.scope) or (
                 culprit.kind == UNABLE and views[host].renumbered
@@ -59,13 +59,13 @@ def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided
 
 
 def _probe_verdicts(
-    launched: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]
+    attempts: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]
 ) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that the probes found after a launch failed without a culprit.
 
     If two hosts fail only together, both get a verdict, even if one of them worked in a later launch.
     """
-    result = conclusion(launched, attempt) if is_stuck(attempt) else None
+    result = probe_result(attempts, attempt) if is_stuck(attempt) else None
     for suspect in result.suspects if isinstance(result, Conclusion) else ():
         is_bad_link = suspect.kind == LINK and suspect.confidence > EVEN_ODDS
         for host in suspect.hosts or attempt.members:
@@ -85,7 +85,7 @@ def _verdict(view: HostView, scope: str, reason: str, *, fails: bool) -> Verdict
         host=view.host.name,
         scope=scope,
         serial=view.serial(scope),
-        name=NAME,
+        name=OBSERVATION_NAME,
         stage=STAGE,
         verdict=FAIL if fails else INCONCLUSIVE,
         criterion=CRITERION,

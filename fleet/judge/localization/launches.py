@@ -68,13 +68,13 @@ class Attempt:
         return [item for item in self.observations.get(host, ()) if item.status == MEASURED]
 
     @property
-    def not_started(self) -> dict[str, str]:
-        """Return the hosts that recorded that they could start no rank -> the reason."""
+    def start_failures(self) -> dict[str, str]:
+        """Return the hosts that recorded that they could start no rank, each with the reason."""
         return {host: launch.reason for host, launch in self.launches.items() if not launch.ranks and launch.reason}
 
     @property
-    def unable(self) -> dict[str, Culprit]:
-        """Return the hosts that recorded that one of their ranks could not take part -> that rank."""
+    def unable_ranks(self) -> dict[str, Culprit]:
+        """Return the hosts that recorded a rank that could not take part, each with that rank."""
         culprits = ((host, launch.culprit) for host, launch in self.launches.items())
         return {host: culprit for host, culprit in culprits if culprit and culprit.kind == UNABLE}
 
@@ -90,36 +90,39 @@ class Attempt:
 
     def culprits(self) -> dict[str, str]:
         """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
-        self_reported = self.not_started | {host: culprit.text for host, culprit in self.unable.items()}
+        self_reported = self.start_failures | {host: culprit.text for host, culprit in self.unable_ranks.items()}
         culprit = self.culprit
         if not culprit or set(culprit.hosts) >= set(self.members):
             return self_reported
         # A host that started no rank makes others fail. A host that is unable exits cleanly and stops no other rank.
-        if self.not_started or (self_reported and not culprit.kind.startswith("rank_")):
+        if self.start_failures or (self_reported and not culprit.kind.startswith("rank_")):
             return self_reported
         return self_reported | dict.fromkeys(culprit.hosts, culprit.text)
 
     def is_certain(self, host: str) -> bool:
-        """Return whether the fault is certainly on that host: one of its ranks ended, or it is in the minority of a split."""
+        """Return whether the fault is certainly on that host.
+
+        It is if one of its ranks ended, or if the host is in the smaller part of a split gang.
+        """
         culprit = self.culprit
-        if not culprit or host in self.not_started or host in self.unable:
+        if not culprit or host in self.start_failures or host in self.unable_ranks:
             return False
         if culprit.kind == "host_absent" and host not in self.launches:
             return False  # the launch may never have been started there
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
-    def never_started(self, present: Collection[str]) -> bool:
+    def was_partly_started(self, present: Collection[str]) -> bool:
         """Return whether the launch failed only because it was never started on some reachable hosts.
 
         That happens if the control node is interrupted while it starts the launch.
         """
         culprit = self.culprit
-        if not culprit or culprit.kind != "host_absent" or self.not_started or self.unable:
+        if not culprit or culprit.kind != "host_absent" or self.start_failures or self.unable_ranks:
             return False
         return all(host in present and host not in self.launches for host in culprit.hosts)
 
 
-def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[Attempt]:
+def gang_attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[Attempt]:
     """Return every launch and probe of a gang, oldest first."""
     launches: dict[tuple[int, str, tuple[str, ...]], dict[str, Launch]] = defaultdict(dict)
     observations: dict[tuple[int, str, tuple[str, ...]], dict[str, tuple[Observation, ...]]] = defaultdict(dict)
@@ -129,7 +132,7 @@ def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[At
                 if launch.stage in (GANG, PROBE):
                     key = (launch.number, launch.stage, launch.members)
                     launches[key][host] = launch
-                    observations[key][host] = measured_by(record, launch)
+                    observations[key][host] = measurements_of(record, launch)
     joint = frozenset(name for name in plan.stage(GANG).benchmarks if BENCHMARKS[name].needs_group)
     return [
         Attempt(
@@ -145,7 +148,7 @@ def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[At
     ]
 
 
-def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
+def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
     """Return the measurements of one launch of a record.
 
     The record holds those of the last launch of a stage. Earlier launches hold their own.
@@ -159,20 +162,20 @@ def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
     return (*launch.observations, *current)
 
 
-def conclusion(launched: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
+def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
     """Return the conclusion of the probes after a launch that failed without a culprit, or the groups to probe next.
 
     The list is empty if a host reports that it cannot take part, because no probe works with it.
 
     Args:
-        launched: every launch and probe of the gang.
+        attempts: every launch and probe of the gang.
         stuck: the launch that failed.
     """
-    later_numbers = [other.number for other in launched if other.stage == GANG and other.number > stuck.number]
+    later_numbers = [other.number for other in attempts if other.stage == GANG and other.number > stuck.number]
     probes: dict[int, list[Outcome]] = defaultdict(list)
-    for probe in launched:
+    for probe in attempts:
         if probe.stage == PROBE and stuck.number < probe.number < min(later_numbers, default=probe.number + 1):
-            if probe.unable:
+            if probe.unable_ranks:
                 return []
             probes[probe.number].append(Outcome(hosts=probe.members, worked=probe.worked))
     return Bisection(stuck.members).next_launches([probes[number] for number in sorted(probes)])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.faults import CRITERION, STAGE, judge_faults, with_last_hosts
-from fleet.judge.localization.launches import EVEN_ODDS, Attempt, attempts
+from fleet.judge.localization.launches import EVEN_ODDS, Attempt, gang_attempts
 from fleet.judge.localization.matrix import (
     BANDWIDTH,
     FABRIC,
@@ -65,9 +65,9 @@ def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
     gang_verdicts: list[Verdict] = []
     for gang, members in gangs.items():
         plan = next(iter(members.values())).plan
-        launched = attempts(plan, {host: view.evidence for host, view in members.items()}, gang)
-        gang_verdicts += judge_faults(launched, members)
-        for attempt, last_hosts in with_last_hosts(launched):
+        attempts = gang_attempts(plan, {host: view.evidence for host, view in members.items()}, gang)
+        gang_verdicts += judge_faults(attempts, members)
+        for attempt, last_hosts in with_last_hosts(attempts):
             collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
             pair_verdicts = _GangPairs(attempt, members, verdicts, collective_slow).verdicts()
             gang_verdicts += [verdict for verdict in pair_verdicts if verdict.host in last_hosts]

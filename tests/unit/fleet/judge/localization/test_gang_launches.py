@@ -25,7 +25,14 @@ from fleet.judge.localization import (
     find_suspects,
     judge_pairs,
 )
-from fleet.judge.localization.launches import Attempt, attempts, conclusion, hosts_to_exclude, is_stuck, measured_by
+from fleet.judge.localization.launches import (
+    Attempt,
+    gang_attempts,
+    hosts_to_exclude,
+    is_stuck,
+    measurements_of,
+    probe_result,
+)
 from fleet.judge.localization.matrix import rule_of_succession, spread, upper_median
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
@@ -891,7 +898,7 @@ def evidence(records: Mapping[str, Record]) -> Any:
 
 
 def attempts_of(records: Mapping[str, Record]) -> list[Attempt]:
-    return attempts(PLAN, evidence(records), GANG)
+    return gang_attempts(PLAN, evidence(records), GANG)
 
 
 def attempt_of(*launches: Launch, observations: Sequence[Observation] = ()) -> Attempt:
@@ -980,11 +987,11 @@ def test_culprits_of_a_launch_and_their_certainty(
 def test_host_that_started_no_rank_is_the_only_culprit() -> None:
     none = launch(outcome="failed", ranks=(), reason="no GPU")
     result = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
-    assert result.not_started == {"h2": "no GPU"}
+    assert result.start_failures == {"h2": "no GPU"}
     assert result.culprits() == {"h2": "no GPU"}
     assert not result.is_certain("h2")
-    assert not result.never_started(NAMES)
-    assert attempt_of(launch(ranks=())).not_started == {}
+    assert not result.was_partly_started(NAMES)
+    assert attempt_of(launch(ranks=())).start_failures == {}
 
 
 def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
@@ -1017,19 +1024,19 @@ def test_launch_that_was_not_started_everywhere_is_recognized(
     culprit: Culprit | None, present: Sequence[str], never_started: bool
 ) -> None:
     attempt = attempt_of(*(launch(outcome="failed", culprit=culprit) for _ in range(2)))
-    assert attempt.never_started(present) is never_started
+    assert attempt.was_partly_started(present) is never_started
 
 
 def test_measurements_are_attributed_to_their_launch() -> None:
     kept = tuple(speeds("h1"))
     early, late = launch(0, observations=kept), launch(1)
     made = record("h1", early, late, observations=DONE)
-    assert measured_by(made, early) == kept
-    assert measured_by(made, late) == tuple(DONE)
+    assert measurements_of(made, early) == kept
+    assert measurements_of(made, late) == tuple(DONE)
     none = launch(2, ranks=(), outcome="failed")
     made = record("h1", early, late, none, observations=DONE)
-    assert (measured_by(made, late), measured_by(made, none)) == (tuple(DONE), tuple(DONE))
-    assert measured_by(record("h1", late, observations=[replace(DONE[0], stage="benchmark")]), late) == ()
+    assert (measurements_of(made, late), measurements_of(made, none)) == (tuple(DONE), tuple(DONE))
+    assert measurements_of(record("h1", late, observations=[replace(DONE[0], stage="benchmark")]), late) == ()
 
 
 def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
@@ -1054,7 +1061,7 @@ def run_probes(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]]
     rounds: list[list[Launch]] = []
     while True:
         gang_attempts = attempts_with_probes(*rounds)
-        answer = conclusion(gang_attempts, gang_attempts[0])
+        answer = probe_result(gang_attempts, gang_attempts[0])
         if isinstance(answer, Conclusion):
             return rounds, answer
         groups = ["".join(host.removeprefix("h") for host in group) for group in answer]
@@ -1071,8 +1078,8 @@ def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
     later = [[replace(item, number=item.number + 10) for item in launches] for launches in rounds]
     result = attempts_with_probes(*later, after=[launch(5, outcome="failed")])
     (first, second) = [each for each in result if each.stage == "gang"]
-    assert conclusion(result, second) == ended
-    assert isinstance(conclusion(result, first), list)
+    assert probe_result(result, second) == ended
+    assert isinstance(probe_result(result, first), list)
 
 
 def test_second_host_of_a_bad_link_is_excluded() -> None:
