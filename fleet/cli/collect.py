@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fleet.records import run_lock
-from fleet.records.collect import FIRST, LAST, Collection, Outcome
+from fleet.records.collect import FIRST, LAST, CollectionResult, RecordCollector
 from fleet.records.collect_sources import read_source
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
@@ -57,10 +57,10 @@ def call(options: argparse.Namespace) -> int:
             "of a pod whose `rackproof run-host` has finished"
         )
     run_lock.acquire(options.run_dir)
-    outcome = Collection(options.run_dir, plan, options.attempt).add(frames)
-    outcome.problems[:0] = problems
-    _show(outcome, options.json)
-    return TROUBLE if outcome.problems else 0
+    result = RecordCollector(options.run_dir, plan, options.attempt).add(frames)
+    result.problems[:0] = problems
+    _show(result, options.json)
+    return TROUBLE if result.problems else 0
 
 
 def _plan(directory: Path) -> Plan:
@@ -70,12 +70,12 @@ def _plan(directory: Path) -> Plan:
         raise RunError(f"{error}: give the directory that `rackproof plan --run-dir` created") from None
 
 
-def _show(outcome: Outcome, as_json: bool) -> None:
+def _show(result: CollectionResult, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
         return
-    sys.stderr.writelines(f"rackproof: {problem}\n" for problem in outcome.problems)
-    sys.stdout.writelines(f"collected {path}\n" for path in outcome.added)
-    first = ", ".join(outcome.missing[:8]) + (" …" if len(outcome.missing) > 8 else "")
-    missing = f"{len(outcome.missing)} missing: {first}" if outcome.missing else "none missing"
-    sys.stdout.write(f"{len(outcome.added)} records collected, {len(outcome.unchanged)} unchanged, {missing}\n")
+    sys.stderr.writelines(f"rackproof: {problem}\n" for problem in result.problems)
+    sys.stdout.writelines(f"collected {path}\n" for path in result.added)
+    first = ", ".join(result.missing[:8]) + (" …" if len(result.missing) > 8 else "")
+    missing = f"{len(result.missing)} missing: {first}" if result.missing else "none missing"
+    sys.stdout.write(f"{len(result.added)} records collected, {len(result.unchanged)} unchanged, {missing}\n")

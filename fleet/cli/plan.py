@@ -12,7 +12,7 @@ from fleet.inventory import command_line
 from fleet.inventory.ansible import Variables, check_addresses, check_variables, hosts_of, read_inventory
 from fleet.planning.begin import begin
 from fleet.planning.plan_run import PlanRequest, plan_run
-from fleet.planning.test_selection import table
+from fleet.planning.test_selection import selection_table
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
@@ -69,7 +69,7 @@ def call(options: argparse.Namespace) -> int:
         return 0
     print(f"run {document['run_id']}: {_summary(plan)}")
     if plan.choice:
-        print(table(plan.choice))
+        print(selection_table(plan.choice))
     return 0
 
 

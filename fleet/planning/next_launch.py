@@ -102,15 +102,15 @@ def decide(
     """
     launches: list[LaunchPlan] = []
     excluded: dict[str, str] = {}
-    judged = _Judged(plan, evidence, packs)
+    verdicts = _LazyVerdicts(plan, evidence, packs)
     for name, hosts in plan.gangs().items() if any(stage.name == GANG for stage in plan.stages) else ():
-        gang = _Gang(name, [host for host in hosts if host in present], gang_attempts(plan, evidence, name), judged)
+        gang = _Gang(name, [host for host in hosts if host in present], gang_attempts(plan, evidence, name), verdicts)
         launches += gang.launches(max(minimum, MIN_HOSTS))
         excluded |= gang.failed_hosts()
     return Decision(launches=tuple(launches), excluded=excluded)
 
 
-class _Judged:
+class _LazyVerdicts:
     """Verdicts on the gang records, computed when first needed."""
 
     def __init__(self, plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> None:
@@ -144,8 +144,8 @@ class _Judged:
 class _Gang:
     """One gang, restricted to its reachable hosts."""
 
-    def __init__(self, name: str, present: Sequence[str], attempts: Sequence[Attempt], judged: _Judged) -> None:
-        self._name, self._present, self._attempts, self._judged = name, present, attempts, judged
+    def __init__(self, name: str, present: Sequence[str], attempts: Sequence[Attempt], verdicts: _LazyVerdicts) -> None:
+        self._name, self._present, self._attempts, self._verdicts = name, present, attempts, verdicts
         self._gang_launches = [
             attempt for attempt in attempts if attempt.stage == GANG and set(attempt.members) & set(present)
         ]
@@ -172,14 +172,16 @@ class _Gang:
             (attempt, last_hosts) for attempt, last_hosts in with_last_hosts(self._gang_launches) if attempt.worked
         ]
         failing = (
-            self._judged.failing_pairs({host for attempt in self._gang_launches for host in attempt.members})
+            self._verdicts.failing_pairs({host for attempt in self._gang_launches for host in attempt.members})
             if worked
             else {}
         )
         slowing: dict[int, dict[str, str]] = {}
         for attempt, last_hosts in worked:
             members = {host: why for host, why in failing.items() if host in last_hosts}
-            if members and (not attempt.complete or has_slow_collective(attempt, last_hosts, self._judged.collectives)):
+            if members and (
+                not attempt.complete or has_slow_collective(attempt, last_hosts, self._verdicts.collectives)
+            ):
                 slowing[attempt.number] = members
         return slowing
 

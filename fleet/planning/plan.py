@@ -130,32 +130,32 @@ def make_plan(
     Raises:
         UsageError: the inventory lacks what the profile needs; the message names host and variable.
     """
-    first = _run_wide(hosts)
-    planned = tuple(_host(name, variables, profile) for name, variables in hosts.items())
-    stages = tuple(_stage(name, content, first) for name, content in profile["stages"].items())
+    run_variables = _run_wide_variables(hosts)
+    planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
+    stages = tuple(_planned_stage(name, content, run_variables) for name, content in profile["stages"].items())
     plan = Plan(
         run_id=run_id,
         nonce=nonce,
         created=created,
         profile=str(profile["name"]),
         rehearsal=profile["device"] == "cpu",
-        criteria=tuple(first.get("rackproof_criteria", ())),
+        criteria=tuple(run_variables.get("rackproof_criteria", ())),
         stages=tuple(stage for stage in stages if stage.name != GANG or any(host.gang for host in planned)),
         hosts=planned,
         expected=(),
         manifest=tuple(manifest),
-        grafana_url=str(first.get("rackproof_grafana_url", "")),
-        reason=" ".join(str(first.get("rackproof_reason", "")).split()),
+        grafana_url=str(run_variables.get("rackproof_grafana_url", "")),
+        reason=" ".join(str(run_variables.get("rackproof_reason", "")).split()),
         choice=choice,
         waivers=tuple(waivers),
         baseline=baseline,
-        study=study_of(profile, first),
+        study=study_of(profile, run_variables),
     )
     if plan.study:
         return plan  # a study is not judged, and its cells may have one host
     _check_manifest(plan)
-    _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
-    return replace(plan, expected=_expected(plan))
+    _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))
+    return replace(plan, expected=_expectations(plan))
 
 
 _RUN_WIDE = (
@@ -176,7 +176,7 @@ _RUN_WIDE = (
 )
 
 
-def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
+def _run_wide_variables(hosts: Mapping[str, Variables]) -> Variables:
     """Return the variables of the first host. Raise UsageError if another host differs in a run-wide variable."""
     first_name, first = next(iter(hosts.items()))
     for name, variables in hosts.items():
@@ -189,7 +189,7 @@ def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
     return first
 
 
-def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> PlannedHost:
+def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -> PlannedHost:
     rack = str(variables.get("rackproof_rack", "unassigned"))
     has_gang = GANG in profile["stages"]
     gang_setting = "all" if profile.get("study") else variables.get("rackproof_gang", "rack")
@@ -224,7 +224,7 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
     return tuple(devices) if devices is not None else tuple(range(count))
 
 
-def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
+def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
     """Return a stage of the profile, with the training settings of the inventory."""
     training = {
         "epochs": variables.get("rackproof_epochs"),
@@ -241,20 +241,20 @@ def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage
         deadline_s=float(content["deadline_s"]),
         collective_timeout_s=float(content["collective_timeout_s"]),
         benchmarks=benchmarks,
-        **(_soak(content, variables) if name == SOAK else {}),
+        **(_soak_settings(content, variables) if name == SOAK else {}),
     )
 
 
-def _soak(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
+def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
     """Return the duration of a burn-in in seconds, and the condition that ends it early."""
     duration = variables.get("rackproof_soak_duration")
-    duration_s = float(content["duration_s"]) if duration is None else seconds(str(duration))
+    duration_s = float(content["duration_s"]) if duration is None else parse_duration(str(duration))
     if not 0 < duration_s <= MAX_SOAK_S:
         raise UsageError(f"rackproof_soak_duration {duration}: give more than 0 and at most {MAX_SOAK_S // 86400} d")
     return {"duration_s": duration_s, "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0]))}
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Return a duration such as `24h`, `45m`, `1h30m`, `90s` or `2d` in seconds. Raise UsageError if it is invalid."""
     if not text or not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", text):
         raise UsageError(f"rackproof_soak_duration {text!r}: write a duration such as 24h, 45m, 1h30m or 2d")
@@ -284,7 +284,7 @@ def _check_gangs(plan: Plan, minimum: int) -> None:
             )
 
 
-def _expected(plan: Plan) -> tuple[Expectation, ...]:
+def _expectations(plan: Plan) -> tuple[Expectation, ...]:
     device = "cpu" if plan.rehearsal else "gpu"
     return tuple(
         expectation

@@ -110,7 +110,7 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
     costs_s = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]
     costs_s = costs_s or [run.cost_s[key] for run in past if key in run.cost_s]
     benchmark = BENCHMARKS.get(key[1])
-    parts = tuple(benchmark.parts) if benchmark else ("the whole",)
+    parts = tuple(benchmark.parts) if benchmark else ("unknown parts",)
     default_cost_s = benchmark.cost_s if benchmark else UNKNOWN_COST_S
     return _Candidate(
         key=key,
@@ -203,7 +203,7 @@ def selection_summary(plan: Plan) -> list[SummaryLine]:
     return lines
 
 
-def table(choice: Choice) -> str:
+def selection_table(choice: Choice) -> str:
     """Return the selection as text, one line per benchmark."""
     runs = f"{choice.runs} earlier run{'' if choice.runs == 1 else 's'}"
     lines = [f"selected for {choice.budget_s:.0f} s from {runs} (takes about {choice.cost_s:.0f} s):"]

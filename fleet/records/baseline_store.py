@@ -68,10 +68,10 @@ def read(directory: Path, kind: str, part: str, name: str) -> PartBaseline | Non
     path = kind_directory(directory, kind) / path_of(part, name)
     if not path.exists() and not path.is_symlink():
         return None
-    return _checked(documents.read(path, "baseline"), path, kind, part, name)
+    return _verified_baseline(documents.read(path, "baseline"), path, kind, part, name)
 
 
-def _checked(document: documents.Json, path: Path, kind: str, part: str, name: str) -> PartBaseline:
+def _verified_baseline(document: documents.Json, path: Path, kind: str, part: str, name: str) -> PartBaseline:
     baseline = part_baseline_from_json(document)
     for key, actual, expected in (
         ("kind", baseline.kind, kind),
@@ -89,7 +89,7 @@ def all_baselines(directory: Path, kind: str) -> Iterator[PartBaseline]:
         for path in sorted((kind_directory(directory, kind) / folder).glob("*.json")):
             try:
                 document = documents.read(path, "baseline")
-                yield _checked(document, path, kind, part, str(document["id"]))
+                yield _verified_baseline(document, path, kind, part, str(document["id"]))
             except documents.DocumentError as error:
                 raise RunError(f"{error}: remove it, or accept a run of that part again") from None
 
@@ -124,13 +124,13 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
         )
     files: dict[str, bytes] = {}
     for host in hosts:
-        content = _content(home / path_of(HOST, host))
+        content = _read_regular_file(home / path_of(HOST, host))
         if content is None:
             continue  # the judge reports hosts without a baseline
         files[path_of(HOST, host)] = content
-        baseline = _parsed(content, home / path_of(HOST, host))
+        baseline = _parse_baseline(content, home / path_of(HOST, host))
         for serial in map(identity, baseline.gpus):
-            gpu_content = _content(home / path_of(GPU, serial)) if serial else None
+            gpu_content = _read_regular_file(home / path_of(GPU, serial)) if serial else None
             if gpu_content is not None:
                 files[path_of(GPU, serial)] = gpu_content
     index = {"schema": INDEX_SCHEMA, "kind": kind, "files": {name: _digest(files[name]) for name in sorted(files)}}
@@ -155,11 +155,11 @@ def planned_baseline(
     directory = Path(str(name))
     index = run_dir / SNAPSHOT / INDEX if run_dir else None
     if run_dir and index and index.exists() and is_run(run_dir):
-        return PlannedBaseline(directory=str(directory), digest=_digest(_content(index) or b""))
+        return PlannedBaseline(directory=str(directory), digest=_digest(_read_regular_file(index) or b""))
     return snapshot_baseline(directory, REHEARSAL if rehearsal else REAL, hosts, run_dir)
 
 
-def _content(path: Path) -> bytes | None:
+def _read_regular_file(path: Path) -> bytes | None:
     """Return the content of a regular file, or None if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -173,7 +173,7 @@ def _content(path: Path) -> bytes | None:
         return file.read(documents.MAX_BYTES + 1)
 
 
-def _parsed(content: bytes, path: Path) -> PartBaseline:
+def _parse_baseline(content: bytes, path: Path) -> PartBaseline:
     try:
         document = documents.parse(content, source=str(path))
         documents.validate(document, "baseline", source=str(path))
@@ -186,7 +186,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Snapshot:
+class BaselineSnapshot:
     """Read the snapshot of the baselines in a run directory. It must have the digest that is in the plan."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
@@ -227,7 +227,7 @@ class Snapshot:
             return None
         path = self._home / file
         try:
-            content = _content(path)
+            content = _read_regular_file(path)
         except UsageError as error:
             raise documents.DocumentError(str(error)) from None
         if content is None or _digest(content) != self._digests[file]:
@@ -236,4 +236,4 @@ class Snapshot:
             )
         document = documents.parse(content, source=str(path))
         documents.validate(document, "baseline", source=str(path))
-        return _checked(document, path, self._kind, part, name)
+        return _verified_baseline(document, path, self._kind, part, name)

@@ -26,7 +26,7 @@ FIRST, LAST = "first", "last"
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class CollectionResult:
     """The result of a collection. Records are listed by their path in the run directory."""
 
     added: list[str] = field(default_factory=list)
@@ -38,8 +38,8 @@ class Outcome:
     """Records that the plan expects and the run directory lacks."""
 
 
-class Collection:
-    """A collection of records into one run directory.
+class RecordCollector:
+    """Write collected records into one run directory.
 
     Args:
         directory, plan: run directory and its plan.
@@ -48,16 +48,16 @@ class Collection:
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:
         self._directory, self._plan, self._attempt = directory, plan, attempt
-        self._outcome = Outcome()
+        self._result = CollectionResult()
 
-    def add(self, frames: Iterable[FramedRecord]) -> Outcome:
+    def add(self, frames: Iterable[FramedRecord]) -> CollectionResult:
         """Write each record to its path. Of records that extend each other, the latest is used."""
         accepted: dict[str, list[tuple[Record, FramedRecord]]] = {}
         for item in dict.fromkeys(frames):
             try:
                 record = self._checked(item)
             except documents.DocumentError as error:
-                self._note("rejected", item, str(error))
+                self._report_problem("rejected", item, str(error))
                 continue
             if reason := self._foreign_reason(record, item):
                 self._quarantine(item, reason)
@@ -65,8 +65,8 @@ class Collection:
             accepted.setdefault(record_name(record.host, record.gang), []).append((record, item))
         for path, records in accepted.items():
             self._write_record(path, records)
-        self._outcome.missing = [path for path in self._expected() if not (self._directory / path).exists()]
-        return self._outcome
+        self._result.missing = [path for path in self._expected_paths() if not (self._directory / path).exists()]
+        return self._result
 
     def _checked(self, item: FramedRecord) -> Record:
         """Return the record. Raise DocumentError if it is invalid, or differs from its frame."""
@@ -105,10 +105,10 @@ class Collection:
     def _write_record(self, path: str, records: list[tuple[Record, FramedRecord]]) -> None:
         """Choose among the collected records and the one in the run directory, and write the chosen one."""
         existing = self._existing_record(path)
-        attempts = _attempts([*([existing] if existing else []), *records])
+        attempts = _group_by_attempt([*([existing] if existing else []), *records])
         if len(attempts) > 1 and not self._attempt:
             source = records[0][1].source
-            self._note(
+            self._report_problem(
                 "rejected",
                 records[0][1],
                 f"{source}: {path}: {_describe_attempts(attempts)}: choose one with --attempt first or --attempt last",
@@ -117,12 +117,12 @@ class Collection:
         chosen = attempts[0 if self._attempt == FIRST else -1]
         _, item = chosen[-1]
         if existing and item.text == existing[1].text:
-            self._outcome.unchanged.append(path)
+            self._result.unchanged.append(path)
             return
         if not any(pair is existing for pair in chosen):
             self._quarantine_existing(path)
         documents.write_text(self._directory / path, item.text.decode())
-        self._outcome.added.append(path)
+        self._result.added.append(path)
         self._journal("added", item, "")
 
     def _quarantine_existing(self, path: str) -> None:
@@ -151,7 +151,7 @@ class Collection:
         )
 
     def _quarantine(self, item: FramedRecord, reason: str) -> None:
-        self._note("quarantined", item, f"{reason}; moved to {self._write_quarantine(item)}")
+        self._report_problem("quarantined", item, f"{reason}; moved to {self._write_quarantine(item)}")
 
     def _write_quarantine(self, item: FramedRecord) -> str:
         """Write a record into quarantine; return its path in the run directory."""
@@ -160,8 +160,8 @@ class Collection:
             documents.write_text(path, item.text.decode(errors="replace"))
         return f"{QUARANTINE}/{path.name}"
 
-    def _note(self, what: str, item: FramedRecord, why: str) -> None:
-        self._outcome.problems.append(why)
+    def _report_problem(self, what: str, item: FramedRecord, why: str) -> None:
+        self._result.problems.append(why)
         self._journal(what, item, why)
 
     def _journal(self, what: str, item: FramedRecord, why: str) -> None:
@@ -178,7 +178,7 @@ class Collection:
         with (self._directory / COLLECTED).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    def _expected(self) -> Iterator[str]:
+    def _expected_paths(self) -> Iterator[str]:
         has_gang_stage = any(stage.name == GANG for stage in self._plan.stages)
         for host in self._plan.hosts:
             yield record_name(host.name)
@@ -186,7 +186,7 @@ class Collection:
                 yield record_name(host.name, host.gang)
 
 
-def _attempts(records: Iterable[tuple[Record, FramedRecord]]) -> list[list[tuple[Record, FramedRecord]]]:
+def _group_by_attempt(records: Iterable[tuple[Record, FramedRecord]]) -> list[list[tuple[Record, FramedRecord]]]:
     """Group records by attempt, oldest first. Within a group, each record extends the one before it."""
     attempts: list[list[tuple[Record, FramedRecord]]] = []
     for pair in sorted(records, key=lambda pair: (pair[0].began, pair[0].ended)):

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fleet.judge.evidence import Evidence
-from fleet.records.baseline_store import Snapshot
+from fleet.records.baseline_store import BaselineSnapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
@@ -57,7 +57,7 @@ class RecordReader:
         self._directory, self.plan, self._events = directory, plan, events
         self._journal_problems, self.only_gangs = journal_problems, only_gangs
         self._users = users or {}
-        self._baseline = Snapshot(directory, plan) if plan.baseline else None
+        self._baseline = BaselineSnapshot(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
         self.checked: dict[str, bytes] = {}
         """Path of a valid record -> digest of its bytes. Unchanged bytes are not validated again."""
@@ -175,13 +175,13 @@ def plan_advice(directory: Path, error: documents.DocumentError) -> str:
         return "read the run as the user who made it, or have that user make it readable"
     if is_run(directory):
         return "it is damaged or was written by another version of Rackproof: use the version that wrote it"
-    if runs := sorted(_runs(directory)):
+    if runs := sorted(_printable_runs(directory)):
         return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
-    near = documents.nearest(directory.name, _runs(directory.parent))
+    near = documents.nearest(directory.name, _printable_runs(directory.parent))
     return f"give the directory of a run, which has a plan.json{near}"
 
 
-def _runs(directory: Path) -> list[str]:
+def _printable_runs(directory: Path) -> list[str]:
     """Return the runs with a printable name: other names may contain control sequences for the terminal."""
     return [run.name for run in runs_in(directory) if run.name.isprintable()]
 
@@ -214,14 +214,14 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     if plan.study and not study:
         raise RunError(f"run {plan.run_id} is a scaling study, which is not judged: use rackproof scaling {directory}")
     journal: list[Quarantined] = []
-    events, users = _events(directory, journal)
+    events, users = _read_events(directory, journal)
     problems = [item.reason for item in journal]
     return Run(
         directory=directory,
         plan=plan,
         evidence=RunEvidence(RecordReader(directory, plan, events, problems, users, only_gangs=not alone)),
         events=events,
-        rejected=(*journal, *_unplanned(directory, plan)),
+        rejected=(*journal, *_unplanned_records(directory, plan)),
     )
 
 
@@ -247,7 +247,7 @@ def _rounds(benchmark: str, stage: Stage) -> object:
     return settings(benchmark, stage.benchmarks.get(benchmark, {})).get("rounds") if benchmark in BENCHMARKS else None
 
 
-def _unplanned(directory: Path, plan: Plan) -> list[Quarantined]:
+def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
     """Return the files among the records that belong to no planned host."""
     planned, paths = record_names(plan), RunDirectory(directory)
     return [
@@ -257,7 +257,7 @@ def _unplanned(directory: Path, plan: Plan) -> list[Quarantined]:
     ]
 
 
-def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def _read_events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the failures of each host in the playbooks' journal, and the users of the hosts that are in use.
 
     A failure no longer counts once the host has completed the same play. Invalid lines are added to `quarantined`.

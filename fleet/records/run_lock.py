@@ -22,7 +22,7 @@ from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
 
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
 """Name of a file that documents.write_text is still writing."""
-_MAX_RUNNING = 200
+_MAX_ACTIVE_RUNS = 200
 
 
 def acquire(directory: Path, *, take_over: bool = False) -> str:
@@ -42,19 +42,19 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
     pid, note = playbook() or os.getpid(), ""
     try:
         with exclusive(RunDirectory(directory).lock) as file:
-            old = _claim(read_line(file, "lock"))
+            old = _parse_claim(read_line(file, "lock"))
             mine = claim(directory.name, directory.parent, pid, _now())
             if old and old.process != mine.process:
-                _refuse(directory, old, take_over)
+                _refuse_active_holder(directory, old, take_over)
                 note = f"{old.who()} held the lock of this run since {old.since} and has exited"
             write_line(file, _json(mine))
             # Other runs are listed only after our lock is written: earlier ones are visible here, later ones see ours.
-            mine = claim(directory.name, directory.parent, pid, _now(), _running(directory))
+            mine = claim(directory.name, directory.parent, pid, _now(), _active_runs(directory))
             write_line(file, _json(mine))
             resumed = RunDirectory(directory).plan.exists()
             if resumed:
-                tidy(directory)
-            _journal(directory, "resumed" if resumed else "begun", mine, note)
+                remove_partial_files(directory)
+            _append_to_journal(directory, "resumed" if resumed else "begun", mine, note)
     except PermissionError as error:
         owner = holder(directory)
         raise HeldError(
@@ -70,11 +70,11 @@ def release(directory: Path, outcome: str) -> None:
         if not RunDirectory(directory).lock.exists():
             return
         with exclusive(RunDirectory(directory).lock) as file:
-            owner = _claim(read_line(file, "lock"))
+            owner = _parse_claim(read_line(file, "lock"))
             is_ours = owner is None or (owner.pid in (playbook(), os.getpid()) and owner.lives())
             if is_ours or (owner and owner.lives() is False):
                 if owner:
-                    _journal(directory, "reported", owner, outcome)
+                    _append_to_journal(directory, "reported", owner, outcome)
                 RunDirectory(directory).lock.unlink()
 
 
@@ -85,7 +85,7 @@ def holder(directory: Path) -> Claim | None:
     except OSError:
         return None
     try:
-        return _claim(read_line(descriptor, "lock"))
+        return _parse_claim(read_line(descriptor, "lock"))
     finally:
         os.close(descriptor)
 
@@ -96,7 +96,7 @@ def active_holder(directory: Path) -> Claim | None:
     return owner if owner and owner.lives() and owner.pid not in (playbook(), os.getpid()) else None
 
 
-def _claim(document: dict[str, object] | None) -> Claim | None:
+def _parse_claim(document: dict[str, object] | None) -> Claim | None:
     return claim_from_json(document) if document else None
 
 
@@ -104,7 +104,7 @@ def _json(lock_claim: Claim) -> dict[str, object]:
     return {**vars(lock_claim), "running": list(lock_claim.running)}
 
 
-def _refuse(directory: Path, owner: Claim, take_over: bool) -> None:
+def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> None:
     """Raise HeldError unless the holder has exited."""
     lives = owner.lives()
     if lives is False or (lives is None and take_over):
@@ -121,10 +121,10 @@ def _refuse(directory: Path, owner: Claim, take_over: bool) -> None:
     )
 
 
-def _running(directory: Path) -> tuple[str, ...]:
+def _active_runs(directory: Path) -> tuple[str, ...]:
     """Return the other runs of the same parent directory that are or may be in progress."""
     others = (holder(path.parent) for path in sorted(directory.parent.glob(f"*/{LOCK}")) if path.parent != directory)
-    return tuple(other.run_id for other in others if other and other.lives() is not False)[:_MAX_RUNNING]
+    return tuple(other.run_id for other in others if other and other.lives() is not False)[:_MAX_ACTIVE_RUNS]
 
 
 def playbook() -> int:
@@ -166,21 +166,21 @@ def _parent(pid: int) -> int:
     return int(fields[1]) if born(pid) else 0
 
 
-def tidy(directory: Path) -> None:
+def remove_partial_files(directory: Path) -> None:
     """Remove partly written files of a killed process. Call only while holding the lock."""
-    for path in _files(directory):
+    for path in _run_files(directory):
         if _TEMPORARY.fullmatch(path.name) or (path.suffix == ".whl" and not zipfile.is_zipfile(path)):
             path.unlink(missing_ok=True)
     for name in (JOURNAL, EVENTS):
-        _drop_torn_line(directory / name)
+        _drop_partial_line(directory / name)
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def _run_files(directory: Path) -> Iterator[Path]:
     for pattern in ("*", *RECORDS, "agent/*"):
         yield from (path for path in directory.glob(pattern) if path.is_file() and not path.is_symlink())
 
 
-def _drop_torn_line(path: Path) -> None:
+def _drop_partial_line(path: Path) -> None:
     """Cut off an incomplete last line; the resuming attempt writes the event again."""
     if path.is_symlink() or not path.is_file():
         return
@@ -190,13 +190,13 @@ def _drop_torn_line(path: Path) -> None:
             file.truncate(text.rfind(b"\n") + 1)
 
 
-def _journal(directory: Path, what: str, by: Claim, note: str) -> None:
+def _append_to_journal(directory: Path, what: str, by: Claim, note: str) -> None:
     """Append one line to the journal."""
     event = {"at": _now(), "what": what, "user": by.user, "host": by.host, "pid": by.pid}
     if note:
         event["note"] = note
     documents.validate(event, "journal", source=JOURNAL)
-    _drop_torn_line(RunDirectory(directory).journal)
+    _drop_partial_line(RunDirectory(directory).journal)
     with RunDirectory(directory).journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.judge.localization.bisection import Bisection, Conclusion, History, Outcome
+from fleet.judge.localization.bisection import Bisection, Conclusion, GroupOutcome, History
 from fleet.judge.localization.matrix import Pair, PairKind, Suspect, Tolerance
 from fleet.judge.localization.suspects import find_suspects
 from fleet.judge.localization.verdicts import judge_pairs
@@ -10,8 +10,8 @@ from fleet.judge.localization.verdicts import judge_pairs
 __all__ = [
     "Bisection",
     "Conclusion",
+    "GroupOutcome",
     "History",
-    "Outcome",
     "Pair",
     "PairKind",
     "Suspect",

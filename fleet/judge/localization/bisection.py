@@ -28,14 +28,14 @@ WITNESSES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class GroupOutcome:
     """The result of one group of a launch."""
 
     hosts: tuple[str, ...]
     worked: bool
 
 
-History = Sequence[Sequence[Outcome]]
+History = Sequence[Sequence[GroupOutcome]]
 """Outcomes of each launch, oldest launch first."""
 
 

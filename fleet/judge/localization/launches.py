@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.evidence import Evidence
-from fleet.judge.localization.bisection import Bisection, Conclusion, Outcome
+from fleet.judge.localization.bisection import Bisection, Conclusion, GroupOutcome
 from fleet.judge.localization.matrix import HOST, LINK
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
@@ -172,12 +172,12 @@ def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]]
         stuck: the launch that failed.
     """
     later_numbers = [other.number for other in attempts if other.stage == GANG and other.number > stuck.number]
-    probes: dict[int, list[Outcome]] = defaultdict(list)
+    probes: dict[int, list[GroupOutcome]] = defaultdict(list)
     for probe in attempts:
         if probe.stage == PROBE and stuck.number < probe.number < min(later_numbers, default=probe.number + 1):
             if probe.unable_ranks:
                 return []
-            probes[probe.number].append(Outcome(hosts=probe.members, worked=probe.worked))
+            probes[probe.number].append(GroupOutcome(hosts=probe.members, worked=probe.worked))
     return Bisection(stuck.members).next_launches([probes[number] for number in sorted(probes)])
 
 

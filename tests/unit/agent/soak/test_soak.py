@@ -28,7 +28,7 @@ from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import rate_course
 from fleet.judge.judge import judge
-from fleet.planning.plan import seconds
+from fleet.planning.plan import parse_duration
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
@@ -468,7 +468,7 @@ def test_old_record_without_a_soak_is_still_one() -> None:
     ("text", "reported"), [("24h", 86400), ("45m", 2700), ("1h30m", 5400), ("2d", 172800), ("90s", 90)]
 )
 def test_duration_as_people_write_it(text: str, reported: float) -> None:
-    assert seconds(text) == reported
+    assert parse_duration(text) == reported
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1.5h", "-1h", "24 h", "0s", "40d"])

@@ -241,7 +241,7 @@ def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, tmp_pat
     planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
     assert baseline_store.kind_of(planned) == kind
     assert baseline_store.kind_directory(tmp_path, kind) == tmp_path / kind
-    other = baseline_store.Snapshot(
+    other = baseline_store.BaselineSnapshot(
         tmp_path, replace(planned, baseline=PlannedBaseline(directory="base", digest="0" * 64))
     )
     assert "is invalid" in other.of_host("h1", ()).problem

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.inventory.ansible import check_addresses, hosts_of, read_inventory
-from fleet.planning.plan import make_plan, read_profile, seconds
+from fleet.planning.plan import make_plan, parse_duration, read_profile
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation
 from schemas.errors import UsageError
@@ -176,13 +176,13 @@ def test_manifest_and_inventory_must_agree_on_gpu_counts() -> None:
     ("text", "result"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("2d", 172800), ("1d2h3m4s", 93784), ("0h", 0)]
 )
 def test_duration_accepts_days_hours_minutes_and_seconds(text: str, result: float) -> None:
-    assert seconds(text) == result
+    assert parse_duration(text) == result
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1h30", "-1h", "1.5h", "30m1h", "1h ", "1H", "1h\n"])
 def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="write a duration such as 24h"):
-        seconds(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(("duration", "result"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])

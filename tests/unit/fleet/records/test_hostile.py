@@ -488,15 +488,15 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
     run = tmp_path / fuzz.COMPARED
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()
-    assert baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem == ""
+    assert baseline_store.BaselineSnapshot(run, plan).of_host("h1", gpus).problem == ""
     for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
         path = run / "baseline" / name
         whole = path.read_bytes()
         for length in range(0, len(whole), max(1, len(whole) // 200)):
             path.write_bytes(whole[:length])
-            assert "is invalid" in baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem
+            assert "is invalid" in baseline_store.BaselineSnapshot(run, plan).of_host("h1", gpus).problem
         path.unlink()
-        assert "is invalid" in baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem
+        assert "is invalid" in baseline_store.BaselineSnapshot(run, plan).of_host("h1", gpus).problem
         path.write_bytes(whole)
 
 

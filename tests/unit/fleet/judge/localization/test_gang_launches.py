@@ -17,7 +17,7 @@ from fleet.judge.judge import judge
 from fleet.judge.localization import (
     Bisection,
     Conclusion,
-    Outcome,
+    GroupOutcome,
     Pair,
     PairKind,
     Suspect,
@@ -739,7 +739,7 @@ def run_bisection(
         pairs = {a + b for a, b in itertools.combinations(sorted(group), 2)}
         return not set(group) & set(bad) and not pairs & set(links) and (not most or len(group) <= most)
 
-    history: list[list[Outcome]] = []
+    history: list[list[GroupOutcome]] = []
     planner, launched = Bisection(names), itertools.count()
     for _ in range(60):
         result = planner.next_launches(history)
@@ -748,7 +748,7 @@ def run_bisection(
             return result, len(history)
         assert len({host for group in result for host in group}) == sum(map(len, result))
         history.append(
-            [Outcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in result]
+            [GroupOutcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in result]
         )
     raise AssertionError("the search does not end")
 
@@ -785,15 +785,15 @@ def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
     groups = Bisection(names).next_launches([])
     assert isinstance(groups, list)
     (first, second, third) = groups
-    worked = [Outcome(hosts=(*first, *second), worked=True)]
+    worked = [GroupOutcome(hosts=(*first, *second), worked=True)]
     assert Bisection(names).next_launches([worked]) == [third]
     # A failed group of three says nothing about its pairs, so all hosts are launched in pairs.
     for size, expected_hosts in ((2, None), (3, "abcdef")):
-        failed = [Outcome(hosts=tuple("abc"[:size]), worked=False)]
+        failed = [GroupOutcome(hosts=tuple("abc"[:size]), worked=False)]
         groups = Bisection(names).next_launches([failed])
         assert isinstance(groups, list)
         assert expected_hosts is None or {host for group in groups for host in group} == set(expected_hosts)
-    working_pair = [Outcome(hosts=("a", "f"), worked=True)]
+    working_pair = [GroupOutcome(hosts=("a", "f"), worked=True)]
     groups = Bisection(names).next_launches([working_pair])
     assert isinstance(groups, list)
     assert ["a", "f"] not in [sorted(group) for group in groups]
@@ -812,11 +812,11 @@ def test_bisection_finds_two_bad_links() -> None:
 
 
 def test_link_that_worked_and_then_failed_is_launched_again() -> None:
-    history = [[Outcome(hosts=("a", "b"), worked=worked)] for worked in (True, False)]
-    history.append([Outcome(hosts=pair, worked=True) for pair in (("c", "d"), ("a", "c"), ("b", "d"))])
+    history = [[GroupOutcome(hosts=("a", "b"), worked=worked)] for worked in (True, False)]
+    history.append([GroupOutcome(hosts=pair, worked=True) for pair in (("c", "d"), ("a", "c"), ("b", "d"))])
     planner = Bisection("abcd")
     while isinstance(groups := planner.next_launches(history), list) and groups != [["a", "b"]]:
-        history.append([Outcome(hosts=tuple(group), worked=not {"a", "b"} <= set(group)) for group in groups])
+        history.append([GroupOutcome(hosts=tuple(group), worked=not {"a", "b"} <= set(group)) for group in groups])
     assert groups == [["a", "b"]]
 
 

@@ -13,7 +13,16 @@ import pytest
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import Bisection, Conclusion, Outcome, Pair, PairKind, Suspect, find_suspects, judge_pairs
+from fleet.judge.localization import (
+    Bisection,
+    Conclusion,
+    GroupOutcome,
+    Pair,
+    PairKind,
+    Suspect,
+    find_suspects,
+    judge_pairs,
+)
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
@@ -342,7 +351,7 @@ def run_search(size: int, faults: Faults, together: int = 0) -> Conclusion:
         assert all(len(group) > 1 for group in groups)
         history.append(
             [
-                Outcome(
+                GroupOutcome(
                     hosts=tuple(group),
                     worked=not bad & set(group)
                     and not any(link <= set(group) for link in links)
@@ -412,7 +421,7 @@ def test_planner_is_deterministic_and_requests_missing_groups() -> None:
     first = planner.next_launches([])
     assert first == planner.next_launches([])
     assert isinstance(first, list)
-    half = [[Outcome(hosts=tuple(first[0]), worked=True)]]
+    half = [[GroupOutcome(hosts=tuple(first[0]), worked=True)]]
     assert planner.next_launches(half) == first[1:]
 
 
