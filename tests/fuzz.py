@@ -1,13 +1,13 @@
-"""Run directories that somebody broke or forged, a million at a time: no crash, no wrong acceptance, no write outside.
+"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no write outside.
 
     make fuzz                                             # 1 000 000 mutations
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
 
-Each mutation changes bytes or the JSON of a record, a host's or a gang's (sometimes of the plan or of the journal of events),
-of a small run that is in order, and the run is read as `rackproof report` reads it. Where a changed record is still believed,
-the run is judged; where it is accepted, `wrong` says by itself, from the bytes alone, whether it might be. Now and then
-everything is written, too; and now and then a verb reads what is broken: a file of waivers, a baseline or a run's copy of one,
-a report, what was signed, a journal or a lock (`CASES`).
+Each mutation changes bytes or JSON values of one file of a small healthy run: a host or gang record, sometimes the plan or the
+journal of events. The run is then read as `rackproof report` reads it. If the changed record is still valid, the run is judged.
+If it is accepted, `rejection_reason` checks independently, from the bytes alone, whether it may be. Some mutations run the
+complete command, which writes files. Others run another verb on a corrupt file (`CASES`): waivers, a baseline or a run's copy of
+it, a report, signed files, a journal or a lock.
 """
 
 from __future__ import annotations
@@ -50,23 +50,24 @@ from tests import accepted, builders
 PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-WORDS = 50
-"""Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
-FULL = 200
-"""Of so many mutations one is of a run with all that a host tells and every criterion; the others are of a short one."""
-COMMAND = 20
-"""Of so many of those one is put through the whole command, which writes its files."""
-GANGS = 5
-"""Of so many others one is of hosts that form a gang."""
-INCOMPLETE = 10
-"""Of so many gangs of which a record is not believed one is judged all the same, as if it were not there."""
-VERBS = 250
-"""Of so many mutations one is of what another verb than `report` reads."""
+WITH_MESSAGES = 50
+"""One in this many mutations of a short run is validated by jsonschema, with messages; the others by the fast validator."""
+FULL_RUN = 200
+"""One in this many mutations is of a run with every reading and criterion; the others are of a short run."""
+COMPLETE_COMMAND = 20
+"""One in this many of those runs the complete command, which writes files."""
+GANG_RUN = 5
+"""One in this many of the others is of a run with a gang."""
+INCOMPLETE_GANG = 10
+"""One in this many gang runs with an invalid record is judged nevertheless, without the record."""
+OTHER_VERB = 250
+"""One in this many mutations is of a file that another verb than `report` reads."""
 PART = 5_000
-KEPT = ("memory", "digest")
+"""Mutations per task of the process pool."""
+BENCHMARKS = ("memory", "digest")
 GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")
 GANG_BYTES = (67_108_864, None)
-TOLD = (
+READINGS = (
     "gpu.ecc.enabled",
     "gpu.ecc.uncorrectable_volatile",
     "gpu.pcie.width",
@@ -91,11 +92,11 @@ TOKENS = (
 
 
 def short(record: Record) -> Record:
-    """A record with few readings."""
+    """Return the record with few readings."""
     taken = tuple(
         replace(
             snapshot,
-            metrics=tuple(metric for metric in snapshot.metrics if metric.name.startswith(TOLD) and metric.values),
+            metrics=tuple(metric for metric in snapshot.metrics if metric.name.startswith(READINGS) and metric.values),
         )
         for snapshot in record.snapshots
     )
@@ -103,8 +104,8 @@ def short(record: Record) -> Record:
 
 
 def short_pack() -> Pack:
-    """The criteria that speak of what a short record holds."""
-    names = {metric for metric in builders.HEALTHY if metric.startswith(TOLD)} | {
+    """Return the criteria that match the readings of a short record."""
+    names = {metric for metric in builders.HEALTHY if metric.startswith(READINGS)} | {
         "gpu.count",
         "memory.bandwidth",
         "digest.mismatches",
@@ -114,9 +115,9 @@ def short_pack() -> Pack:
 
 
 def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
-    """Two hosts with a GPU each, and few figures."""
+    """Write a run of two hosts with one GPU each and few figures; return its plan."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
-    kept = [item for item in plan.expected if item.stage == "benchmark" and item.name.split(".")[0] in KEPT]
+    kept = [item for item in plan.expected if item.stage == "benchmark" and item.name.split(".")[0] in BENCHMARKS]
     kept = kept if full else [item for item in kept if item.params.get("op") != "triad"][:4]
     together = [item for item in plan.expected if item.stage == "gang" and item.name in GANG_FIGURES]
     kept += [item for item in together if gang and item.params.get("size_bytes") in GANG_BYTES]
@@ -135,7 +136,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
 
 
 def mutated(draw: random.Random, whole: bytes) -> bytes:
-    """The document, changed in one to three places: by its bytes, or as JSON."""
+    """Return the document with one to three changes of its bytes or JSON values."""
     if draw.random() < 0.8:
         return _bytes(draw, whole)
     document = json.loads(whole)
@@ -164,7 +165,7 @@ def _bytes(draw: random.Random, text: bytes) -> bytes:
 
 
 def _change(draw: random.Random, document: Any) -> None:
-    """One thing of the JSON: another value, one less, one more, twice, two exchanged; or every number of it the same."""
+    """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value."""
     container = _random_container(draw, document)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     if not keys:
@@ -189,22 +190,22 @@ def _change(draw: random.Random, document: Any) -> None:
     elif kind == 3 and isinstance(container[key], str) and container[key]:
         container[key] = container[key][:-1] + draw.choice("0aZ/. \n")
     elif kind == 6:
-        container[key] = _flooded(container[key], draw.choice(EXTREMES))
+        container[key] = _with_every_number(container[key], draw.choice(EXTREMES))
     else:
         container[key] = draw.choice(VALUES)
 
 
-def _flooded(value: Any, number: float | str) -> Any:
-    """The same with one number in the place of all."""
+def _with_every_number(value: Any, number: float | str) -> Any:
+    """Return the value with every number in it replaced by `number`."""
     if isinstance(value, dict):
-        return {key: _flooded(child, number) for key, child in value.items()}
+        return {key: _with_every_number(child, number) for key, child in value.items()}
     if isinstance(value, list):
-        return [_flooded(child, number) for child in value]
+        return [_with_every_number(child, number) for child in value]
     return number if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _random_container(draw: random.Random, document: Any) -> Any:
-    """An object or a list somewhere in it."""
+    """Return a random object or list of the document."""
     container = document
     while True:
         inner = [
@@ -217,29 +218,29 @@ def _random_container(draw: random.Random, document: Any) -> Any:
         container = draw.choice(inner)
 
 
-# Whether it might be accepted, from the bytes alone
+# The oracle: whether a run may be accepted, from the bytes alone
 
 
-def wrong(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
-    """Why a run must not be accepted; empty where nothing speaks against it. Knows nothing of the judge's code.
+def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
+    """Return why a run must not be accepted, or an empty string. Uses no code of the judge.
 
-    Held against: strict JSON, the schema, run, nonce, host, gang; every planned observation measured, the last of it; the last
-    launch finished; GPUs that tell another model or another's serial; every absolute criterion, on everything that it is for;
-    every counter that rose over the run; no collector's error where a criterion asks.
+    Checks: strict JSON; the schema; run, nonce, host and gang; the last value of every planned observation is measured; the last
+    launch finished; GPU model and unique serials; every absolute criterion on everything it applies to; counters that rose during
+    the run; no collector error for a reading that a criterion needs.
     """
     parts: dict[tuple[str, int, str], set[str]] = {}
     slots: dict[str, set[tuple[str, int]]] = {}
     for host in plan["hosts"]:
         try:
-            document = _together([_believed(plan, host["name"], gang, records) for gang in _gangs_of(host)])
+            document = _combine([_valid_record(plan, host["name"], gang, records) for gang in _gangs_of(host)])
         except (ValueError, RecursionError) as error:
             return f"{host['name']}: no valid record: {str(error)[:80]}"
         for gpu in document["gpus"]:
             slot = host["name"], gpu["index"]
-            for key in ("serial", "uuid"):  # what one record does not tell, another may
+            for key in ("serial", "uuid"):  # one record may have what another lacks
                 parts.setdefault((*slot, key), set()).update({gpu[key]} - {""})
                 slots.setdefault(gpu[key] or str(slot), set()).add(slot)
-        if why := _unsound(plan, host, document, criteria):
+        if why := _host_rejection_reason(plan, host, document, criteria):
             return f"{host['name']}: {why}"
     if any(len(positions) > 1 for positions in (*parts.values(), *slots.values())):
         return "a GPU in two places, or two in one"
@@ -247,41 +248,43 @@ def wrong(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Cr
 
 
 def _gangs_of(host: dict[str, Any]) -> list[str]:
-    """Of its own record, and of that in its gang."""
+    """Return the gangs of the records of a host: "" for its own record, and its gang."""
     return ["", host["gang"]] if host.get("gang") else [""]
 
 
-def _believed(plan: dict[str, Any], host: str, gang: str, records: dict[str, bytes]) -> dict[str, Any]:
-    """A record of that host and run. Raises ValueError where it is none."""
+def _valid_record(plan: dict[str, Any], host: str, gang: str, records: dict[str, bytes]) -> dict[str, Any]:
+    """Return a valid record of a host. Raise ValueError if it is invalid or belongs to another host or run."""
     text = records[f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"]
-    document: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_never)
+    document: dict[str, Any] = json.loads(
+        text.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
+    )
     documents.validate(document, "record", source="record")
-    own: list[Any] = [
+    identity: list[Any] = [
         document.get(key, default)
         for key, default in (("run_id", 0), ("nonce", 0), ("host", 0), ("gang", ""), ("simulated", False))
     ]
-    if own != [plan["run_id"], plan["nonce"], host, gang, plan.get("simulated", False)]:
-        raise ValueError(f"a record of {own}")
+    if identity != [plan["run_id"], plan["nonce"], host, gang, plan.get("simulated", False)]:
+        raise ValueError(f"a record of {identity}")
     return document
 
 
-def _together(documents_: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all records of a host tell."""
+def _combine(documents_: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the combined lists of all records of a host."""
     lists = ("gpus", "observations", "snapshots", "launches")
     return {key: [item for each in documents_ for item in each.get(key, ())] for key in lists}
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key twice")
+        raise ValueError("duplicate key")
     return dict(pairs)
 
 
-def _never(word: str) -> float:
+def _reject_constant(word: str) -> float:
     raise ValueError(word)
 
 
-def _unsound(
+def _host_rejection_reason(
     plan: dict[str, Any], host: dict[str, Any], document: dict[str, Any], criteria: Sequence[Criterion]
 ) -> str:
     if why := _unmeasured(plan, host, document["observations"]):
@@ -291,19 +294,19 @@ def _unsound(
         if last != ["finished"]:
             return f"the last launch of stage {stage}: {last}"
     gang = {other["name"] for other in plan["hosts"] if other.get("gang", "") == host.get("gang", "")}
-    met = [launch for launch in document["launches"] if launch["stage"] == "gang"]
-    if host.get("gang") and not any(set(launch["members"]) >= gang for launch in met):
+    gang_launches = [launch for launch in document["launches"] if launch["stage"] == "gang"]
+    if host.get("gang") and not any(set(launch["members"]) >= gang for launch in gang_launches):
         return "no launch of all its gang"
     names: dict[int, set[str]] = {}
-    for gpu in document["gpus"]:  # what one record does not tell, another may
+    for gpu in document["gpus"]:  # one record may have what another lacks
         names.setdefault(gpu["index"], set()).add(gpu["name"])
     if any(models - {""} != {"NVIDIA H200"} for models in names.values()):
         return "a GPU of another model"
-    return next((why for criterion in criteria if (why := _broken(criterion, host, document))), "")
+    return next((why for criterion in criteria if (why := _violation(criterion, host, document))), "")
 
 
 def _unmeasured(plan: dict[str, Any], host: dict[str, Any], observations: Sequence[dict[str, Any]]) -> str:
-    """What the plan expects and nobody measured."""
+    """Return a planned observation that was not measured, or an empty string."""
     for item in plan["expected"]:
         for scope in _scopes(plan, host, item):
             measured = [
@@ -326,8 +329,8 @@ def _scopes(plan: dict[str, Any], host: dict[str, Any], item: dict[str, Any]) ->
     return [f"gang={host.get('gang', '')}" if item["scope"] == "world" and item["stage"] == "gang" else "host"]
 
 
-def _broken(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]) -> str:
-    """Why what the host tells is against a criterion with a limit of its own."""
+def _violation(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]) -> str:
+    """Return how a host violates a criterion with an absolute limit, or an empty string."""
     if criterion.vs_fleet or criterion.baseline or criterion.same_as_fleet is not None or criterion.variable:
         return ""
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
@@ -349,46 +352,46 @@ def _broken(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]
     ):
         for index in host["devices"]:
             if f"gpu={index}" not in values:
-                return f"{criterion.id}: gpu={index} tells nothing"
+                return f"{criterion.id}: gpu={index} has no reading"
     if lost and not criterion.best_of_run:
         return f"{criterion.id}: {lost}"
     return ""
 
 
 def _values_of(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
-    """Scope -> what is told of it, in the order of time; and an error, where one stands in its place."""
+    """Return scope -> values in order of time, and an error if a reading was lost."""
     values: dict[str, list[Any]] = {}
     lost = ""
     for taken in sorted(document.get("snapshots", ()), key=lambda taken: str(taken["at"])):
         for metric in taken["metrics"] if criterion.stage in ("", taken["stage"]) else ():
-            if _is_called(metric["name"], criterion.name):
+            if _matches_name(metric["name"], criterion.name):
                 for scope, value in metric.get("values", {}).items():
-                    if _is_for(criterion, scope, {"phase": taken["phase"]}):
+                    if _applies_to(criterion, scope, {"phase": taken["phase"]}):
                         values.setdefault(f"{metric['name']} {scope}" if "*" in criterion.name else scope, []).append(
                             value
                         )
                 for scope, why in metric.get("absent", {}).items():
-                    if _is_for(criterion, scope, {"phase": taken["phase"]}) and why.startswith("error:"):
+                    if _applies_to(criterion, scope, {"phase": taken["phase"]}) and why.startswith("error:"):
                         lost = f"{scope} {why}"
     for each in document.get("observations", ()):
-        hit = (
-            _is_called(each["name"], criterion.name)
+        matches = (
+            _matches_name(each["name"], criterion.name)
             and criterion.stage in ("", each["stage"])
             and each["status"] == "measured"
         )
-        if hit and _is_for(criterion, each["scope"], each.get("params", {})):
+        if matches and _applies_to(criterion, each["scope"], each.get("params", {})):
             values.setdefault(f"{each['name']} {each['scope']} {each.get('params')}", []).append(each["value"])
     return values, lost
 
 
 @lru_cache(100_000)
-def _is_called(name: str, asked: str) -> bool:
-    """A star stands for one component."""
-    own, parts = asked.split("."), name.split(".")
-    return len(own) == len(parts) and all(mine in ("*", part) for mine, part in zip(own, parts, strict=True))
+def _matches_name(name: str, pattern: str) -> bool:
+    """Return whether a name matches a pattern, in which a star stands for one component."""
+    wanted, parts = pattern.split("."), name.split(".")
+    return len(wanted) == len(parts) and all(word in ("*", part) for word, part in zip(wanted, parts, strict=True))
 
 
-def _is_for(criterion: Criterion, scope: str, params: dict[str, Any]) -> bool:
+def _applies_to(criterion: Criterion, scope: str, params: dict[str, Any]) -> bool:
     labels = dict(part.split("=", 1) for part in scope.split(",") if "=" in part)
     kind = scope.split(",")[-1].split("=")[0]
     return criterion.scope in ("", kind) and all(
@@ -410,98 +413,104 @@ def _meets(operator: str, value: Any, limit: Any) -> bool:
 
 
 class Trial:
-    """One small run directory, broken again and again, and what came of it."""
+    """A small run directory of which one file at a time is corrupt, and the findings."""
 
     def __init__(self, parent: Path, seed: int, full: bool = False, gang: bool = False) -> None:
         self.directory, self.draw = parent / "r1", random.Random(seed)  # noqa: S311
         self.plan, self.full = small_run(self.directory, full, gang), full
         self.packs = PACKS if full else (short_pack(),)
         self.records = RecordReader(self.directory, self.plan, {})
-        own = [f"hosts/{host.name}.json" for host in self.plan.hosts]
-        shared = [f"gangs/{host.gang}/{host.name}.json" for host in self.plan.hosts if host.gang]
-        names = ["plan.json", "events.jsonl", *own, *shared]
+        host_records = [f"hosts/{host.name}.json" for host in self.plan.hosts]
+        gang_records = [f"gangs/{host.gang}/{host.name}.json" for host in self.plan.hosts if host.gang]
+        names = ["plan.json", "events.jsonl", *host_records, *gang_records]
         self.sound = {name: (self.directory / name).read_bytes() for name in names}
         self.evidence = {host.name: self.records.read(host.name)[0] for host in self.plan.hosts}
-        self.weights = [1] * 2 + [60 // len(self.plan.hosts)] * len(own) + [120 // len(self.plan.hosts)] * len(shared)
-        self.broken = ""
-        self.found = Findings()
+        self.weights = (
+            [1] * 2
+            + [60 // len(self.plan.hosts)] * len(host_records)
+            + [120 // len(self.plan.hosts)] * len(gang_records)
+        )
+        self.corrupt_file = ""
+        self.findings = Findings()
 
-    def one(self, number: int) -> None:
-        """One mutation."""
+    def mutate(self, number: int) -> None:
+        """Make one mutation, and read the run."""
         name = self.draw.choices(list(self.sound), self.weights)[0]
         text = mutated(self.draw, self.sound[name])
-        if self.broken not in ("", name):
-            (self.directory / self.broken).write_bytes(self.sound[self.broken])
-        self.broken = name
+        if self.corrupt_file not in ("", name):
+            (self.directory / self.corrupt_file).write_bytes(self.sound[self.corrupt_file])
+        self.corrupt_file = name
         (self.directory / name).write_bytes(text)
-        self.found.counts["mutations"] += 1
-        self.found.counts["gang records"] += name.startswith("gangs/")
+        self.findings.counts["mutations"] += 1
+        self.findings.counts["gang records"] += name.startswith("gangs/")
         try:
-            with contextlib.nullcontext() if self.full or number % WORDS == 0 else _wordless():
+            with contextlib.nullcontext() if self.full or number % WITH_MESSAGES == 0 else _without_messages():
                 self._read(name, text, number)
-            if self.full and number % COMMAND == 0:
+            if self.full and number % COMPLETE_COMMAND == 0:
                 self._command()
-        except Exception:  # noqa: BLE001 whatever it is, it is what is looked for
-            self.found.say("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
+        except Exception:  # noqa: BLE001 any exception is a finding
+            self.findings.say("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
 
     def _read(self, name: str, text: bytes, number: int) -> None:
         if name.endswith(".json") and name != "plan.json":
             host = self.plan.host(Path(name).stem)
-            left = self.records.read(host.name)[0]
-            whole = len(left.records) == len(_gangs_of(vars(host)))
-            if not whole and (not host.gang or number % INCOMPLETE):
-                self.found.counts["refused"] += 1
+            evidence = self.records.read(host.name)[0]
+            is_complete = len(evidence.records) == len(_gangs_of(vars(host)))
+            if not is_complete and (not host.gang or number % INCOMPLETE_GANG):
+                self.findings.counts["refused"] += 1
                 return
-            if not self.full:  # the other hosts' files are as they were
-                self._judged(name, text, merge(self.plan, self.evidence | {host.name: left}, self.packs))
+            if not self.full:  # the files of the other hosts are unchanged
+                self._judged(name, text, merge(self.plan, self.evidence | {host.name: evidence}, self.packs))
                 return
         try:
             run = load(self.directory)
         except RunError:
-            self.found.counts["refused"] += 1
+            self.findings.counts["refused"] += 1
             return
-        made = merge(run.plan, run.evidence, self.packs, events=run.events, quarantined=run.quarantined)
-        self._judged(name, text, made)
+        report = merge(run.plan, run.evidence, self.packs, events=run.events, quarantined=run.quarantined)
+        self._judged(name, text, report)
 
     def _judged(self, name: str, text: bytes, report: FleetReport) -> None:
-        self.found.counts[report.decision] += 1
+        self.findings.counts[report.decision] += 1
         for each in report.verdicts:
             if isinstance(each.value, float) and not math.isfinite(each.value):
-                self.found.say("crashes", f"{name}: {each.name} {each.scope}: {each.value}, which is no JSON", text)
-        if report.decision == "accepted" and (why := self._wrong(name, text)):
-            self.found.say("wrong accepts", f"{name}: {why}", text)
+                self.findings.say("crashes", f"{name}: {each.name} {each.scope}: {each.value} is not JSON", text)
+        if report.decision == "accepted" and (why := self._rejection_reason(name, text)):
+            self.findings.say("wrong accepts", f"{name}: {why}", text)
 
-    def _wrong(self, name: str, text: bytes) -> str:
+    def _rejection_reason(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
             return _unreported(text)
         whole = self.sound | {name: text}
-        plan = json.loads(whole["plan.json"].decode(), object_pairs_hook=_once, parse_constant=_never)
+        plan = json.loads(
+            whole["plan.json"].decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
+        )
         if name == "plan.json":
             documents.validate(plan, "plan", source="plan")
-        return wrong(plan, whole, (WHOLE if self.full else self.packs[0]).criteria)
+        return rejection_reason(plan, whole, (WHOLE if self.full else self.packs[0]).criteria)
 
     def _command(self) -> None:
-        """The whole of `rackproof report`, which writes; whatever it writes elsewhere is counted."""
-        self.found.command(self.directory.parent, ("report", self.directory), (self.directory,))
+        """Run the complete `rackproof report`, and count writes outside of the run directory."""
+        self.findings.command(self.directory.parent, ("report", self.directory), (self.directory,))
 
 
 class Findings:
-    """What came of the mutations so far."""
+    """Counts and examples of what the mutations caused."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.told: list[str] = []
+        self.examples: list[str] = []
 
     def say(self, what: str, text: str, document: bytes) -> None:
-        """Counts a thing that must not be, and keeps what it came of."""
+        """Count a failure, and keep the document of the first ones."""
         self.counts[what] += 1
-        if len(self.told) < 5:
+        if len(self.examples) < 5:
             kept = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}-{self.counts['mutations']}.json"
             kept.write_bytes(document)
-            self.told.append(f"{what}: {text} ({kept})")
+            self.examples.append(f"{what}: {text} ({kept})")
 
     def command(self, directory: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b"") -> int:
-        """A verb and its exit code; counts where that is none of ours, and what it writes elsewhere, or new in `place`."""
+        """Run a verb and return its exit code. Count undocumented exit codes and writes outside of `writes`."""
         outside: list[str] = []
         output = io.StringIO()
         with (
@@ -518,55 +527,58 @@ class Findings:
         return code
 
 
-# What other verbs read
+# Files that other verbs read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A file that is broken, and a verb that reads it."""
+    """A file to corrupt, and a verb that reads it."""
 
     file: str
     words: tuple[str, ...]
     writes: tuple[str, ...] = ()
-    """Where it may write."""
+    """Directories in which the verb may write."""
     zero: Callable[[bytes, bytes], str] = lambda sound, text: ""
-    """Why its exit code must not be 0; of the file as it was and as it is."""
+    """Function of the sound and the corrupt file: why exit code 0 would be wrong."""
 
 
 def _same(sound: bytes, text: bytes) -> str:
-    return "" if text == sound else "it holds, though the file is another"
+    return "" if text == sound else "it is accepted although the file changed"
 
 
 def _same_signature(sound: bytes, text: bytes) -> str:
-    """ssh-keygen reads armour: how its lines are broken says nothing."""
-    own, other = (b"".join(each.split(b"-----")[2:3]).split() for each in (sound, text))
-    return "" if b"".join(own) == b"".join(other) else "another signature holds"
+    """Compare the armoured data without line breaks, which do not matter to ssh-keygen."""
+    sound_lines, lines = (b"".join(each.split(b"-----")[2:3]).split() for each in (sound, text))
+    return "" if b"".join(sound_lines) == b"".join(lines) else "a changed signature is accepted"
 
 
 def _same_verdicts(sound: bytes, text: bytes) -> str:
-    documents_ = [json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)]
+    documents_ = [
+        json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
+        for each in (sound, text)
+    ]
     for key in ("decision", "verdicts"):
         if documents_[0][key] != documents_[1][key] and _state_of(documents_[0][key]) != _state_of(documents_[1][key]):
-            return f"a report with another {key} is believed"
+            return f"a report with another {key} is accepted"
     return ""
 
 
 def _state_of(document: Any) -> Any:
-    """Of each verdict what was decided, on what, by which limit."""
+    """Return the fields of each verdict that matter for the decision."""
     keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
     return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
 
-def _waived(sound: bytes, text: bytes) -> str:
-    """Every line of the whole file must still be there, for no less: each was needed."""
+def _missing_waiver(sound: bytes, text: bytes) -> str:
+    """Check that every waiver of the sound file is still present and no narrower, since each was needed."""
     needed, given = (yaml.safe_load(each)["waivers"] for each in (sound, text))
     for line in needed:
-        if not any(_answers(other, line) for other in given if isinstance(other, dict)):
-            return f"nobody answers for {line['criterion']} on {line['host']} {line['scope']}"
+        if not any(_covers(other, line) for other in given if isinstance(other, dict)):
+            return f"no waiver for {line['criterion']} on {line['host']} {line['scope']}"
     return ""
 
 
-def _answers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
+def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
     asked = {
         key: " ".join(str(line.get(key, "")).split()) for key in ("who", "why", "until", "scope", "criterion", "host")
     }
@@ -582,60 +594,62 @@ def _answers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
     )
 
 
-def _all_measured(sound: bytes, text: bytes) -> str:
-    """What the whole record tells, the other tells too."""
+def _missing_figures(sound: bytes, text: bytes) -> str:
+    """Check that the changed record still has every measured figure that is compared."""
     before, after = (
-        json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)
+        json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
+        for each in (sound, text)
     )
     documents.validate(after, "record", source="record")
     scopes = [
         {(each["name"], each["scope"], json.dumps(each.get("params", {}), sort_keys=True))
-         for each in document.get("observations", ()) if each["status"] == "measured" and each["name"] in DIFFERED}
+         for each in document.get("observations", ()) if each["status"] == "measured" and each["name"] in COMPARED_FIGURES}
         for document in (before, after)
     ]  # fmt: skip
-    return "" if scopes[0] <= scopes[1] else "figures are gone, and it says that nothing differs"
+    return "" if scopes[0] <= scopes[1] else "figures are missing, but no difference is reported"
 
 
-DIFFERED = ("memory.bandwidth", "host_copy.bandwidth", "stress.throughput")
-"""What `diff` compares by criteria of the shipped packs."""
-GOOD, AFTER, POOR, COMPARED = "runs/good", "runs/after", "runs/poor", "runs/compared"
+COMPARED_FIGURES = ("memory.bandwidth", "host_copy.bandwidth", "stress.throughput")
+"""Figures that `diff` compares by criteria of the shipped packs."""
+ACCEPTED_RUN, LATER_RUN, REJECTED_RUN, RUN_WITH_BASELINE = "runs/good", "runs/after", "runs/poor", "runs/compared"
 STORE, WAIVERS, SIGNERS = "baselines", "waivers.yml", "keys/signers"
-VERIFY = ("verify", GOOD, "--allowed-signers", SIGNERS)
-ACCEPT = ("baseline", "accept", GOOD, "--baseline", STORE, "--by", "somebody")
+VERIFY = ("verify", ACCEPTED_RUN, "--allowed-signers", SIGNERS)
+ACCEPT = ("baseline", "accept", ACCEPTED_RUN, "--baseline", STORE, "--by", "somebody")
 CASES = (
-    Case(file=WAIVERS, words=("report", POOR, "--waivers", WAIVERS), writes=(POOR,), zero=_waived),
-    Case(file=WAIVERS, words=("judge", POOR, "--waivers", WAIVERS, "--json"), zero=_waived),
+    Case(file=WAIVERS, words=("report", REJECTED_RUN, "--waivers", WAIVERS), writes=(REJECTED_RUN,), zero=_missing_waiver),
+    Case(file=WAIVERS, words=("judge", REJECTED_RUN, "--waivers", WAIVERS, "--json"), zero=_missing_waiver),
     *(
-        Case(file=f"{COMPARED}/baseline/{file}", words=("report", COMPARED), writes=(COMPARED,), zero=_same)
+        Case(file=f"{RUN_WITH_BASELINE}/baseline/{file}", words=("report", RUN_WITH_BASELINE), writes=(RUN_WITH_BASELINE,),
+             zero=_same)
         for file in ("index.json", "hosts/h1.json", "gpus/h2-0.json")
     ),
-    Case(file=f"{STORE}/hosts/h1.json", words=("diff", STORE, AFTER)),
-    Case(file=f"{STORE}/gpus/h1-1.json", words=("diff", STORE, AFTER, "--json", "--all")),
+    Case(file=f"{STORE}/hosts/h1.json", words=("diff", STORE, LATER_RUN)),
+    Case(file=f"{STORE}/gpus/h1-1.json", words=("diff", STORE, LATER_RUN, "--json", "--all")),
     Case(file=f"{STORE}/gpus/h1-1.json", words=("baseline", "list", "--baseline", STORE)),
     Case(file=f"{STORE}/hosts/h2.json", words=("baseline", "show", "h2", "--baseline", STORE)),
     Case(file=f"{STORE}/hosts/h2.json", words=ACCEPT, writes=(STORE,)),
-    Case(file=f"{GOOD}/report.json", words=ACCEPT, writes=(STORE,), zero=_same_verdicts),
-    Case(file=f"{GOOD}/report.json", words=VERIFY, zero=_same),
-    Case(file=f"{GOOD}/report.json", words=("diff", GOOD, AFTER)),
-    Case(file=f"{GOOD}/report.json", words=("judge", GOOD)),
-    Case(file=f"{GOOD}/report.json", words=("watch", GOOD, "--json", "--once", "--no-ask")),
-    Case(file=f"{POOR}/report.json", words=("rma", POOR), writes=(POOR,)),
-    Case(file=f"{AFTER}/hosts/h1.json", words=("diff", GOOD, AFTER), zero=_all_measured),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=ACCEPT, writes=(STORE,), zero=_same_verdicts),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=VERIFY, zero=_same),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=("diff", ACCEPTED_RUN, LATER_RUN)),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=("judge", ACCEPTED_RUN)),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=("watch", ACCEPTED_RUN, "--json", "--once", "--no-ask")),
+    Case(file=f"{REJECTED_RUN}/report.json", words=("rma", REJECTED_RUN), writes=(REJECTED_RUN,)),
+    Case(file=f"{LATER_RUN}/hosts/h1.json", words=("diff", ACCEPTED_RUN, LATER_RUN), zero=_missing_figures),
     *(
-        Case(file=f"{GOOD}/{file}", words=VERIFY, zero=_same)
+        Case(file=f"{ACCEPTED_RUN}/{file}", words=VERIFY, zero=_same)
         for file in ("SHA256SUMS", "signed.json", "hosts/h1.json", "plan.json", "junit.xml")
     ),
-    Case(file=f"{GOOD}/SHA256SUMS.sig", words=VERIFY, zero=_same_signature),
-    Case(file=f"{GOOD}/SHA256SUMS", words=("report", GOOD), writes=(GOOD,)),
-    Case(file=f"{AFTER}/journal.jsonl", words=("report", AFTER), writes=(AFTER,)),
-    Case(file=f"{AFTER}/journal.jsonl", words=("watch", AFTER, "--json", "--once", "--no-ask")),
-    Case(file=f"{AFTER}/lock.json", words=("report", AFTER), writes=(AFTER,)),
-    Case(file=f"{AFTER}/lock.json", words=("watch", AFTER, "--json", "--once", "--no-ask")),
+    Case(file=f"{ACCEPTED_RUN}/SHA256SUMS.sig", words=VERIFY, zero=_same_signature),
+    Case(file=f"{ACCEPTED_RUN}/SHA256SUMS", words=("report", ACCEPTED_RUN), writes=(ACCEPTED_RUN,)),
+    Case(file=f"{LATER_RUN}/journal.jsonl", words=("report", LATER_RUN), writes=(LATER_RUN,)),
+    Case(file=f"{LATER_RUN}/journal.jsonl", words=("watch", LATER_RUN, "--json", "--once", "--no-ask")),
+    Case(file=f"{LATER_RUN}/lock.json", words=("report", LATER_RUN), writes=(LATER_RUN,)),
+    Case(file=f"{LATER_RUN}/lock.json", words=("watch", LATER_RUN, "--json", "--once", "--no-ask")),
 )  # fmt: skip
 
 
 def furnish(directory: Path) -> None:
-    """Runs that were accepted, one of them signed; one that was rejected, with the waivers that it needs; and a baseline."""
+    """Write accepted runs, one of them signed, a rejected run with the waivers that it needs, and a baseline."""
 
     def done(*words: object, code: int = 0) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
@@ -644,59 +658,61 @@ def furnish(directory: Path) -> None:
             raise AssertionError(f"{words}: exit {exit_code}: {output.getvalue()}")
 
     with contextlib.chdir(directory):
-        for name in (GOOD, AFTER, POOR):
-            slow = accepted.slowed("memory.bandwidth", 0.5) if name == POOR else lambda record: record
+        for name in (ACCEPTED_RUN, LATER_RUN, REJECTED_RUN):
+            slow = accepted.slowed("memory.bandwidth", 0.5) if name == REJECTED_RUN else lambda record: record
             accepted.run_directory(Path(name), change=slow)
-            done("report", name, code=int(name == POOR))
+            done("report", name, code=int(name == REJECTED_RUN))
         done(*ACCEPT)
-        copied = baseline_store.snapshot_baseline(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
-        accepted.run_directory(Path(COMPARED), baseline=copied)
-        done("report", COMPARED)
+        copied = baseline_store.snapshot_baseline(Path(STORE), "gpu", ("h1", "h2"), Path(RUN_WITH_BASELINE))
+        accepted.run_directory(Path(RUN_WITH_BASELINE), baseline=copied)
+        done("report", RUN_WITH_BASELINE)
         Path("keys").mkdir()
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", "keys/own"], check=True)
         Path(SIGNERS).write_text(f'somebody namespaces="rackproof" {Path("keys/own.pub").read_text()}')
-        done("sign", GOOD, "--key", "keys/own")
-        failed = [item for item in accepted.report_of(Path(POOR))["verdicts"] if item["verdict"] == "fail"]
+        done("sign", ACCEPTED_RUN, "--key", "keys/own")
+        failed = [item for item in accepted.report_of(Path(REJECTED_RUN))["verdicts"] if item["verdict"] == "fail"]
         lines = [
             {key: item[key] for key in ("criterion", "host", "scope")}
-            | {"who": "somebody", "why": "it is to be replaced", "until": "2027-01-31"}
+            | {"who": "somebody", "why": "it will be replaced", "until": "2027-01-31"}
             for item in failed
         ]
         Path(WAIVERS).write_text(yaml.safe_dump({"schema": "rackproof.waivers/1", "waivers": lines}, sort_keys=False))
-        done("report", POOR, "--waivers", WAIVERS)
-        done("report", POOR, code=1)
+        done("report", REJECTED_RUN, "--waivers", WAIVERS)
+        done("report", REJECTED_RUN, code=1)
 
 
 class Verbs:
-    """A place with everything that verbs read, of which one file is broken at a time."""
+    """A directory with the files that verbs read, of which one at a time is corrupt."""
 
     def __init__(self, furnished: Path, directory: Path, seed: int) -> None:
         shutil.copytree(furnished, directory)
-        self.place, self.draw, self.found = directory, random.Random(seed), Findings()  # noqa: S311
-        run_lock.acquire(directory / AFTER)
+        self.directory, self.draw, self.findings = directory, random.Random(seed), Findings()  # noqa: S311
+        run_lock.acquire(directory / LATER_RUN)
         self.sound = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
-    def one(self, number: int) -> None:
-        """One mutation."""
+    def mutate(self, number: int) -> None:
+        """Make one mutation, and run the verb of its case."""
         case = CASES[number % len(CASES)]
-        path = self.place / case.file
-        text = broken(self.draw, self.sound[path])
+        path = self.directory / case.file
+        text = corrupt(self.draw, self.sound[path])
         path.write_bytes(text)
-        self.found.counts["mutations"] += 1
-        self.found.counts["verbs"] += 1
+        self.findings.counts["mutations"] += 1
+        self.findings.counts["verbs"] += 1
         try:
-            with contextlib.chdir(self.place):
-                code = self.found.command(self.place, case.words, [self.place / name for name in case.writes], text)
+            with contextlib.chdir(self.directory):
+                code = self.findings.command(
+                    self.directory, case.words, [self.directory / name for name in case.writes], text
+                )
             if code == 0 and (why := case.zero(self.sound[path], text)):
-                self.found.say("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
-        except Exception:  # noqa: BLE001 whatever it is, it is what is looked for
-            self.found.say("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
+                self.findings.say("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
+        except Exception:  # noqa: BLE001 any exception is a finding
+            self.findings.say("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
         self._restore(path, case)
 
     def _restore(self, path: Path, case: Case) -> None:
         path.write_bytes(self.sound[path])
         for name in case.writes:
-            for entry in list((self.place / name).rglob("*")):
+            for entry in list((self.directory / name).rglob("*")):
                 if entry.is_file() and entry not in self.sound:
                     entry.unlink()
         for other, text in self.sound.items():
@@ -704,8 +720,8 @@ class Verbs:
                 other.write_bytes(text)
 
 
-def broken(draw: random.Random, whole: bytes) -> bytes:
-    """As `mutated`, half of it cut at some byte; of what is no JSON the bytes alone."""
+def corrupt(draw: random.Random, whole: bytes) -> bytes:
+    """Return a corrupt copy: truncated in half of the cases, else mutated; files that are not JSON as bytes."""
     if draw.random() < 0.5:
         return whole[: draw.randrange(len(whole))]
     try:
@@ -718,18 +734,18 @@ def broken(draw: random.Random, whole: bytes) -> bytes:
 def _unreported(text: bytes) -> str:
     for line in text.removesuffix(b"\n").split(b"\n") if text else ():
         try:
-            event = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_never)
+            event = json.loads(line.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
             documents.validator("event").validate(event)
         except (ValueError, RecursionError, jsonschema.ValidationError):
-            return "a line of the journal that is none"
+            return "an invalid line in the journal"
         if event["what"] != "passed" and event["host"] in ("h1", "h2"):
-            return "the journal tells of a failure"
+            return "the journal has a failure"
     return ""
 
 
 @contextlib.contextmanager
-def _wordless() -> Iterator[None]:
-    """Most of the time of a refusal goes into its words; a test holds the two validators against each other."""
+def _without_messages() -> Iterator[None]:
+    """Validate without messages, which take most of the time. Another test compares the two validators."""
     authority = documents.validate
 
     def validate(value: Any, schema: str, *, source: str) -> None:
@@ -744,7 +760,7 @@ def _wordless() -> Iterator[None]:
         documents.validate = authority
 
 
-_LOOKING: list[tuple[list[str], Callable[[str], None]]] = []
+_WATCHES: list[tuple[list[str], Callable[[str], None]]] = []
 _WRITES = (
     "os.rename",
     "os.remove",
@@ -759,9 +775,9 @@ _WRITES = (
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _LOOKING or (event != "open" and event not in _WRITES):
+    if not _WATCHES or (event != "open" and event not in _WRITES):
         return
-    allowed, say = _LOOKING[-1]
+    allowed, say = _WATCHES[-1]
     if event == "open" and not (
         isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     ):
@@ -776,26 +792,26 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def _watched(directory: Path, writes: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
-    """Tells of everything that is written, made, renamed or removed outside of some directories of a place."""
+    """Report every write, creation, rename or removal outside of the directories `writes`."""
     if not getattr(sys, "_fuzz_audited", False):
         sys.addaudithook(_audit)
         sys._fuzz_audited = True  # type: ignore[attr-defined]
     before = sorted(directory.iterdir())
-    _LOOKING.append(([os.path.realpath(each) for each in writes], say))
+    _WATCHES.append(([os.path.realpath(each) for each in writes], say))
     try:
         yield
     finally:
-        _LOOKING.pop()
+        _WATCHES.pop()
     if sorted(directory.iterdir()) != before:
         say("something beside the run directory")
 
 
-def part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list[str]]:
-    """So many mutations in one process."""
+def run_part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list[str]]:
+    """Make `count` mutations in this process; return counts and examples of failures."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
         directory = Path(temporary).resolve()
-        full, verbs = count // FULL, count // VERBS
-        gangs = (count - full - verbs) // GANGS
+        full, verbs = count // FULL_RUN, count // OTHER_VERB
+        gangs = (count - full - verbs) // GANG_RUN
         trials: list[tuple[Trial | Verbs, int]] = [
             (Trial(directory / "full", seed, full=True), full),
             (Verbs(furnished, directory / "verbs", seed), verbs),
@@ -805,27 +821,27 @@ def part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list[str
         counts: Counter[str] = Counter()
         reports: list[str] = []
         for trial, many in trials:
-            # Of the verbs another one comes first in each part.
+            # Each part starts with another verb.
             first = seed if isinstance(trial, Verbs) else 0
             for number in range(first + 1, first + many + 1):
-                trial.one(number)
-            counts += trial.found.counts
-            reports += trial.found.told
+                trial.mutate(number)
+            counts += trial.findings.counts
+            reports += trial.findings.examples
         return counts, reports
 
 
-BAD = ("crashes", "wrong accepts", "writes outside")
+FAILURES = ("crashes", "wrong accepts", "writes outside")
 
 
 def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
-    """All of them; `say` is told how it goes on."""
+    """Make all mutations; return counts and examples of failures. `say` gets the progress."""
     counts: Counter[str] = Counter()
     reports: list[str] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as furnished, ProcessPoolExecutor(jobs) as pool:
         furnish(Path(furnished))
         parts = range(0, mutations, PART)
-        tasks = [pool.submit(part, seed + at, min(PART, mutations - at), Path(furnished)) for at in parts]
+        tasks = [pool.submit(run_part, seed + at, min(PART, mutations - at), Path(furnished)) for at in parts]
         for done, task in enumerate(as_completed(tasks), 1):
             more, words = task.result()
             counts += more
@@ -836,7 +852,7 @@ def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print
 
 
 def main() -> int:
-    """Prints the counts; 1 where anything was found."""
+    """Print the counts. Return 1 if there was a failure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mutations", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -845,15 +861,16 @@ def main() -> int:
     counts, reports = run(options.mutations, options.jobs, options.seed, lambda text: print(text, flush=True))
     print("\n".join(reports[:20]))
     print(
-        f"{counts['mutations']} mutations, seed {options.seed}: " + ", ".join(f"{counts[name]} {name}" for name in BAD)
+        f"{counts['mutations']} mutations, seed {options.seed}: "
+        + ", ".join(f"{counts[name]} {name}" for name in FAILURES)
     )
     judged = counts["accepted"] + counts["rejected"] + counts["incomplete"]
     print(
         f"{counts['refused']} refused, {judged} judged ({counts['accepted']} accepted), "
-        f"{counts['gang records']} of gang records, {counts['verbs']} of what other verbs read, "
+        f"{counts['gang records']} of gang records, {counts['verbs']} of files of other verbs, "
         f"{counts['commands']} commands run in full"
     )
-    return int(any(counts[name] for name in BAD))
+    return int(any(counts[name] for name in FAILURES))
 
 
 if __name__ == "__main__":

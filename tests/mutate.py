@@ -1,23 +1,21 @@
-"""How much the tests of the judge, the plan and the supervisor notice: one small thing of their code is changed at a time,
-and some test must fail.
+"""Run mutation tests of the judge, the plan and the supervisor: change one detail of the code at a time; a test must fail.
 
-    make mutate                                     # a sample of all the files
-    .venv/bin/python -m tests.mutate plan           # all of what makes the plan
+    make mutate                                     # a sample from all files
+    .venv/bin/python -m tests.mutate plan           # every mutant of the planning code
     .venv/bin/python -m tests.mutate fleet/judge/evaluate.py
 
-No file is touched. pytest collects the tests once; for each mutant a process is forked, whose functions get the changed code,
-and in which the tests run that pass through the changed line, the quickest first, until one fails. A program that a test starts
-has the code as it is: what runs only there is not changed.
+No file is modified. pytest collects the tests once. For each mutant a forked process replaces the code of the functions and runs
+the tests that execute the changed line, the fastest first, until one fails. Programs that a test starts run the original code.
 
-The supervisor ends processes, and a changed one may take any for its own: each of its mutants has a PID namespace to itself,
-which takes root. Nothing beyond it can be ended, and what a mutant leaves running ends with it.
+A mutant of the supervisor may kill arbitrary processes, so each runs in its own PID namespace, which needs root. It can kill
+nothing outside of it, and processes that it leaves running end with the namespace.
 
-What is not changed, since no test should have to notice it:
-- what runs when a module is imported (constants, tables, defaults of arguments): only bodies of functions are changed;
-- texts for people: f-strings, and constants with a space in them (their wording is no behaviour);
-- `strict=` of zip, which asserts that the code itself is right;
-- `return False` to `return None`, which is no as well (`return True` is tried in its place).
-There is no list of exceptions beside these.
+Not mutated, because no test needs to detect a change:
+- code that runs at import (constants, tables, default arguments): only function bodies are mutated;
+- text for people: f-strings, and string constants with a space;
+- `strict=` of zip, which is an assertion about the code itself;
+- `return False` to `return None`, which are both false (`return True` is tried instead).
+There are no other exceptions.
 """
 
 from __future__ import annotations
@@ -50,27 +48,27 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """Code that decides one thing, and its tests."""
+class MutationScope:
+    """Code to mutate, and the tests that must detect the mutants."""
 
     targets: tuple[str, ...]
     """Files, or `FILE:FUNCTION`."""
     tests: tuple[str, ...]
-    """Files of tests/unit, without `.py`: the quick ones. What starts real launches, or judges whole fleets, takes too long."""
-    fewest: float
-    """Noticed of all."""
+    """Fast test files of tests/unit, without `.py`. Tests that start real launches or judge whole fleets take too long."""
+    min_score: float
+    """Smallest share of mutants that tests must detect."""
     ends_processes: bool = False
 
     def chosen(self, name: str, wanted: list[str]) -> list[str]:
-        """The places of this room that are wanted: all by its name, or files of it, or functions of those."""
+        """Return the requested targets: all if the name of the scope is requested, else its requested files or functions."""
         files = {target.partition(":")[0] for target in self.targets}
         return (
             list(self.targets) if name in wanted else [target for target in wanted if target.partition(":")[0] in files]
         )
 
 
-ROOMS = {
-    "judge": Room(
+SCOPES = {
+    "judge": MutationScope(
         targets=(
             *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
             *("fleet/report/hosts.py:decide", "fleet/report/causes.py"),
@@ -85,17 +83,17 @@ ROOMS = {
             "fleet/judge/test_severity", "fleet/judge/test_outliers", "fleet/judge/test_uniformity",
             "fleet/judge/test_power", "fleet/judge/test_manifest", "fleet/judge/test_criteria", "collectors/test_xid",
         ),
-        fewest=0.90,
+        min_score=0.90,
     ),
-    "plan": Room(
+    "plan": MutationScope(
         targets=("fleet/planning/plan.py", "fleet/inventory/ansible.py", "schemas/plans.py"),
         tests=(
             "fleet/planning/test_plan", "fleet/planning/test_plan_edges", "fleet/judge/test_manifest",
             "fleet/scaling/test_scaling", "agent/soak/test_soak",
         ),
-        fewest=0.85,
+        min_score=0.85,
     ),
-    "supervisor": Room(
+    "supervisor": MutationScope(
         targets=(
             "agent/launch/supervise.py", "agent/gang/heartbeat.py", "agent/gang/heartbeat_receiver.py",
             "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py", "agent/gang/transport.py",
@@ -107,22 +105,22 @@ ROOMS = {
             "agent/gang/test_heartbeat", "agent/gang/test_rank_state", "agent/gang/test_peer_channel",
             "agent/gang/test_culprit", "agent/sampling/test_oom", "agent/exporter/test_live",
         ),
-        fewest=0.85,
+        min_score=0.85,
         ends_processes=True,
     ),
 }  # fmt: skip
-LONGEST_TEST_S = 2.0
-"""A test that takes longer, with its lines counted, is left out: it would run for every mutant that the others do not notice."""
-LONGEST_WAIT_S = 4.0
-"""The same of a test that mostly waits."""
-LONGEST_S = 15.0
-"""A mutant that runs so much longer than its tests has been noticed: it goes round in circles."""
-LONGEST_FILE_S = 300.0
-"""For all tests of a file, with their lines counted."""
-MOST_S, MOST_WAIT_S = 15.0, 45.0
-"""So much of tests for a mutant, as long as they take with their lines counted; those of the supervisor mostly wait."""
-MOST_CALLS, MOST_LOOKS = 40, 2000
-"""Of one function in one test, whose lines are counted; a supervisor looks again and again until something is so."""
+MAX_TEST_CPU_S = 2.0
+"""Limit of CPU time for a test under line tracing. A slower test is not used: it would run for every surviving mutant."""
+MAX_TEST_WALL_S = 4.0
+"""Limit of elapsed time for a test under line tracing."""
+MAX_EXTRA_S = 15.0
+"""A mutant that runs this much longer than its tests counts as detected: it is in an endless loop."""
+MAX_FILE_S = 300.0
+"""Limit for all tests of a file under line tracing."""
+MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 15.0, 45.0
+"""Limit of the traced time of all tests for one mutant; those of the supervisor mostly wait."""
+MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 40, 2000
+"""Calls of a function that are traced in one test; a supervisor polls the same functions many times."""
 CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -136,17 +134,17 @@ NAMES = {"any": "all", "all": "any", "min": "max", "max": "min", "sorted": "list
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change: that of `kind` to the node of that number."""
+    """One change to the code: change `kind` of node `number`."""
 
     file: str
     line: int
     statement: int
-    """The line on which the statement begins: constants are put together, and then run there."""
+    """First line of the statement: folded constants execute there."""
     number: int
     kind: int
 
-    def made(self) -> tuple[ast.Module, str]:
-        """The changed module, and what was changed."""
+    def apply(self) -> tuple[ast.Module, str]:
+        """Return the changed module, and a description of the change."""
         tree = ast.parse((ROOT / self.file).read_text())
         node, parent, _ = list(_changeable(tree))[self.number]
         before = ast.unparse(node).splitlines()[0]
@@ -156,7 +154,7 @@ class Mutant:
 
 
 def mutants(target: str) -> list[Mutant]:
-    """Every mutant of a file, or of one function of it (`FILE:NAME`)."""
+    """Return every mutant of a file, or of one of its functions (`FILE:NAME`)."""
     file, _, name = target.partition(":")
     tree = ast.parse((ROOT / file).read_text())
     within = [
@@ -165,7 +163,7 @@ def mutants(target: str) -> list[Mutant]:
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
     if name and not within:
-        raise SystemExit(f"{file} has no function {name}: it was moved, and nothing of it would be changed")
+        raise SystemExit(f"{file} has no function {name}: it was moved or renamed; correct the target")
     return [
         Mutant(file=file, line=line, statement=statement, number=number, kind=kind)
         for number, (node, _, statement) in enumerate(_changeable(tree))
@@ -175,12 +173,12 @@ def mutants(target: str) -> list[Mutant]:
 
 
 def _line(node: Any) -> int:
-    """Where it runs."""
+    """Return the line on which a node executes."""
     return int(_line(node.ifs[0] if node.ifs else node.iter) if isinstance(node, ast.comprehension) else node.lineno)
 
 
 def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
-    """Nodes within bodies of functions, each with its parent and the line of its statement; texts for people are none."""
+    """Yield node, parent and line of the statement for each node in a function body, except text for people."""
 
     def walk(node: ast.AST, inside: bool, statement: int) -> Iterator[tuple[ast.AST, ast.AST, int]]:
         for name, value in ast.iter_fields(node):
@@ -207,27 +205,27 @@ def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
 
 
 def _changes(node: ast.AST) -> list[Any]:
-    """What can be done to a node: functions of it and its parent that do it and say what it is then."""
+    """Return the possible changes of a node: functions of node and parent that make the change and return the new source."""
     changes: list[Any] = []
     swapped = node.ops[0] if isinstance(node, ast.Compare) and len(node.ops) == 1 else getattr(node, "op", None)
     if type(swapped) in SWAPS:
         changes.append(_swap_op)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        changes.append(lambda node, parent: _put(parent, node, node.operand))
+        changes.append(lambda node, parent: _replace_child(parent, node, node.operand))
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        changes.append(lambda node, parent: _set(node, not node.value))
+        changes.append(lambda node, parent: _set_constant(node, not node.value))
     elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        changes.append(lambda node, parent: _set(node, node.value + 1))
+        changes.append(lambda node, parent: _set_constant(node, node.value + 1))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        changes.append(lambda node, parent: _set(node, f"{node.value}x"))
+        changes.append(lambda node, parent: _set_constant(node, f"{node.value}x"))
     elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
-        changes.append(lambda node, parent: _put(parent, node, ast.Return(value=ast.Constant(value=None))))
+        changes.append(lambda node, parent: _replace_child(parent, node, ast.Return(value=ast.Constant(value=None))))
     elif isinstance(node, ast.Name) and node.id in NAMES and isinstance(node.ctx, ast.Load):
         changes.append(_rename)
     elif isinstance(node, ast.Expr | ast.Continue | ast.Break) and not isinstance(
         getattr(node, "value", None), ast.Yield
     ):
-        changes.append(lambda node, parent: _put(parent, node, ast.Pass()))
+        changes.append(lambda node, parent: _replace_child(parent, node, ast.Pass()))
     if isinstance(node, ast.If | ast.IfExp | ast.While) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
         changes.append(_negate)
     if isinstance(node, ast.comprehension) and node.ifs:
@@ -253,12 +251,12 @@ def _negate(node: Any, _: ast.AST) -> str:
     return "not so"
 
 
-def _set(node: ast.Constant, value: Any) -> str:
+def _set_constant(node: ast.Constant, value: Any) -> str:
     node.value = value
     return repr(value)
 
 
-def _put(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
+def _replace_child(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
     for name, value in ast.iter_fields(parent):
         if value is old:
             setattr(parent, name, new)
@@ -272,9 +270,9 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def implant(mutant: Mutant) -> None:
-    """Gives the functions of the module, where they are, the changed code."""
+    """Replace the code of the functions of a module by that of the mutant."""
     module = sys.modules[mutant.file.removesuffix(".py").replace("/", ".")]
-    _implant(compile(mutant.made()[0], str(ROOT / mutant.file), "exec"), module)
+    _implant(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), module)
 
 
 def _implant(code: types.CodeType, owner: Any) -> None:
@@ -297,71 +295,74 @@ def _implant(code: types.CodeType, owner: Any) -> None:
             continue
         if function.__code__.co_freevars == part.co_freevars:
             function.__code__ = part
-        else:  # without its `super()`
+        else:  # the mutant no longer uses `super()`
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             closure = tuple(cells[name] for name in part.co_freevars)
-            made = types.FunctionType(part, function.__globals__, part.co_name, function.__defaults__, closure)
-            setattr(owner, part.co_name, made)
+            replacement = types.FunctionType(part, function.__globals__, part.co_name, function.__defaults__, closure)
+            setattr(owner, part.co_name, replacement)
 
 
-class Trial:
-    """Takes the place of pytest's loop over the tests."""
+class MutationPlugin:
+    """A pytest plugin that replaces the loop over the tests by a loop over the mutants."""
 
-    def __init__(self, chosen: list[Mutant], jobs: int, apart: bool) -> None:
-        self.chosen, self.jobs, self.apart = chosen, jobs, apart
+    def __init__(self, chosen: list[Mutant], jobs: int, in_namespace: bool) -> None:
+        self.chosen, self.jobs, self.in_namespace = chosen, jobs, in_namespace
         self.survived: list[Mutant] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Tries each mutant."""
+        """Run the tests of each mutant."""
         began, done = time.monotonic(), 0
         everything = {item.nodeid: item for item in session.items}
         with ThreadPoolExecutor(self.jobs) as pool:
-            passing = self._lines(session.items, pool)
-            print(f"{len(everything)} tests looked at, {time.monotonic() - began:.0f} s", flush=True)
+            tests_by_line = self._tests_by_line(session.items, pool)
+            print(f"{len(everything)} tests traced, {time.monotonic() - began:.0f} s", flush=True)
             tasks = []
             for mutant in self.chosen:
                 lines = (f"{mutant.file}:{line}" for line in (mutant.line, mutant.statement))
-                durations = dict(test for line in lines for test in passing.get(line, ()))
+                durations = dict(test for line in lines for test in tests_by_line.get(line, ()))
                 items = [everything[name] for name in durations]
-                tasks.append((mutant, pool.submit(self._noticed, mutant, items, sum(durations.values()))))
+                tasks.append((mutant, pool.submit(self._is_detected, mutant, items, sum(durations.values()))))
             for mutant, task in tasks:
                 done += 1
                 if not task.result():
                     self.survived.append(mutant)
-                    print(f"survived {mutant.file}:{mutant.line}: {mutant.made()[1]}", flush=True)
+                    print(f"survived {mutant.file}:{mutant.line}: {mutant.apply()[1]}", flush=True)
                 if done % 100 == 0:
                     print(f"… {done} of {len(tasks)} mutants, {time.monotonic() - began:.0f} s", flush=True)
         return True
 
-    def _lines(self, items: list[pytest.Item], pool: ThreadPoolExecutor) -> dict[str, list[tuple[str, float]]]:
-        """`file:line` -> the tests that pass through it and the seconds they take, the quickest first."""
+    def _tests_by_line(self, items: list[pytest.Item], pool: ThreadPoolExecutor) -> dict[str, list[tuple[str, float]]]:
+        """Return `file:line` -> the tests that execute the line, with their duration in seconds, the fastest first."""
         files: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             files[str(item.path)].append(item)
-        through: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        tests_by_line: dict[str, list[tuple[float, str]]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as directory:
             line_files = {name: Path(directory) / f"{Path(name).stem}.json" for name in files}
             running = {
-                name: pool.submit(self._forked, LONGEST_FILE_S, self._write_lines, line_files[name], files[name])
+                name: pool.submit(self._fails_in_fork, MAX_FILE_S, self._write_lines, line_files[name], files[name])
                 for name in files
             }
             for name, ended in running.items():
                 if ended.result():
-                    print(f"{name}: its tests took too long, or failed, and are left out", flush=True)
+                    print(f"{name}: not used, because its tests took too long or failed", flush=True)
                     continue
                 for line, tests in json.loads(line_files[name].read_text()).items():
                     if line:
-                        through[line] += tests
+                        tests_by_line[line] += tests
                     else:
                         print(
                             *(
-                                f"left out, since it takes too long or fails: {test}, {spent:.0f} s"
+                                f"not used, because it takes too long or fails: {test}, {spent:.0f} s"
                                 for spent, test in tests
                             ),
                             sep="\n",
                             flush=True,
                         )
-        return {line: list(_quickest(tests, MOST_WAIT_S if self.apart else MOST_S)) for line, tests in through.items()}
+        return {
+            line: list(_fastest(tests, MAX_SUPERVISOR_TESTS_S if self.in_namespace else MAX_TESTS_S))
+            for line, tests in tests_by_line.items()
+        }
 
     def _write_lines(self, path: Path, items: list[pytest.Item]) -> None:
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
@@ -373,7 +374,7 @@ class Trial:
             position = frame.f_code.co_filename, frame.f_lineno
             if event == "line" and position not in executed:
                 executed.add(position)
-                # A fork of the test writes there too, and may have closed all that was open.
+                # A fork of the test also writes to this file, and may have closed all file descriptors.
                 with log.open("a") as file:
                     file.write(f"{wanted[position[0]]}:{position[1]}\n")
             return line
@@ -382,37 +383,41 @@ class Trial:
             if frame.f_code.co_filename not in wanted:
                 return None
             calls[frame.f_code] += 1
-            return line if calls[frame.f_code] <= (MOST_LOOKS if self.apart else MOST_CALLS) else None
+            return (
+                line
+                if calls[frame.f_code] <= (MAX_SUPERVISOR_TRACED_CALLS if self.in_namespace else MAX_TRACED_CALLS)
+                else None
+            )
 
-        through: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        tests_by_line: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for item in items:
             executed.clear()
             calls.clear()
             log.write_text("")
             began = time.monotonic()
             try:
-                with _limit(LONGEST_TEST_S):
+                with _limit(MAX_TEST_CPU_S):
                     threading.settrace(call)
                     sys.settrace(call)
                     reports = runtestprotocol(item, nextitem=None, log=False)
             except TimeoutError:
-                through[""].append((LONGEST_TEST_S, item.nodeid))
+                tests_by_line[""].append((MAX_TEST_CPU_S, item.nodeid))
                 continue
             finally:
                 sys.settrace(None)
                 threading.settrace(None)
             spent = time.monotonic() - began
             failed = any(report.failed for report in reports)
-            if failed or spent > LONGEST_WAIT_S:
-                through[""].append((spent, item.nodeid))
+            if failed or spent > MAX_TEST_WALL_S:
+                tests_by_line[""].append((spent, item.nodeid))
             else:
                 for position in set(log.read_text().split()):
-                    through[position].append((spent, item.nodeid))
-        path.write_text(json.dumps(through))
+                    tests_by_line[position].append((spent, item.nodeid))
+        path.write_text(json.dumps(tests_by_line))
 
-    def _noticed(self, mutant: Mutant, items: list[pytest.Item], spent: float) -> bool:
-        """Whether any of the tests, which take so long without it, fails on it."""
-        return bool(items) and self._forked(LONGEST_S + spent, self._fail, mutant, items)
+    def _is_detected(self, mutant: Mutant, items: list[pytest.Item], spent: float) -> bool:
+        """Return whether one of the tests, which take `spent` seconds without the mutant, fails."""
+        return bool(items) and self._fails_in_fork(MAX_EXTRA_S + spent, self._fail, mutant, items)
 
     @staticmethod
     def _fail(mutant: Mutant, items: list[pytest.Item]) -> None:
@@ -421,15 +426,15 @@ class Trial:
             if any(report.failed for report in runtestprotocol(item, nextitem=None, log=False)):
                 raise AssertionError(item.nodeid)
 
-    def _forked(self, longest_s: float, work: Callable[..., None], *arguments: Any) -> bool:
-        """Whether `work`, in a process of its own, raises or takes too long."""
+    def _fails_in_fork(self, max_s: float, work: Callable[..., None], *arguments: Any) -> bool:
+        """Run `work` in a forked process; return whether it raises or takes too long."""
         pid = os.fork()
         if not pid:
-            with _alone():
-                if self.apart:
-                    _go_apart()
+            with _forked_process():
+                if self.in_namespace:
+                    _enter_pid_namespace()
                 work(*arguments)
-        end = time.monotonic() + longest_s
+        end = time.monotonic() + max_s
         while time.monotonic() < end:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -438,34 +443,34 @@ class Trial:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        print("too long: ended", getattr(arguments[0], "line", arguments[0]), flush=True)
+        print("timed out:", getattr(arguments[0], "line", arguments[0]), flush=True)
         return True
 
 
-def _quickest(tests: list[tuple[float, str]], most_s: float) -> Iterator[tuple[str, float]]:
+def _fastest(tests: list[tuple[float, str]], max_s: float) -> Iterator[tuple[str, float]]:
     spent = 0.0
     for seconds, name in sorted(tests):
         spent += seconds
-        if spent <= most_s:
+        if spent <= max_s:
             yield name, seconds
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """In a forked process: silent, a group of its own, and at its end the process ends, with 0 where nothing was raised."""
+def _forked_process() -> Iterator[None]:
+    """Run the body of a forked process without output and in its own process group, then exit: 0, or 1 if it raised."""
     try:
         os.setpgid(0, 0)
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         yield
-    except BaseException:  # noqa: BLE001 what a mutant may raise is anything
+    except BaseException:  # noqa: BLE001 a mutant may raise anything
         os._exit(1)
     os._exit(0)
 
 
-def _go_apart() -> None:
-    """Goes on in a PID namespace, where no process is but those begun from here on; they end with the first of them."""
+def _enter_pid_namespace() -> None:
+    """Continue in a new PID namespace. Its processes end with the first of them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
         raise OSError(ctypes.get_errno(), "no PID namespace")
@@ -477,24 +482,24 @@ def _go_apart() -> None:
         raise OSError(ctypes.get_errno(), "no /proc")
     if second := os.fork():
         while (ended := os.wait())[0] != second:
-            continue  # an orphan
+            continue  # an orphaned process
         os._exit(int(ended[1] != 0))
 
 
-def _may_go_apart() -> bool:
+def _can_enter_pid_namespace() -> bool:
     pid = os.fork()
     if not pid:
-        with _alone():
-            _go_apart()
+        with _forked_process():
+            _enter_pid_namespace()
     return os.waitpid(pid, 0)[1] == 0
 
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raises where it takes longer."""
+    """Raise TimeoutError if the body uses more CPU time."""
 
     def ring(*_: object) -> None:
-        raise TimeoutError("too long a test")
+        raise TimeoutError("the test took too long")
 
     signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
@@ -505,52 +510,54 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def main() -> int:
-    """Prints the scores and what no test noticed; 1 where a score is too low, or a room was left out."""
+    """Print the scores and the surviving mutants. Return 1 if a score is too low or a scope was skipped."""
     parser = argparse.ArgumentParser(description=" ".join(__doc__.partition("\n\n")[0].split()))
-    parser.add_argument("files", nargs="*", default=list(ROOMS), help=f"or {', '.join(ROOMS)} (default: all)")
-    parser.add_argument("--sample", type=int, default=0, help="try so many of each file's mutants (default: all)")
-    parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument(
-        "--tests", nargs="+", help="by which (default: the quick ones): files of tests/unit, without .py"
+        "files", nargs="*", default=list(SCOPES), help=f"files, FILE:FUNCTION, or {', '.join(SCOPES)} (default: all)"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    parser.add_argument("--sample", type=int, default=0, help="number of mutants per file (default: all)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
+    parser.add_argument("--tests", nargs="+", help="test files of tests/unit, without .py (default: the fast ones)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel processes")
     options = parser.parse_args()
-    wanted = {name: room.chosen(name, options.files) for name, room in ROOMS.items()}
-    if unknown := set(options.files) - set(ROOMS) - {target for targets in wanted.values() for target in targets}:
-        parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(ROOMS)}")
-    low = False
+    wanted = {name: scope.chosen(name, options.files) for name, scope in SCOPES.items()}
+    if unknown := set(options.files) - set(SCOPES) - {target for targets in wanted.values() for target in targets}:
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(SCOPES)}, and not a file of them")
+    is_too_low = False
     for name, targets in wanted.items():
-        room = ROOMS[name]
+        scope = SCOPES[name]
         if not targets:
             continue
-        if room.ends_processes and not _may_go_apart():
-            print(f"{name}: left out: a mutant of it may end any process of yours; as root each has a PID namespace")
-            low = True
+        if scope.ends_processes and not _can_enter_pid_namespace():
+            print(
+                f"{name}: skipped: a mutant may kill any of your processes; run as root, so that each gets its own PID namespace"
+            )
+            is_too_low = True
             continue
-        low |= _score(name, room, targets, options) < room.fewest
-    return int(low)
+        is_too_low |= _score(name, scope, targets, options) < scope.min_score
+    return int(is_too_low)
 
 
-def _score(name: str, room: Room, targets: list[str], options: argparse.Namespace) -> float:
+def _score(name: str, scope: MutationScope, targets: list[str], options: argparse.Namespace) -> float:
     every = {target: mutants(target) for target in targets}
     chosen: list[Mutant] = []
     for target, mutants_ in every.items():
-        draw = random.Random(f"{options.seed} {target}")  # noqa: S311 a sample, no secret
+        draw = random.Random(f"{options.seed} {target}")  # noqa: S311 a sample, not a secret
         drawn = draw.sample(mutants_, min(options.sample or len(mutants_), len(mutants_)))
         chosen += sorted(drawn, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
-    trial = Trial(chosen, options.jobs, room.ends_processes)
-    paths = [str(ROOT / f"tests/unit/{test}.py") for test in options.tests or room.tests]
-    pytest.main(["-q", "--no-header", *paths], plugins=[trial])
+    plugin = MutationPlugin(chosen, options.jobs, scope.ends_processes)
+    paths = [str(ROOT / f"tests/unit/{test}.py") for test in options.tests or scope.tests]
+    pytest.main(["-q", "--no-header", *paths], plugins=[plugin])
     for target, mutants_ in every.items():
-        own = set(mutants_) & set(chosen)
-        left = len(own & set(trial.survived))
-        if own:
-            share = (len(own) - left) / len(own)
-            print(f"{share:6.1%} {target}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(mutants_)}")
-    noticed = len(chosen) - len(trial.survived)
-    score = noticed / len(chosen) if chosen else 0.0
-    size = f"{options.sample} a file, seed {options.seed}" if options.sample else "all"
-    print(f"mutation score of the {name} {score:.1%}: {noticed} of {len(chosen)} noticed ({size})", flush=True)
+        tried = set(mutants_) & set(chosen)
+        detected = len(tried) - len(tried & set(plugin.survived))
+        if tried:
+            share = detected / len(tried)
+            print(f"{share:6.1%} {target}: {detected} of {len(tried)} mutants detected, sampled from {len(mutants_)}")
+    detected = len(chosen) - len(plugin.survived)
+    score = detected / len(chosen) if chosen else 0.0
+    size = f"{options.sample} per file, seed {options.seed}" if options.sample else "all"
+    print(f"mutation score of the {name} {score:.1%}: {detected} of {len(chosen)} detected ({size})", flush=True)
     return score
 
 

@@ -485,7 +485,7 @@ def test_invalid_waiver_yaml_is_refused(tmp_path: Path, text: str) -> None:
 def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         fuzz.furnish(tmp_path)
-    run = tmp_path / fuzz.COMPARED
+    run = tmp_path / fuzz.RUN_WITH_BASELINE
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()
     assert baseline_store.BaselineSnapshot(run, plan).of_host("h1", gpus).problem == ""
@@ -508,7 +508,7 @@ def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
     signal.alarm(3600)  # it competes with the other tests for two processors
     counts, reported = fuzz.run(10_000, jobs=2, seed=1, say=lambda _: None)
     assert reported == []
-    assert not any(counts[name] for name in fuzz.BAD)
+    assert not any(counts[name] for name in fuzz.FAILURES)
     # The counts show that mutations were tried.
     assert counts["mutations"] == 10_000
     assert counts["accepted"] > 500 < counts["rejected"] + counts["incomplete"]
@@ -522,7 +522,7 @@ def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
     document = to_json(trial.plan)
     sound, own, shared = trial.sound, "hosts/h1.json", "gangs/r1/h1.json"
     criteria = fuzz.WHOLE.criteria
-    assert fuzz.wrong(document, sound, criteria) == ""
+    assert fuzz.rejection_reason(document, sound, criteria) == ""
     for old, new, why in (
         (b'"status": "measured"', b'"status": "measurd"', "no valid record"),
         (b'"nonce": "0', b'"nonce": "1', "a record of"),
@@ -532,7 +532,7 @@ def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
         (b"4270000000000.0", b"1270000000000.0", "wanted ge"),
     ):
         assert old in sound[own]
-        assert why in fuzz.wrong(document, sound | {own: sound[own].replace(old, new)}, criteria)
+        assert why in fuzz.rejection_reason(document, sound | {own: sound[own].replace(old, new)}, criteria)
     for old, new, why in (
         (b'"gang": "r1"', b'"gang": "r2"', "a record of"),
         (b'"h1-0"', b'"h1-1"', "in two places, or two in one"),
@@ -543,7 +543,7 @@ def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
         (b'"name": "collective.all_reduce.wrong_elements",\n   "scope": "gang=r1",', b"", "no valid record"),
     ):
         assert old in sound[shared], old
-        assert why in fuzz.wrong(document, sound | {shared: sound[shared].replace(old, new)}, criteria)
+        assert why in fuzz.rejection_reason(document, sound | {shared: sound[shared].replace(old, new)}, criteria)
 
 
 def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
