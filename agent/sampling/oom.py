@@ -19,7 +19,7 @@ from schemas import documents
 
 NO_LIMIT = 1 << 60
 """Version 1 of the control groups reports more than this for a group without a limit."""
-_OOM_KILL = "killed by the kernel for want of memory"
+_OOM_KILL = "killed by the kernel's out-of-memory killer"
 _KERNEL_MESSAGE = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed process (\d+) \((.{1,64}?)\)")
 
 

@@ -284,7 +284,7 @@ def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
 
 MOST_S = 60.0
 """Long before any deadline; how long it took is printed."""
-WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
+OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, limit \d+ MB\)"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
         (READ_ONLY, r"benchmark : Run the benchmarks: rackproof: .*: Read-only file system"),
         (HUNG, r"unreachable at Benchmark: benchmark : Run the benchmarks"),
         (FULL, r"Check that the stage finished: .*No space left on device"),
-        (AGENT_OOM, rf"a process of this command was {WANT}"),
+        (AGENT_OOM, rf"a process of this command was {OOM_KILL_MESSAGE}"),
     ],
     ids=["port", "clock", "open", "linked", "earlier", "read-only", "hung", "full", "agent-out-of-memory"],
 )
@@ -327,7 +327,7 @@ def test_rank_killed_for_want_of_memory_is_named_so_by_every_host_and_the_others
     together = {host: launches(fleet, host) for host in (*WELL, RANK_OOM)}
     said = {launches_[0]["reason"] for launches_ in together.values()}
     assert len(said) == 1, said
-    assert re.fullmatch(rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {WANT}', *said)
+    assert re.fullmatch(rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {OOM_KILL_MESSAGE}', *said)
     assert {host: [len(item["members"]) for item in launches_] for host, launches_ in together.items()} == {
         **{host: [3, 2] for host in WELL},
         RANK_OOM: [3],

@@ -269,8 +269,8 @@ def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
 def test_an_outcome_names_every_rank_that_did_not_end_well(
     exit_code: int | None, ranks: list[Rank], outcome: str, reason: str
 ) -> None:
-    more = "; a process of this launch was killed for want of memory" if reason else ""
-    for oom_kill, expected in (("", reason), ("killed for want of memory", reason + more)):
+    more = "; a process of this launch was killed by the out-of-memory killer" if reason else ""
+    for oom_kill, expected in (("", reason), ("killed by the out-of-memory killer", reason + more)):
         end = RanksEnd(exit_code=exit_code, culprit=None, states={}, oom_kill=oom_kill, any_rank_started=True)
         conclusion = conclude(end, host="h1", ranks=ranks, excluded={}, problems=[], deadline_s=9.0)
         assert (conclusion.outcome, conclusion.reason) == (outcome, expected)
@@ -455,7 +455,7 @@ def test_oom_killed_rank_is_reported_with_its_reason(
     assert why == [state.why for state in watch.states().values()], "as it was when it ended"
     other.close()
     assert why[0] == ""
-    assert why[1].startswith("killed by the kernel for want of memory (oom_kill 1")
+    assert why[1].startswith("killed by the kernel's out-of-memory killer (oom_kill 1")
 
 
 class Running(Clock):

@@ -58,13 +58,13 @@ def test_kill_at_the_limit_of_a_parent_group_names_the_limit(tree: Tree) -> None
     assert memory.describe_kill() == ""
     tree.group("slice/session", kills=1)
     tree.group("slice", kills=1, hits=3, limit=500 * MB)
-    assert memory.describe_kill() == "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
+    assert memory.describe_kill() == "killed by the kernel's out-of-memory killer (oom_kill 1, limit 500 MB)"
 
 
-def test_kill_below_every_limit_is_the_hosts_own_want(tree: Tree) -> None:
+def test_kill_below_every_limit_means_the_host_had_no_memory_left(tree: Tree) -> None:
     memory = OomWatch(tree.root)
     tree.group("slice/session", kills=2)
-    assert memory.describe_kill() == "killed by the kernel for want of memory (oom_kill 2, the host had none left)"
+    assert memory.describe_kill() == "killed by the kernel's out-of-memory killer (oom_kill 2, the host had none left)"
 
 
 def test_earlier_or_foreign_kill_is_not_reported(tree: Tree) -> None:
@@ -81,10 +81,10 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
 @pytest.mark.parametrize(
     ("log", "message"),
     [
-        (None, "killed by the kernel for want of memory (oom_kill 1 on this host)"),
+        (None, "killed by the kernel's out-of-memory killer (oom_kill 1 on this host)"),
         (
             (10**15, 4711),
-            "killed by the kernel for want of memory (kernel log: Out of memory: Killed process 4711 (python3))",
+            "killed by the kernel's out-of-memory killer (kernel log: Out of memory: Killed process 4711 (python3))",
         ),
         ((10**15, 4712), ""),
         ((1, 4711), ""),
@@ -135,7 +135,7 @@ def test_reason_is_sent_to_the_other_hosts() -> None:
 
 
 def test_killed_launcher_is_reported_without_a_culprit() -> None:
-    killed = "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
+    killed = "killed by the kernel's out-of-memory killer (oom_kill 1, limit 500 MB)"
     for exit_code, outcome, reason in (
         (-9, "failed", f"the launcher exited with -9: every rank had finished; a process of this launch was {killed}"),
         (0, "finished", ""),
