@@ -12,9 +12,9 @@ from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load, refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
-from fleet.rma.dossier import ReportFacts, dossier
-from fleet.rma.files import as_json, names, write_package
-from fleet.rma.parts import HOST, Part, parts, within
+from fleet.rma.dossier import ReportFacts, part_document
+from fleet.rma.files import package_names, to_json_text, write_package
+from fleet.rma.parts import HOST, Part, failed_parts, is_within
 from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.errors import RunError, UsageError
@@ -56,18 +56,18 @@ def call(options: argparse.Namespace) -> int:
             f"rackproof report {options.run_dir}"
         )
     verdicts = [_verdict(item) for item in report["verdicts"]]
-    failed, facts = parts(verdicts), _facts(report)
+    failed, facts = failed_parts(verdicts), _facts(report)
     named = options.serial is not None or options.host is not None
-    wanted = [part for part in failed if (part.returned or named) and options.host in (None, part.host)]
-    entries = [(part, dossier(part, run.plan, facts, _evidence(run, part))) for part in wanted]
+    wanted = [part for part in failed if (part.needs_part_work or named) and options.host in (None, part.host)]
+    entries = [(part, part_document(part, run.plan, facts, _evidence(run, part))) for part in wanted]
     chosen = [item for item in entries if options.serial in (None, item[1]["part"].get("serial"))]
     if named and not chosen:
         raise UsageError(_unknown(options, failed, entries))
     made = []
-    for (part, document), name in zip(chosen, names([document for _, document in chosen]), strict=True):
+    for (part, document), name in zip(chosen, package_names([document for _, document in chosen]), strict=True):
         files = {
             "README.md": render_readme(document),
-            "part.json": as_json(document),
+            "part.json": to_json_text(document),
             "observations.csv": _observations(report, run, part),
         }
         path = write_package(options.run_dir, name, files, options.zip)
@@ -125,7 +125,7 @@ def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
     rack = _facts(report).racks.get(part.host, "")
     observed = rows(part.host, rack, _evidence(run, part), [*part.findings, *part.open])
     attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
-    selected = [row for row in observed if within(row.scope, part.place) or (row.scope, row.name) in attributed]
+    selected = [row for row in observed if is_within(row.scope, part.place) or (row.scope, row.name) in attributed]
     return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, selected)
 
 

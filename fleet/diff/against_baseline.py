@@ -15,18 +15,18 @@ from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
 from schemas.reports import LineKind, SummaryLine
 
-MOST_LINES = 12
+MAX_SUMMARY_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineDiff:
-    """The result of a comparison with the accepted records."""
+    """What changed since the hosts were accepted."""
 
     changes: tuple[Change, ...] = ()
     compared: int = 0
-    """Figures that were compared."""
+    """Number of figures that were compared."""
     figures: int = 0
-    """Figures of the run, compared or not."""
+    """Number of figures of the run, compared or not."""
 
 
 def diff_against_baseline(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> BaselineDiff:
@@ -40,48 +40,45 @@ def diff_against_baseline(plan: Plan, evidence: Mapping[str, Evidence], packs: S
 
 
 def add_host(comparison: Comparison, plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> None:
-    """Compare a host of a run with its accepted record, which its evidence holds."""
+    """Compare a host of a run with its accepted record, `evidence.baseline`."""
     criteria = criteria_of(plan, host, evidence, packs)
     comparison.add(host.name, accepted_state(evidence.baseline), host_state(evidence), criteria)
 
 
-def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[Pack]) -> list[Criterion]:
+def criteria_of(plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> list[Criterion]:
     """Return the criteria that compare a host with its baseline, as the judge selects them."""
-    applied = select_packs(plan, host, left.gpus(), packs)[0]
-    chosen = {item.id: item for pack in applied for item in pack.criteria}
-    return [item for item in chosen.values() if item.baseline is not None]
+    selected_packs = select_packs(plan, host, evidence.gpus(), packs)[0]
+    criteria_by_id = {item.id: item for pack in selected_packs for item in pack.criteria}
+    return [item for item in criteria_by_id.values() if item.baseline is not None]
 
 
-def summary(plan: Plan, since: BaselineDiff) -> Iterator[SummaryLine]:
+def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
     """Yield the summary lines of a report: how much was compared, then each regression and each part that differs."""
     if plan.baseline is None:
         return
-    kinds = Counter(change.kind for change in since.changes)
-    missing = sum(int(change.old or 0) for change in since.changes if change.kind == FIGURES_GONE)
+    kinds = Counter(change.kind for change in diff.changes)
+    missing = sum(int(change.old or 0) for change in diff.changes if change.kind == FIGURES_GONE)
     parts = sum(kinds[kind] for kind in PARTS)
+    unchanged = "nothing regressed, same parts" if diff.compared else "no earlier figures"
     counts = [
-        f"{since.compared} of {since.figures} figures compared",
+        f"{diff.compared} of {diff.figures} figures compared",
         f"{kinds[REGRESSED]} regressed" if kinds[REGRESSED] else "",
         f"{_count(parts, 'part')} differ" if parts else "",
-        ""
-        if kinds[REGRESSED] or parts
-        else "nothing regressed, same parts"
-        if since.compared
-        else "no earlier figures",
+        "" if kinds[REGRESSED] or parts else unchanged,
         f"{kinds[UNCLEAR]} unclear" if kinds[UNCLEAR] else "",
         f"{_count(missing, 'accepted figure')} not measured" if missing else "",
     ]
-    values = {"compared": since.compared, "figures": since.figures, "regressed": kinds[REGRESSED], "parts": parts}
+    values = {"compared": diff.compared, "figures": diff.figures, "regressed": kinds[REGRESSED], "parts": parts}
     title = f"Against the accepted records (baseline {plan.baseline.digest[:12]})"
     yield SummaryLine(kind=LineKind.BASELINE, title=title, text=", ".join(filter(None, counts)), values=values)
-    shown = [change for change in since.changes if change.counts]
-    for change in shown[:MOST_LINES]:
+    counted = [change for change in diff.changes if change.counts]
+    for change in counted[:MAX_SUMMARY_LINES]:
         yield SummaryLine(
             kind=LineKind.BASELINE, title=change.kind.upper(), text=change.text, host=change.host, part=change.scope
         )
-    if more := len(shown[MOST_LINES:]):
+    if more := len(counted[MAX_SUMMARY_LINES:]):
         yield SummaryLine(kind=LineKind.MORE, text=f"… and {more} more changes in the report", values={"changes": more})
 
 
-def _count(number: int, one: str) -> str:
-    return f"{number} {one if number == 1 else one + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + 's'}"

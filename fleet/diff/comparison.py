@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fleet.diff.figures import figures
+from fleet.diff.figures import changed_figures
 from fleet.diff.folded import fold_changes
 from fleet.diff.parts import GpuSlot, gpu_changes, gpu_slots, other_parts
-from fleet.diff.versions import version_changes, versions
+from fleet.diff.versions import changed_versions, version_changes
 from fleet.judge.criteria import Criterion
 from fleet.records.host_state import HostState
 from schemas.baselines import (
@@ -26,7 +26,19 @@ from schemas.baselines import (
     Change,
 )
 
-ORDER = (REGRESSED, REPLACED, MOVED, GONE, NEW, UNCLEAR, FIGURES_GONE, VERSION, CHANGED, IMPROVED, FIGURES_NEW)
+KINDS_BY_IMPORTANCE = (
+    REGRESSED,
+    REPLACED,
+    MOVED,
+    GONE,
+    NEW,
+    UNCLEAR,
+    FIGURES_GONE,
+    VERSION,
+    CHANGED,
+    IMPROVED,
+    FIGURES_NEW,
+)
 
 HostStates = Mapping[str, HostState]
 Criteria = Mapping[str, Sequence[Criterion]]
@@ -38,11 +50,11 @@ class Comparison:
 
     def __init__(self) -> None:
         self.compared = 0
-        """Figures that both sides have; 0: nothing was compared."""
+        """Number of figures that both sides have; 0: nothing was compared."""
         self.figures = 0
-        """Figures that the new side has."""
+        """Number of figures of the new side."""
         self.hosts = 0
-        """Hosts with a record on both sides."""
+        """Number of hosts with a record on both sides."""
         self._changes: list[Change] = []
         self._before: dict[str, GpuSlot] = {}
         self._after: dict[str, GpuSlot] = {}
@@ -50,51 +62,57 @@ class Comparison:
         self._order: dict[str, int] = {}
 
     def add(self, host: str, old: HostState | None, new: HostState | None, criteria: Sequence[Criterion]) -> None:
-        """Compare one host; None if a side does not have it.
+        """Compare one host.
 
-        The criteria with `vs_baseline` define the noise.
+        Args:
+            host: name of the host.
+            old: earlier state; None: the earlier side does not have the host.
+            new: state now; None: the new side does not have the host.
+            criteria: those with `vs_baseline` define the noise.
         """
         self._order.setdefault(host, len(self._order))
-        was, now = old is not None and old.has_record, new is not None and new.has_record
-        if new is not None and now:
+        had_record, has_record = old is not None and old.has_record, new is not None and new.has_record
+        if new is not None and has_record:
             self.figures += sum(map(len, new.figures.values()))
-        if old is not None and new is not None and was and now:
+        if old is not None and new is not None and had_record and has_record:
             self.hosts += 1
-            self.compared += _in_common(old, new)
+            self.compared += _count_common_figures(old, new)
             self._before |= gpu_slots(host, old)
             self._after |= gpu_slots(host, new)
             self._changes += other_parts(host, old.parts, new.parts)
-            self._changes += figures(host, old, new, criteria)
-            for change in versions(old, new):
+            self._changes += changed_figures(host, old, new, criteria)
+            for change in changed_versions(old, new):
                 self._versions.setdefault(change, []).append(host)
-        elif was:
+        elif had_record:
             text = f"{host} has no record in the new run" if new is not None else f"{host} is not in the new run"
             self._changes.append(Change(kind=GONE, host=host, scope="host", what="host", text=text))
-        elif now:
+        elif has_record:
             text = f"{host} has no earlier record"
             self._changes.append(Change(kind=NEW, host=host, scope="host", what="host", text=text))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return every change: regressions and parts that differ first, then by host in the order of addition."""
+        """Return every change, the most important kinds first, then by host in the order of addition."""
         changes = [*self._changes, *gpu_changes(self._before, self._after), *version_changes(self._versions)]
-        order, last = self._order, len(self._order)
-        return tuple(
-            sorted(
-                fold_changes(changes), key=lambda item: (ORDER.index(item.kind), order.get(item.host, last), item.what)
-            )
-        )
+
+        def sort_key(change: Change) -> tuple[int, int, str]:
+            host_number = self._order.get(change.host, len(self._order))
+            return KINDS_BY_IMPORTANCE.index(change.kind), host_number, change.what
+
+        return tuple(sorted(fold_changes(changes), key=sort_key))
 
 
 def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     """Compare all hosts of either side, those of `new` first."""
     comparison = Comparison()
-    everywhere = {serial: figures for was in old.values() for serial, figures in was.figures.items() if serial}
+    figures_by_serial = {
+        serial: figures for state in old.values() for serial, figures in state.figures.items() if serial
+    }
     for host in dict.fromkeys((*new, *old)):
-        was, now = old.get(host), new.get(host)
-        if was and now:  # a GPU that came from another host has its earlier figures there
-            moved = {serial: everywhere[serial] for serial in now.figures if serial in everywhere}
-            was = replace(was, figures={**moved, **was.figures})
-        comparison.add(host, was, now, criteria.get(host, ()))
+        before, after = old.get(host), new.get(host)
+        if before and after:  # the earlier figures of a GPU that moved are those on its previous host
+            moved = {serial: figures_by_serial[serial] for serial in after.figures if serial in figures_by_serial}
+            before = replace(before, figures={**moved, **before.figures})
+        comparison.add(host, before, after, criteria.get(host, ()))
     return comparison
 
 
@@ -102,12 +120,13 @@ def difference(old: HostStates, new: HostStates, criteria: Criteria) -> tuple[Ch
     """Return every change from `old` to `new`, ordered as in `Comparison.changes`.
 
     Args:
-        old: host -> its earlier state; `merge_states` merges several runs.
+        old: host -> its earlier state; `merge_states` merges those of several runs.
         new: host -> its state now.
         criteria: host -> the criteria that apply to it; those with `vs_baseline` define the noise.
     """
     return compare(old, new, criteria).changes()
 
 
-def _in_common(old: HostState, new: HostState) -> int:
+def _count_common_figures(old: HostState, new: HostState) -> int:
+    """Return the number of figures that both states have."""
     return sum(len(figures.keys() & old.figures.get(serial, {}).keys()) for serial, figures in new.figures.items())

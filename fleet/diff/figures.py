@@ -24,35 +24,35 @@ from schemas.baselines import (
 )
 from schemas.records import MEASURED, Observation
 
-OTHERWISE = 0.25
-"""Share by which a figure must change to be listed if no criterion states how well it repeats."""
-SIGMAS = 4.0
-_NAMED = 6
+UNJUDGED_SHARE = 0.25
+UNJUDGED_SIGMAS = 4.0
+"""A figure without a criterion for its noise is listed if it changes by more than this share and these standard deviations."""
+_MAX_NAMED_FIGURES = 6
 
 
-def figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
+def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
     """Yield the figures of a host that changed, and the number of figures that only one side has."""
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
     missing: Counter[str] = Counter()
-    present = {"", *gpus_by_serial(new.gpus)}
+    installed = {"", *gpus_by_serial(new.gpus)}
     for serial, before in old.figures.items():
-        if (
-            serial in present and serial not in new.figures
-        ):  # the part is still installed, but nothing was measured on it
+        if serial in installed and serial not in new.figures:  # nothing was measured on an installed part
             missing.update(key[0] for key in before)
-    for serial, now in new.figures.items():
-        was = old.figures.get(serial)
-        if was is None:
-            continue  # a new part: listed as a part
-        added += len(now.keys() - was.keys())
-        missing.update(key[0] for key in was.keys() - now.keys())
-        for key in now.keys() & was.keys():
-            change = _figure(host, serial, key, was[key].level, now[key], with_baseline)
+    for serial, after in new.figures.items():
+        before = old.figures.get(serial, {})
+        if serial not in old.figures:
+            continue  # a new part, which is listed as a part
+        added += len(after.keys() - before.keys())
+        missing.update(key[0] for key in before.keys() - after.keys())
+        for key in after.keys() & before.keys():
+            change = _figure_change(host, serial, key, before[key].level, after[key], with_baseline)
             if change:
                 yield change
     if count := missing.total():
-        names = ", ".join(name for name, _ in missing.most_common(_NAMED)) + (" …" if len(missing) > _NAMED else "")
+        names = ", ".join(name for name, _ in missing.most_common(_MAX_NAMED_FIGURES)) + (
+            " …" if len(missing) > _MAX_NAMED_FIGURES else ""
+        )
         text = f"{host}: {count} earlier figures were not measured this time ({names})"
         yield Change(kind=FIGURES_GONE, host=host, scope="host", what="figures", old=count, text=text)
     if added:
@@ -66,33 +66,36 @@ class _Noise:
 
     share: float
     basis: str
-    judged: bool
-    """A criterion defines it: a larger change is a regression or an improvement."""
+    """Where the noise is known from."""
+    is_judged: bool
+    """Whether a criterion defines it, so that a larger change is a regression or an improvement."""
     is_clear: bool = True
-    """Small enough that a change beyond it is significant."""
+    """Whether it is small enough that a change beyond it is significant."""
 
 
-def _figure(host: str, serial: str, key: Key, was: Level, now: Figure, criteria: Sequence[Criterion]) -> Change | None:
-    before, after = was.value, now.level.value
+def _figure_change(
+    host: str, serial: str, key: Key, old: Level, new: Figure, criteria: Sequence[Criterion]
+) -> Change | None:
+    before, after = old.value, new.level.value
     if before == after:
         return None
-    allowed = _noise(was, now, criteria)
+    allowed = _noise(old, new, criteria)
     share = (after - before) / abs(before) if before else None
     if share is not None and abs(share) <= allowed.share:
         return None
     kind = CHANGED
-    if allowed.judged:
-        better = (after - before) * direction(was.name, was.unit) > 0
-        kind = (IMPROVED if better else REGRESSED) if allowed.is_clear else UNCLEAR
+    if allowed.is_judged:
+        is_better = (after - before) * direction(old.name, old.unit) > 0
+        kind = (IMPROVED if is_better else REGRESSED) if allowed.is_clear else UNCLEAR
     change = Change(
         kind=kind,
         host=host,
-        scope=now.scope,
-        what=was.name,
+        scope=new.scope,
+        what=old.name,
         serial=serial,
         stage=key[1],
-        params=was.params,
-        unit=was.unit,
+        params=old.params,
+        unit=old.unit,
         old=before,
         new=after,
         share=share,
@@ -100,52 +103,58 @@ def _figure(host: str, serial: str, key: Key, was: Level, now: Figure, criteria:
         basis=allowed.basis,
         text="",
     )
-    return replace(change, text=figure_text(change, f"{host} {now.scope}" if now.scope != "host" else host))
+    return replace(change, text=figure_text(change, f"{host} {new.scope}" if new.scope != "host" else host))
 
 
 def figure_text(change: Change, part: str) -> str:
-    """Return the sentence on the change of a figure of `part`."""
-    by = f"{change.share * 100:+.3g} %" if change.share is not None else f"from {change.old:g}"
+    """Return the sentence that describes the change of a figure of `part`."""
+    difference = f"{change.share * 100:+.3g} %" if change.share is not None else f"from {change.old:g}"
     beyond = f"beyond {(change.noise or 0) * 100:.3g} % noise"
     if change.kind == UNCLEAR:
         beyond = "but the noise is too large to be sure"
     before, after = apart(change.old, change.new, change.unit)
     settings = ", ".join(f"{name}={value}" for name, value in change.params.items())
     figure = f"{change.what}[{settings}]" if settings else change.what
-    return f"{part}: {figure} {before} → {after} ({by}), {beyond}: {change.basis}"
+    return f"{part}: {figure} {before} → {after} ({difference}), {beyond}: {change.basis}"
 
 
-def _noise(was: Level, now: Figure, criteria: Sequence[Criterion]) -> _Noise:
-    own = noise(was)
-    source = _noise_source(was, own)
+def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
+    """Return the noise of a figure, from the first matching criterion with `vs_baseline`, or from the figure itself."""
+    own_noise = noise(old)
+    source = _noise_source(old, own_noise)
     observation = Observation(
-        name=was.name,
-        scope=now.scope or "host",
-        stage=was.stage,
-        unit=was.unit,
+        name=old.name,
+        scope=new.scope or "host",
+        stage=old.stage,
+        unit=old.unit,
         status=MEASURED,
-        value=was.value,
-        params=was.params,
+        value=old.value,
+        params=old.params,
     )
     for criterion in criteria:
-        if criterion.baseline and criterion.matches_name(was.name) and matches(criterion, observation):
+        if criterion.baseline and criterion.matches_name(old.name) and matches(criterion, observation):
             limit = criterion.baseline
-            floor = abs(limit.change / was.value) if limit.change is not None and was.value else abs(1 - limit.fraction)
-            share = round(max(floor, limit.sigmas * own), 6)
-            if limit.sigmas * own > floor:
+            floor = abs(limit.change / old.value) if limit.change is not None and old.value else abs(1 - limit.fraction)
+            share = round(max(floor, limit.sigmas * own_noise), 6)
+            if limit.sigmas * own_noise > floor:
                 return _Noise(
                     share=share,
                     basis=f"{limit.sigmas:g} × its own noise, {source}",
-                    judged=True,
-                    is_clear=limit.sigmas * own <= MAX_RELATIVE_SIGMA,
+                    is_judged=True,
+                    is_clear=limit.sigmas * own_noise <= MAX_RELATIVE_SIGMA,
                 )
-            return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", judged=True)
-    if was.name in READINGS:
-        return _Noise(share=0.0, basis="a count has no noise", judged=True)
-    return _Noise(share=max(OTHERWISE, SIGMAS * own), basis="no criterion states how well it repeats", judged=False)
+            return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", is_judged=True)
+    if old.name in READINGS:
+        return _Noise(share=0.0, basis="a count has no noise", is_judged=True)
+    return _Noise(
+        share=max(UNJUDGED_SHARE, UNJUDGED_SIGMAS * own_noise),
+        basis="no criterion states how well it repeats",
+        is_judged=False,
+    )
 
 
-def _noise_source(was: Level, own: float) -> str:
-    if was.sigma is not None:
-        return f"{own * 100:.2g} % (sigma) over {len(was.values) - was.left_out} runs"
-    return f"{own * 100:.2g} % (sigma) within one run, unknown from run to run" if own else "unknown"
+def _noise_source(old: Level, own_noise: float) -> str:
+    """Return how large the noise of the figure is, and how many runs it is known from."""
+    if old.sigma is not None:
+        return f"{own_noise * 100:.2g} % (sigma) over {len(old.values) - old.left_out} runs"
+    return f"{own_noise * 100:.2g} % (sigma) within one run, unknown from run to run" if own_noise else "unknown"

@@ -1,4 +1,4 @@
-"""Fold changes that several hosts report into one: those of a gang, or of one host that is slow with all others."""
+"""Merge changes that several hosts report: those of a gang, and those of one host that is slow with all others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from schemas.baselines import REGRESSED, Change
 from schemas.records import Value
 from schemas.scopes import Scope
 
-_NAMED = 6
+_MAX_NAMED_HOSTS = 6
 
 
 def fold_changes(changes: Sequence[Change]) -> Iterator[Change]:
     """Yield one change per gang figure, and one per host that is slow with all its partners."""
-    culprits: dict[str, str] = {}
+    slow_hosts: set[str] = set()
     pairs: dict[str, list[Change]] = defaultdict(list)
     gangs: dict[tuple[Value, ...], list[Change]] = defaultdict(list)
     for change in changes:
@@ -30,14 +30,14 @@ def fold_changes(changes: Sequence[Change]) -> Iterator[Change]:
     for group in pairs.values():
         host = _common_host(group)
         if host:
-            culprits[host] = host
-            yield _slow_with_all(host, group)
+            slow_hosts.add(host)
+            yield _slow_host_change(host, group)
         else:
             yield from group
     for group in gangs.values():
         worst = min(group, key=lambda item: item.share or 0.0)
-        shown = next((item for item in group if item.host in culprits), worst)
-        yield replace(shown, text=figure_text(worst, shown.scope), share=worst.share, new=worst.new)
+        representative = next((item for item in group if item.host in slow_hosts), worst)
+        yield replace(representative, text=figure_text(worst, representative.scope), share=worst.share, new=worst.new)
 
 
 def _partner(change: Change) -> str:
@@ -46,19 +46,19 @@ def _partner(change: Change) -> str:
 
 
 def _common_host(changes: Sequence[Change]) -> str:
-    """Return the one host that is part of every slower pair, if there are several; else an empty string."""
-    ends = [{change.host, _partner(change)} for change in changes]
-    shared = set.intersection(*ends)
+    """Return the only host that is in every slower pair; empty if there is none, or there is only one pair."""
+    hosts_of_pairs = [{change.host, _partner(change)} for change in changes]
+    shared = set.intersection(*hosts_of_pairs)
     return shared.pop() if len(shared) == 1 else ""
 
 
-def _slow_with_all(host: str, changes: Sequence[Change]) -> Change:
+def _slow_host_change(host: str, changes: Sequence[Change]) -> Change:
     partners = sorted(set().union(*({change.host, _partner(change)} for change in changes)) - {host})
     worst = min(changes, key=lambda item: item.share or 0.0)
-    named = ", ".join(partners[:_NAMED]) + (" …" if len(partners) > _NAMED else "")
+    partner_names = ", ".join(partners[:_MAX_NAMED_HOSTS]) + (" …" if len(partners) > _MAX_NAMED_HOSTS else "")
     shares = sorted((change.share or 0.0) * 100 for change in changes)
     text = (
-        f"{host}: {worst.what} with {named} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %; between the other hosts it did "
-        f"not, beyond {(worst.noise or 0) * 100:.3g} % noise: {worst.basis}"
+        f"{host}: {worst.what} with {partner_names} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, but not between other "
+        f"hosts, beyond {(worst.noise or 0) * 100:.3g} % noise: {worst.basis}"
     )
     return replace(worst, host=host, scope="host", serial="", text=text)

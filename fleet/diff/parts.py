@@ -20,7 +20,7 @@ class GpuSlot:
 
     @property
     def slot(self) -> tuple[str, str]:
-        """Return what stays when the GPU is replaced: its PCI address, or its index if no address is reported."""
+        """Return host and PCI address, or the index if no address is reported. They stay the same if the GPU is replaced."""
         return self.host, self.gpu.pci_bus_id.lower() or f"index {self.gpu.index}"
 
     def __str__(self) -> str:
@@ -34,65 +34,65 @@ def gpu_slots(host: str, state: HostState) -> dict[str, GpuSlot]:
 
 def gpu_changes(before: Mapping[str, GpuSlot], after: Mapping[str, GpuSlot]) -> Iterator[Change]:
     """Yield the GPUs that changed on hosts with a record on both sides."""
-    was_in = {slot.slot: serial for serial, slot in before.items()}
-    now_in = {slot.slot: serial for serial, slot in after.items()}
+    serials_before = {slot.slot: serial for serial, slot in before.items()}
+    serials_after = {slot.slot: serial for serial, slot in after.items()}
     for serial, slot in after.items():
-        gone = was_in.get(slot.slot, "")
+        previous = serials_before.get(slot.slot, "")
         if serial in before:
             if before[serial].slot != slot.slot:
                 text = f"GPU {serial} moved from {before[serial]} to {slot}"
                 yield _gpu(MOVED, serial, slot, str(before[serial]), str(slot), text)
-        elif gone and gone not in after:
-            text = f"{slot}: GPU {gone} was replaced by {serial}"
-            yield _gpu(REPLACED, serial, slot, gone, serial, text)
+        elif previous and previous not in after:
+            text = f"{slot}: GPU {previous} was replaced by {serial}"
+            yield _gpu(REPLACED, serial, slot, previous, serial, text)
         else:
             yield _gpu(NEW, serial, slot, None, serial, f"{slot}: GPU {serial} is new")
     for serial, slot in before.items():
-        replaced = now_in.get(slot.slot, "")
-        if serial not in after and (not replaced or replaced in before):
+        replacement = serials_after.get(slot.slot, "")
+        if serial not in after and (not replacement or replacement in before):
             yield _gpu(GONE, serial, slot, serial, None, f"{slot}: GPU {serial} is gone")
 
 
-def _gpu(kind: str, serial: str, slot: GpuSlot, was: Value, now: Value, text: str) -> Change:
+def _gpu(kind: str, serial: str, slot: GpuSlot, old: Value, new: Value, text: str) -> Change:
     scope = f"gpu={slot.gpu.index}"
-    return Change(kind=kind, host=slot.host, scope=scope, what="GPU", serial=serial, old=was, new=now, text=text)
+    return Change(kind=kind, host=slot.host, scope=scope, what="GPU", serial=serial, old=old, new=new, text=text)
 
 
-def other_parts(host: str, old: Iterable[InstalledPart], new: Iterable[InstalledPart]) -> Iterator[Change]:
-    """Yield changes of other parts, by serial: the names of disks and NICs may change although the part is the same."""
-    before, after = _by_kind(old), _by_kind(new)
-    for kind, was in before.items():
-        now = after.get(kind)
-        if now is None:
+def other_parts(host: str, old_parts: Iterable[InstalledPart], new_parts: Iterable[InstalledPart]) -> Iterator[Change]:
+    """Yield the changes of other parts. Parts are identified by serial, because the names of disks and NICs may change."""
+    before, after = _by_kind(old_parts), _by_kind(new_parts)
+    for kind, old in before.items():
+        new = after.get(kind)
+        if new is None:
             yield Change(
                 kind=UNCLEAR,
                 host=host,
                 scope="host",
                 what=kind,
-                text=f"{host}: no {kind} reports its serial any more; {len(was)} did before",
+                text=f"{host}: no {kind} reports its serial any more; {len(old)} did before",
             )
             continue
-        added = {part.slot: part for serial, part in now.items() if serial not in was}
-        for serial, part in was.items():
-            if serial in now:
+        added = {part.slot: part for serial, part in new.items() if serial not in old}
+        for serial, part in old.items():
+            if serial in new:
                 continue
-            other = added.pop(part.slot, None)
-            text = f"{host} {part.slot}: {kind} {serial} {f'was replaced by {other.serial}' if other else 'is gone'}"
-            yield _part(REPLACED if other else GONE, host, part, other, text)
-        for other in added.values():
-            yield _part(NEW, host, None, other, f"{host} {other.slot}: {kind} {other.serial} is new")
+            replacement = added.pop(part.slot, None)
+            text = f"{host} {part.slot}: {kind} {serial} {f'was replaced by {replacement.serial}' if replacement else 'is gone'}"
+            yield _part(REPLACED if replacement else GONE, host, part, replacement, text)
+        for part in added.values():
+            yield _part(NEW, host, None, part, f"{host} {part.slot}: {kind} {part.serial} is new")
 
 
-def _part(kind: str, host: str, was: InstalledPart | None, now: InstalledPart | None, text: str) -> Change:
-    part = now or was or InstalledPart(kind="", slot="", serial="")
+def _part(kind: str, host: str, old: InstalledPart | None, new: InstalledPart | None, text: str) -> Change:
+    part = new or old or InstalledPart(kind="", slot="", serial="")
     return Change(
         kind=kind,
         host=host,
         scope=part.slot,
         what=part.kind,
         serial=part.serial,
-        old=was.serial if was else None,
-        new=now.serial if now else None,
+        old=old.serial if old else None,
+        new=new.serial if new else None,
         text=text,
     )
 

@@ -1,4 +1,4 @@
-"""Find versions that changed; the same change on several hosts is listed once."""
+"""Find versions that changed. The same change on several hosts is listed once."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from fleet.records.host_state import HostState
 from schemas.baselines import VERSION, Change
 
-LONGEST = 1000
-"""Characters of a version."""
-_NAMED = 6
+MAX_VERSION_CHARACTERS = 1000
+"""Longer versions are cut."""
+_MAX_NAMED_HOSTS = 6
 
 
-def versions(old: HostState, new: HostState) -> Iterator[tuple[str, str, str]]:
-    """Yield component, old version and new version."""
-    was, now = _by_component(old.versions), _by_component(new.versions)
-    for name in sorted(was.keys() & now.keys()):
-        if was[name] != now[name]:
-            yield name, was[name], now[name]
+def changed_versions(old: HostState, new: HostState) -> Iterator[tuple[str, str, str]]:
+    """Yield component, old version and new version of each component that changed."""
+    before, after = _by_component(old.versions), _by_component(new.versions)
+    for name in sorted(before.keys() & after.keys()):
+        if before[name] != after[name]:
+            yield name, before[name], after[name]
 
 
 def version_changes(hosts_by_change: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator[Change]:
     """Yield one change for all hosts with the same change of a version."""
     for (name, before, after), hosts in hosts_by_change.items():
-        more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
-        text = f"{', '.join(hosts[:_NAMED])}{more}: {name} {before} → {after}"
+        more = f" and {len(hosts) - _MAX_NAMED_HOSTS} more" if len(hosts) > _MAX_NAMED_HOSTS else ""
+        text = f"{', '.join(hosts[:_MAX_NAMED_HOSTS])}{more}: {name} {before} → {after}"
         yield Change(kind=VERSION, host=hosts[0], scope="host", what=name, old=before, new=after, text=text)
 
 
@@ -34,4 +34,7 @@ def _by_component(versions: Mapping[str, str]) -> dict[str, str]:
     components: dict[str, set[str]] = defaultdict(set)
     for name, version in versions.items():
         components[name.partition("[")[0]].add(version)
-    return {name: ", ".join(sorted(result))[:LONGEST] for name, result in components.items()}
+    return {
+        name: ", ".join(sorted(versions_of_parts))[:MAX_VERSION_CHARACTERS]
+        for name, versions_of_parts in components.items()
+    }

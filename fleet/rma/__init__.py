@@ -1,1 +1,1 @@
-"""What a vendor is given about a failed part."""
+"""Write packages with the evidence on failed parts, for a vendor."""

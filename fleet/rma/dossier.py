@@ -1,7 +1,8 @@
-"""Build the document on one failed part (schemas/part.schema.json) from the records and the report of a run."""
+"""Build part.json (schemas/part.schema.json), the document on one failed part, from the records and the report of a run."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from fleet.judge.evidence import Evidence, Planned
 from fleet.quantities import finite
 from fleet.report.formatting import clean, clean_log, is_change
-from fleet.rma.parts import GPU, HOST, Part, identity, within
+from fleet.rma.parts import GPU, HOST, Part, is_within, read_identifiers
 from fleet.rma.reproduce import reproduce_commands
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
@@ -18,13 +19,13 @@ from schemas.reports import Verdict
 from schemas.scopes import Scope
 
 PART_SCHEMA = "rackproof.part/1"
-MOST_SIBLINGS, MOST_LOGS = 64, 20
-_ERRORS = ("xid.", "sxid.")
+MAX_SIBLINGS, MAX_LOGS = 64, 20
+_ERROR_PREFIXES = ("xid.", "sxid.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """The facts of the report that a package repeats."""
+    """The facts of the report that are in every package."""
 
     decision: str
     mark: str
@@ -34,26 +35,27 @@ class ReportFacts:
     software: Mapping[str, Mapping[str, str]]
     """Host -> component -> version."""
     events: Mapping[str, Sequence[str]]
+    """Host -> its events."""
 
 
-def dossier(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> dict[str, Any]:
+def part_document(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> dict[str, Any]:
     """Return the document on one part.
 
     Args:
         part: the part and its findings.
-        plan: the run's plan.
-        facts: from the report.
-        evidence: evidence of the part's host.
+        plan: plan of the run.
+        facts: facts of the report.
+        evidence: evidence of the host.
     """
     observations = evidence.observations()
-    own, unread = identity(part, observations)
+    identifiers, unread = read_identifiers(part, observations)
     gpu = next((item for item in evidence.gpus() if f"gpu={item.index}" == part.place), None)
     if gpu:
-        named = {"serial": gpu.serial, "uuid": gpu.uuid, "model": gpu.name, "pci_address": gpu.pci_bus_id}
-        own = {key: text for key, text in named.items() if text} | own
-        unread = {key: why for key, why in unread.items() if key not in own}
+        from_record = {"serial": gpu.serial, "uuid": gpu.uuid, "model": gpu.name, "pci_address": gpu.pci_bus_id}
+        identifiers = {key: text for key, text in from_record.items() if text} | identifiers
+        unread = {key: reason for key, reason in unread.items() if key not in identifiers}
     planned = next((host for host in plan.hosts if host.name == part.host), None)
-    siblings = _Siblings(part, Planned(plan), evidence)
+    siblings = _SiblingFigures(part, Planned(plan), evidence)
     document: dict[str, Any] = {
         "schema": PART_SCHEMA,
         "mark": facts.mark,
@@ -65,8 +67,8 @@ def dossier(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> d
             "decision": facts.decision,
             "rackproof": facts.rackproof,
         },
-        "part": {"kind": part.kind, **own, **({"not_read": unread} if unread else {})},
-        "slot": _slot(part, facts, own, planned),
+        "part": {"kind": part.kind, **identifiers, **({"not_read": unread} if unread else {})},
+        "slot": _slot(part, facts, identifiers, planned),
         "action": part.action,
         "findings": [_finding(item, siblings) for item in part.findings],
         "open": [_finding(item, siblings) for item in part.open],
@@ -75,42 +77,44 @@ def dossier(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> d
         "logs": _logs(evidence.launches(), part, planned),
         "events": list(facts.events.get(part.host, ())),
         "versions": _versions(facts.software.get(part.host, {}), part.place),
-        "again": reproduce_commands(part, own, planned, plan),
+        "again": reproduce_commands(part, identifiers, planned, plan),
     }
-    if why := _log_unread(observations):
-        document["errors_not_read"] = why
-    entries: dict[str, Any] = harmless(document)
-    return entries
+    if problem := _kernel_log_problem(observations):
+        document["errors_not_read"] = problem
+    sanitized: dict[str, Any] = sanitize(document)
+    return sanitized
 
 
-def harmless(value: Any) -> Any:
-    """Return the document without control sequences; logs keep their lines."""
+def sanitize(value: Any) -> Any:
+    """Return the document without control sequences. Texts of several lines keep their lines."""
     if isinstance(value, Mapping):
-        return {clean(key): harmless(item) for key, item in value.items()}
+        return {clean(key): sanitize(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [harmless(item) for item in value]
+        return [sanitize(item) for item in value]
     if isinstance(value, str):
         return clean_log(value) if "\n" in value else clean(value, 2000)
     return value
 
 
-def _slot(part: Part, facts: ReportFacts, own: Mapping[str, str], planned: PlannedHost | None) -> dict[str, str]:
-    document = {
+def _slot(
+    part: Part, facts: ReportFacts, identifiers: Mapping[str, str], planned: PlannedHost | None
+) -> dict[str, str]:
+    slot = {
         "host": part.host,
         "rack": facts.racks.get(part.host, ""),
         "address": planned.address if planned else "",
         "place": part.place,
-        "pci_address": own.get("pci_address", ""),
+        "pci_address": identifiers.get("pci_address", ""),
         "nvml_index": Scope.parse(part.place).get(GPU),
-        "module_id": own.get("module_id", ""),
+        "module_id": identifiers.get("module_id", ""),
     }
-    return {key: text for key, text in document.items() if text}
+    return {key: text for key, text in slot.items() if text}
 
 
-def _finding(verdict: Verdict, siblings: _Siblings) -> dict[str, Any]:
-    of_others = siblings.values(verdict)
-    numbers = sorted(number for item in of_others if (number := finite(item["value"])) is not None)
-    document: dict[str, Any] = {
+def _finding(verdict: Verdict, siblings: _SiblingFigures) -> dict[str, Any]:
+    values_of_siblings = siblings.values(verdict)
+    numbers = sorted(number for item in values_of_siblings if (number := finite(item["value"])) is not None)
+    finding: dict[str, Any] = {
         "verdict": verdict.verdict,
         "severity": verdict.severity,
         "criterion": verdict.criterion,
@@ -128,17 +132,16 @@ def _finding(verdict: Verdict, siblings: _Siblings) -> dict[str, Any]:
         "source": verdict.source,
         "basis": verdict.basis,
         "waiver": str(verdict.waiver) if verdict.waiver else "",
-        "siblings": of_others[:MOST_SIBLINGS],
+        "siblings": values_of_siblings[:MAX_SIBLINGS],
     }
     if numbers:
-        middle = len(numbers) // 2
-        median = numbers[middle] if len(numbers) % 2 else (numbers[middle - 1] + numbers[middle]) / 2
-        document["siblings_summary"] = {"n": len(numbers), "min": numbers[0], "median": median, "max": numbers[-1]}
-    return {key: item for key, item in document.items() if item not in ("", {}, [])}
+        median = statistics.median(numbers)
+        finding["siblings_summary"] = {"n": len(numbers), "min": numbers[0], "median": median, "max": numbers[-1]}
+    return {key: value for key, value in finding.items() if value not in ("", {}, [])}
 
 
-class _Siblings:
-    """The same figure on the other parts of this kind in the host."""
+class _SiblingFigures:
+    """Figures of the other parts of the same kind in the host."""
 
     def __init__(self, part: Part, planned: Planned, evidence: Evidence) -> None:
         self._part, self._planned = part, planned
@@ -147,104 +150,109 @@ class _Siblings:
         index = Scope.parse(part.place).index
         for item in evidence.observations():
             scope = Scope.parse(item.scope)
-            alone = scope.part != part.place and scope.get("peer") != str(index)
-            if item.status == MEASURED and alone and scope.device_kind == part.kind != HOST:
+            is_other_part = scope.part != part.place and scope.get("peer") != str(index)
+            if item.status == MEASURED and is_other_part and scope.device_kind == part.kind != HOST:
                 self._observations.setdefault(item.name, []).append(item)
 
     def values(self, verdict: Verdict) -> list[dict[str, Value]]:
-        """Return the value on each sibling; for a counter its increase."""
-        judged = Scope.parse(verdict.scope)
-        like = [
+        """Return the value of the judged figure on each sibling; for a counter its increase."""
+        judged_scope = Scope.parse(verdict.scope)
+        matching = [
             item
             for item in self._observations.get(verdict.name, ())
-            if Scope.parse(item.scope).below_part == judged.below_part or judged.kind == "peer"
+            if Scope.parse(item.scope).below_part == judged_scope.below_part or judged_scope.kind == "peer"
         ]
-        document: dict[str, Value]
+        value_by_scope: dict[str, Value]
         if is_change(verdict):
-            rises = {scope: _rise(like, scope) for scope in dict.fromkeys(item.scope for item in like)}
-            document = {scope: rise for scope, rise in rises.items() if rise is not None}
+            increases = {scope: _increase(matching, scope) for scope in dict.fromkeys(item.scope for item in matching)}
+            value_by_scope = {scope: increase for scope, increase in increases.items() if increase is not None}
         else:
-            wanted = self._planned.params(verdict)
-            document = {
+            params = self._planned.params(verdict)
+            value_by_scope = {
                 item.scope: item.value
-                for item in like
-                if item.stage == verdict.stage and self._planned.params(item) == wanted
+                for item in matching
+                if item.stage == verdict.stage and self._planned.params(item) == params
             }
         return [
             {"scope": scope, "serial": self._serials.get(Scope.parse(scope).part, ""), "value": value}
-            for scope, value in document.items()
+            for scope, value in value_by_scope.items()
         ]
 
 
-def _rise(observations: Iterable[Observation], scope: str) -> float | None:
+def _increase(observations: Iterable[Observation], scope: str) -> float | None:
+    """Return the last minus the first reading; None if either is not a number."""
     numbers = [finite(item.value) for item in observations if item.scope == scope]
     first, last = (numbers[0], numbers[-1]) if numbers else (None, None)
     return last - first if first is not None and last is not None else None
 
 
-def _counters(observations: Iterable[Observation], slot_name: str) -> list[dict[str, Any]]:
+def _counters(observations: Iterable[Observation], part_scope: str) -> list[dict[str, Any]]:
     """Return the first and last reading and the increase of each counter, or why it could not be read."""
     series: dict[tuple[str, str], list[Observation]] = {}
     for item in observations:
         reading = READINGS.get(item.name)
-        if reading and reading.counter and within(item.scope, slot_name):
+        if reading and reading.counter and is_within(item.scope, part_scope):
             series.setdefault((item.name, item.scope), []).append(item)
-    document = []
+    counters = []
     for (name, scope), items in series.items():
-        known = [item for item in items if item.status == MEASURED]
-        facts: dict[str, Any] = {"name": name, "scope": scope, "unit": items[0].unit}
-        if known:
-            facts |= {"before": known[0].value, "after": known[-1].value, "rose_by": _rise(known, scope)}
-        lost = [item for item in items if item.status != MEASURED]
-        if lost:
-            facts["not_read"] = f"{len(lost)} of {len(items)} times, {lost[-1].status}: {lost[-1].reason}"
-        document.append(facts)
-    return document
+        measured = [item for item in items if item.status == MEASURED]
+        counter: dict[str, Any] = {"name": name, "scope": scope, "unit": items[0].unit}
+        if measured:
+            counter |= {"before": measured[0].value, "after": measured[-1].value, "rose_by": _increase(measured, scope)}
+        unread = [item for item in items if item.status != MEASURED]
+        if unread:
+            counter["not_read"] = f"{len(unread)} of {len(items)} times, {unread[-1].status}: {unread[-1].reason}"
+        counters.append(counter)
+    return counters
 
 
 def _errors(observations: Iterable[Observation], part: Part) -> list[dict[str, Any]]:
-    """Return XIDs and SXids of the part in the kernel log; for a host all of them."""
-    document: dict[tuple[str, str], dict[str, Any]] = {}
+    """Return the XIDs and SXids of the part in the kernel log; for a host all of them."""
+    errors: dict[tuple[str, str], dict[str, Any]] = {}
     for item in observations:
-        near = part.kind == HOST or within(item.scope, part.place)
-        if near and item.status == MEASURED and item.name.startswith(_ERRORS) and item.scope != HOST:
-            document[item.name, item.scope] = {"name": item.name, "scope": item.scope, "count": item.value}
-    return list(document.values())
+        is_relevant = part.kind == HOST or is_within(item.scope, part.place)
+        if is_relevant and item.status == MEASURED and item.name.startswith(_ERROR_PREFIXES) and item.scope != HOST:
+            errors[item.name, item.scope] = {"name": item.name, "scope": item.scope, "count": item.value}
+    return list(errors.values())
 
 
-def _log_unread(observations: Iterable[Observation]) -> str:
-    """Return why the kernel log was not read, so that the absence of errors proves nothing; empty if it was read."""
-    looks = [item for item in observations if item.name == "xid.last_seen"]
-    lost = next((item for item in looks if item.status != MEASURED), None)
-    return "not observed" if not looks else f"{lost.status}: {lost.reason}" if lost else ""
+def _kernel_log_problem(observations: Iterable[Observation]) -> str:
+    """Return why the kernel log was not read; empty if it was. If it was not, there may have been errors."""
+    readings = [item for item in observations if item.name == "xid.last_seen"]
+    if not readings:
+        return "not observed"
+    unread = next((item for item in readings if item.status != MEASURED), None)
+    return f"{unread.status}: {unread.reason}" if unread else ""
 
 
 def _logs(launches: Iterable[Launch], part: Part, planned: PlannedHost | None) -> list[dict[str, Any]]:
-    """Return the log ends of the part's ranks, and of launches that failed."""
-    ours = _local_ranks(part, planned)
-    document = []
+    """Return the ends of the logs of the ranks on the part, and of failed launches."""
+    local_ranks = _local_ranks(part, planned)
+    logs = []
     for launch in launches:
         for rank in launch.ranks:
-            if (rank.local_rank in ours or part.kind == HOST) and rank.log_tail.strip():
-                who = f"stage {launch.stage}, rank {rank.rank} (exit {rank.exit_code}, at {rank.phase or 'its start'})"
-                document.append({"what": who, "text": rank.log_tail})
+            if (rank.local_rank in local_ranks or part.kind == HOST) and rank.log_tail.strip():
+                title = (
+                    f"stage {launch.stage}, rank {rank.rank} (exit {rank.exit_code}, at {rank.phase or 'its start'})"
+                )
+                logs.append({"what": title, "text": rank.log_tail})
         if not launch.good:
-            named = f"; culprit: {launch.culprit.text}" if launch.culprit else ""
-            facts = f"stage {launch.stage}: {launch.outcome}: {launch.reason}{named}"
-            document.append({"what": facts, "text": launch.log_tail})
-    return document[-MOST_LOGS:]
+            culprit = f"; culprit: {launch.culprit.text}" if launch.culprit else ""
+            title = f"stage {launch.stage}: {launch.outcome}: {launch.reason}{culprit}"
+            logs.append({"what": title, "text": launch.log_tail})
+    return logs[-MAX_LOGS:]
 
 
 def _local_ranks(part: Part, planned: PlannedHost | None) -> list[int]:
-    """Return the local ranks on the part: one rank per device, in the order of the plan."""
+    """Return the local ranks on the part. A host has one rank per device, in the order of the plan."""
     return [number for number, scope in enumerate(planned.scopes) if scope == part.place] if planned else []
 
 
-def _versions(software: Mapping[str, str], slot_name: str) -> dict[str, str]:
+def _versions(software: Mapping[str, str], part_scope: str) -> dict[str, str]:
     """Return the versions of the host and of this part, without those of its siblings."""
-    document = {}
+    versions = {}
     for key, text in software.items():
         name, bracket, scope = key.removesuffix("]").partition("[")
-        if not bracket or Scope.parse(scope).part == slot_name or slot_name == HOST:
-            document[name if bracket and scope == slot_name else key] = text
-    return document
+        if not bracket or Scope.parse(scope).part == part_scope or part_scope == HOST:
+            versions[name if bracket and scope == part_scope else key] = text
+    return versions

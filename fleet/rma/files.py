@@ -1,4 +1,4 @@
-"""Write packages to disk: `rma/<serial>/`. A serial comes from a host, so it is sanitized before it names a file."""
+"""Write packages to `rma/<serial>/`. Serials come from hosts, so they are sanitized before they become file names."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from fleet.report.stream import replacing, write_stream
 from schemas.errors import RunError
 
 DIRECTORY = "rma"
-_LONGEST = 64
-_REFUSED = re.compile(r"[^A-Za-z0-9._-]")
+_MAX_NAME_CHARACTERS = 64
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 """File names that Windows does not allow."""
-_BEGINNING = (1980, 1, 1, 0, 0, 0)
-"""Time of every file in an archive, so that equal packages are equal files."""
+_ARCHIVE_TIME = (1980, 1, 1, 0, 0, 0)
+"""Time of every file in an archive, so that the same package gives the same bytes."""
 
 
-def names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a directory name for each document: the serial, or host and place; both if two parts report the same serial."""
-    slot_names = [f"{item['slot']['host']}-{item['slot']['place']}" for item in entries]
-    serials = [str(item["part"].get("serial", "")) for item in entries]
-    chosen = [
-        safe(serial) if serial.strip() else safe(slot_name)
-        for serial, slot_name in zip(serials, slot_names, strict=True)
+def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a directory name for each document: the serial, else host and part; both if two parts report the same serial."""
+    locations = [f"{item['slot']['host']}-{item['slot']['place']}" for item in documents]
+    serials = [str(item["part"].get("serial", "")) for item in documents]
+    candidates = [
+        safe_file_name(serial) if serial.strip() else safe_file_name(location)
+        for serial, location in zip(serials, locations, strict=True)
     ]
-    counts = Counter(name.casefold() for name in chosen)
+    counts = Counter(name.casefold() for name in candidates)
     return [
-        safe(f"{name[:24]}-{slot_name}") if counts[name.casefold()] > 1 else name
-        for name, slot_name in zip(chosen, slot_names, strict=True)
+        safe_file_name(f"{name[:24]}-{location}") if counts[name.casefold()] > 1 else name
+        for name, location in zip(candidates, locations, strict=True)
     ]
 
 
-def safe(text: str) -> str:
-    """Return `text` as a file name. A changed text gets a digest, so that two texts never share a name."""
-    plain = _REFUSED.sub("_", text.replace("=", "-"))[:_LONGEST].lstrip(".-")
-    if plain == text.replace("=", "-") and plain and not _RESERVED.match(plain):
-        return plain
+def safe_file_name(text: str) -> str:
+    """Return `text` as a file name. A changed text gets a digest, so that two texts never have the same name."""
+    cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_NAME_CHARACTERS].lstrip(".-")
+    if cleaned == text.replace("=", "-") and cleaned and not _RESERVED.match(cleaned):
+        return cleaned
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{plain.rstrip('.') or 'part'}-{digest}" if not _RESERVED.match(plain) else f"part-{plain}-{digest}"
+    return f"{cleaned.rstrip('.') or 'part'}-{digest}" if not _RESERVED.match(cleaned) else f"part-{cleaned}-{digest}"
 
 
 def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bool) -> Path:
     """Write one package under `run_dir`/rma and return its directory, or its archive.
 
-    Other files in that directory, such as a vendor's answer, are kept.
+    Other files in that directory, such as an answer of the vendor, are kept.
 
     Raises:
         RunError: `rma` or the package in it is a link or not a directory.
@@ -62,22 +62,23 @@ def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bo
     if not zipped:
         return directory
     archive = run_dir / DIRECTORY / f"{name}.zip"
-    with replacing(archive) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
+    with replacing(archive) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as zip_file:
         for file, text in files.items():
-            entry = zipfile.ZipInfo(f"{name}/{file}", _BEGINNING)
+            entry = zipfile.ZipInfo(f"{name}/{file}", _ARCHIVE_TIME)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (stat.S_IFREG | 0o644) << 16
-            made.writestr(entry, text)
+            zip_file.writestr(entry, text)
     return archive
 
 
 def _directory(path: Path) -> Path:
+    """Return the directory, which is created if it does not exist."""
     if not path.is_symlink() and not path.exists():
         path.mkdir()
     if path.is_symlink() or not path.is_dir():
-        raise RunError(f"{path}: a link or not a directory, so nothing is written to it: remove it")
+        raise RunError(f"{path} is a link or not a directory, so the package was not written; remove it")
     return path
 
 
-def as_json(entries: Mapping[str, Any]) -> str:
+def to_json_text(document: Mapping[str, Any]) -> str:
     """Return the document as JSON text for part.json."""
-    return json.dumps(entries, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Find the failed parts of a fleet and how each is identified."""
+"""Find the failed parts of a fleet, and the identifiers of each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from schemas.records import MEASURED, Observation
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.scopes import Scope
 
-RETURNED = ("rma", "inspect_hardware", "reseat")
+PART_ACTIONS = ("rma", "inspect_hardware", "reseat")
 """Actions that need work on the part itself."""
 GPU, HOST = "gpu", "host"
-IDENTITY: Mapping[str, Mapping[str, str]] = {
+IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
     GPU: {
         "model": "gpu.name",
         "serial": "gpu.serial",
@@ -45,7 +45,7 @@ IDENTITY: Mapping[str, Mapping[str, str]] = {
         "bios": "host.bios.version",
     },
 }
-"""Kind of part -> identifier -> reading. The serial of an HCA is its node GUID, that of a NIC its MAC address."""
+"""Kind of part -> identifier -> reading. The serial of an HCA is its node GUID; the serial of a NIC is its MAC address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """`gpu`, `hca`, `disk` … or `host`."""
+        """Return the kind: `gpu`, `hca`, `disk` … or `host`."""
         return Scope.parse(self.place).device_kind
 
     @property
     def serial(self) -> str:
-        """Return the serial that the findings report, or an empty string."""
+        """Return the serial that the findings report; empty if none does."""
         return next((verdict.serial for verdict in (*self.findings, *self.open) if verdict.serial), "")
 
     @property
@@ -76,51 +76,51 @@ class Part:
         return min((verdict.action for verdict in self.findings), key=_action_rank, default="none")
 
     @property
-    def returned(self) -> bool:
-        """Return whether an unwaived finding needs work on the part."""
-        return any(verdict.action in RETURNED and verdict.stands for verdict in self.findings)
+    def needs_part_work(self) -> bool:
+        """Return whether a finding without a waiver requires work on the part."""
+        return any(verdict.action in PART_ACTIONS and verdict.stands for verdict in self.findings)
 
 
-def parts(verdicts: Iterable[Verdict]) -> list[Part]:
+def failed_parts(verdicts: Iterable[Verdict]) -> list[Part]:
     """Return every part with a failed verdict. Verdicts on a gang belong to no part."""
     failed: dict[tuple[str, str], list[Verdict]] = {}
-    unknown: dict[tuple[str, str], list[Verdict]] = {}
+    inconclusive: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        document = {FAIL: failed, INCONCLUSIVE: unknown}.get(verdict.verdict)
-        if document is not None and not Scope.parse(verdict.place).is_gang:
-            document.setdefault((verdict.host, verdict.place), []).append(verdict)
+        verdicts_by_part = {FAIL: failed, INCONCLUSIVE: inconclusive}.get(verdict.verdict)
+        if verdicts_by_part is not None and not Scope.parse(verdict.place).is_gang:
+            verdicts_by_part.setdefault((verdict.host, verdict.place), []).append(verdict)
     return [
         Part(
             host=host,
-            place=slot_name,
-            findings=tuple(sorted(document, key=lambda verdict: _action_rank(verdict.action))),
-            open=tuple(unknown.get((host, slot_name), ())),
+            place=part_scope,
+            findings=tuple(sorted(findings, key=lambda verdict: _action_rank(verdict.action))),
+            open=tuple(inconclusive.get((host, part_scope), ())),
         )
-        for (host, slot_name), document in failed.items()
+        for (host, part_scope), findings in failed.items()
     ]
 
 
-def within(scope: str, slot_name: str) -> bool:
+def is_within(scope: str, part_scope: str) -> bool:
     """Return whether a scope is the part itself, or within it."""
-    return Scope.parse(slot_name).contains(scope)
+    return Scope.parse(part_scope).contains(scope)
 
 
-def identity(part: Part, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the identifiers of the part, as last read; and for those that could not be read, why."""
-    wanted = {name: key for key, name in IDENTITY.get(part.kind, {}).items()}
-    document: dict[str, str] = {}
-    lost = dict.fromkeys(wanted.values(), "not observed")
+def read_identifiers(part: Part, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the last reading of each identifier of the part, and for the others the reason why they are missing."""
+    key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
+    identifiers: dict[str, str] = {}
+    missing = dict.fromkeys(key_by_reading.values(), "not observed")
     for item in observations:
-        if item.scope == part.place and item.name in wanted:
-            key = wanted[item.name]
+        if item.scope == part.place and item.name in key_by_reading:
+            key = key_by_reading[item.name]
             if item.status == MEASURED:
-                document[key] = str(item.value)
+                identifiers[key] = str(item.value)
             else:
-                lost[key] = f"{item.status}: {item.reason}"
+                missing[key] = f"{item.status}: {item.reason}"
     if part.serial:
-        document["serial"] = part.serial
-    ordered = {key: document[key] for key in IDENTITY.get(part.kind, {}) if key in document}
-    return {**ordered, **document}, {key: why for key, why in lost.items() if key not in document}
+        identifiers["serial"] = part.serial
+    ordered = {key: identifiers[key] for key in IDENTITY_READINGS.get(part.kind, {}) if key in identifiers}
+    return {**ordered, **identifiers}, {key: reason for key, reason in missing.items() if key not in identifiers}
 
 
 def _action_rank(action: str) -> int:

@@ -1,4 +1,4 @@
-"""Render README.md of a package, which a vendor reads first. Text from hosts is in code spans and fences that it cannot break."""
+"""Render README.md of a package, for the vendor. Text from hosts is escaped and put in code spans and fences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet.report.scope_text import describe_scope
 from fleet.report.tables.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
 
 _NOTICES = {"REHEARSAL": REHEARSAL_NOTICE, "SIMULATED": SIMULATED_NOTICE}
-_NAMES = {
+_FIELD_NAMES = {
     "uuid": "UUID",
     "vbios": "VBIOS",
     "inforom": "InfoROM",
@@ -23,13 +23,13 @@ _NAMES = {
     "board_id": "Board id",
     "module_id": "Module id",
 }
-_LOG_LINES = 60
+_MAX_LOG_LINES = 60
 
 
 def render_readme(document: Mapping[str, Any]) -> str:
     """Return the README of one part."""
     part = document["part"]
-    what = " ".join(text for text in (part.get("model", part["kind"]),) if text)
+    model = part.get("model", part["kind"])
     serial = f", serial {code(part['serial'])}" if part.get("serial") else ", serial unknown"
     mark = f"{document['mark']}: " if document["mark"] else ""
     notice = [f"> **{document['mark']}.** {_NOTICES.get(document['mark'], '')}"] if document["mark"] else []
@@ -40,18 +40,18 @@ def render_readme(document: Mapping[str, Any]) -> str:
         f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Requested action: **{action}**."
     )
     parts = [
-        f"# {mark}Failed part: {code(what)}{serial}",
+        f"# {mark}Failed part: {code(model)}{serial}",
         *notice,
         intro,
         section("Part", _facts(part)),
         section("Location", _facts(document["slot"])),
         section("Findings", _findings(document["findings"])),
-        *([section("Could not be verified", _open(document["open"]))] if document["open"] else []),
+        *([section("Could not be verified", _inconclusive(document["open"]))] if document["open"] else []),
         section("Counters, first and last reading of the run", _counters(document["counters"])),
         section(
             "GPU errors in the kernel log (XID, SXid)", _errors(document["errors"], document.get("errors_not_read", ""))
         ),
-        *([section("Host events", _list(document["events"]))] if document["events"] else []),
+        *([section("Host events", _bullets(document["events"]))] if document["events"] else []),
         section("Log excerpts", _logs(document["logs"])),
         section("Versions", _versions(document["versions"]) if document["versions"] else "Not reported."),
         section("How to reproduce", _commands(document["again"])),
@@ -62,8 +62,8 @@ def render_readme(document: Mapping[str, Any]) -> str:
 
 def _facts(facts: Mapping[str, Any]) -> str:
     unread = facts.get("not_read", {})
-    rows = [(_named(key), code(str(text))) for key, text in facts.items() if key != "not_read"]
-    rows += [(_named(key), f"not read: {code(why)}") for key, why in unread.items()]
+    rows = [(_field_name(key), code(str(text))) for key, text in facts.items() if key != "not_read"]
+    rows += [(_field_name(key), f"not read: {code(reason)}") for key, reason in unread.items()]
     return table(("", ""), rows)
 
 
@@ -71,9 +71,9 @@ def _versions(versions: Mapping[str, str]) -> str:
     return table(("Component", "Version"), [(code(key), code(text)) for key, text in versions.items()])
 
 
-def _named(key: str) -> str:
-    """Return a field name in words."""
-    return _NAMES.get(key, key.replace("_", " ").capitalize())
+def _field_name(key: str) -> str:
+    """Return the name of a field in words."""
+    return _FIELD_NAMES.get(key, key.replace("_", " ").capitalize())
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
@@ -87,44 +87,46 @@ def _finding(item: Mapping[str, Any]) -> tuple[str, ...]:
     stage = f", stage {code(item['stage'])}" if item.get("stage") else ""
     name = f"{code(item['name'] + ' ' + params)} on {code(describe_scope(item['scope']))}{stage}"
     sign = SIGNS.get(item.get("operator", ""), "")
-    wanted = f"{sign} {quantity(limit, unit)}".strip() if limit is not None else NONE
-    waived = f" ({code(item['waiver'])})" if item.get("waiver") else ""
+    limit_text = f"{sign} {quantity(limit, unit)}".strip() if limit is not None else NONE
+    waiver = f" ({code(item['waiver'])})" if item.get("waiver") else ""
     return (
         name,
         code(quantity(value, unit)) if value is not None else code(item["reason"]),
-        code(wanted) + (f" ({code(item['detail'])})" if item.get("detail") else ""),
+        code(limit_text) + (f" ({code(item['detail'])})" if item.get("detail") else ""),
         _siblings(item),
-        (action_name(item["action"]) or NONE) + waived,
+        (action_name(item["action"]) or NONE) + waiver,
         f"{code(item['criterion'])}: {code(item.get('source', ''))}",
     )
 
 
 def _siblings(item: Mapping[str, Any]) -> str:
-    blocks, unit = item.get("siblings_summary"), item.get("unit", "")
-    if blocks:
-        low, middle, high = (quantity(blocks[key], unit) for key in ("min", "median", "max"))
-        return f"{blocks['n']}: {code(f'{low} … {high}, median {middle}')}"
-    values = sorted({quantity(other["value"], unit) for other in item.get("siblings", ())})
+    summary, unit = item.get("siblings_summary"), item.get("unit", "")
+    if summary:
+        minimum, median, maximum = (quantity(summary[key], unit) for key in ("min", "median", "max"))
+        return f"{summary['n']}: {code(f'{minimum} … {maximum}, median {median}')}"
+    values = sorted({quantity(sibling["value"], unit) for sibling in item.get("siblings", ())})
     return f"{len(item['siblings'])}: {code(', '.join(values[:8]))}" if values else "none measured"
 
 
-def _open(findings: Sequence[Mapping[str, Any]]) -> str:
-    """Group observations by reason."""
-    alike: dict[str, dict[str, None]] = {}
+def _inconclusive(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return a list of the observations, grouped by reason."""
+    names_by_reason: dict[str, dict[str, None]] = {}
     for item in findings:
-        alike.setdefault(item["reason"], {})[f"{item['name']} on {describe_scope(item['scope'])}"] = None
-    return "\n".join(f"- {code(why)}: {', '.join(map(code, names))}" for why, names in alike.items())
+        names_by_reason.setdefault(item["reason"], {})[f"{item['name']} on {describe_scope(item['scope'])}"] = None
+    return "\n".join(f"- {code(reason)}: {', '.join(map(code, names))}" for reason, names in names_by_reason.items())
 
 
-def _list(texts: Sequence[str]) -> str:
+def _bullets(texts: Sequence[str]) -> str:
     return "\n".join(f"- {code(text)}" for text in texts)
 
 
 def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
     if not counters:
         return "No counter was read."
-    shown = [item for item in counters if item.get("not_read") or finite(item.get("after")) != 0 or item.get("rose_by")]
-    rest = len(counters) - len(shown)
+    listed = [
+        item for item in counters if item.get("not_read") or finite(item.get("after")) != 0 or item.get("rose_by")
+    ]
+    unlisted_count = len(counters) - len(listed)
     rows = [
         (
             code(f"{item['name']} {describe_scope(item['scope'])}"),
@@ -133,30 +135,33 @@ def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
             code(quantity(item.get("rose_by"), item["unit"])),
             code(item["not_read"]) if item.get("not_read") else "",
         )
-        for item in shown
+        for item in listed
     ]
-    blocks = [table(("Counter", "Before", "After", "Increase", "Not read"), rows)] if rows else []
-    others = "All counters" if not shown else "The other counters"
-    blocks += [f"{others} ({rest}) stayed at 0; see part.json."] if rest else []
-    return "\n\n".join(blocks)
+    paragraphs = [table(("Counter", "Before", "After", "Increase", "Not read"), rows)] if rows else []
+    others = "All counters" if not listed else "The other counters"
+    paragraphs += [f"{others} ({unlisted_count}) stayed at 0; see part.json."] if unlisted_count else []
+    return "\n\n".join(paragraphs)
 
 
 def _errors(errors: Sequence[Mapping[str, Any]], unread: str) -> str:
-    lost = [f"The log was not read: {code(unread)}. There may have been errors."] if unread else []
+    unread_note = [f"The log was not read: {code(unread)}. There may have been errors."] if unread else []
     rows = [(code(f"{item['name']} {item['scope']}"), code(str(item["count"]))) for item in errors]
-    blocks = [table(("Error", "Times"), rows)] if rows else [] if unread else ["None for this part."]
-    return "\n\n".join([*blocks, *lost])
+    if not rows and not unread:
+        return "None for this part."
+    paragraphs = [table(("Error", "Times"), rows)] if rows else []
+    return "\n\n".join([*paragraphs, *unread_note])
 
 
 def _logs(logs: Sequence[Mapping[str, str]]) -> str:
     if not logs:
         return "No process on this part left a log, and no launch failed."
-    return "\n\n".join(f"{code(item['what'])}\n\n{_fence(_end(item['text']))}" for item in logs)
+    return "\n\n".join(f"{code(item['what'])}\n\n{_fence(_last_lines(item['text']))}" for item in logs)
 
 
-def _end(text: str) -> str:
+def _last_lines(text: str) -> str:
+    """Return the end of a log without control characters."""
     lines = clean_log(text).splitlines()
-    return "\n".join(lines[-_LOG_LINES:]) or "(empty)"
+    return "\n".join(lines[-_MAX_LOG_LINES:]) or "(empty)"
 
 
 def _fence(text: str) -> str:

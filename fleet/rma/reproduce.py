@@ -11,46 +11,54 @@ from schemas.plans import Plan, PlannedHost
 from schemas.scopes import Scope
 from schemas.stages import SOAK
 
-ALONE = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
+SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
 """Benchmarks that run on a single GPU."""
-BIN = "/opt/rackproof/bin"
-"""Default install directory of the agent on a host; the plan does not hold the inventory's own value."""
+AGENT_BIN = "/opt/rackproof/bin"
+"""Default install directory of the agent; the plan does not contain the value of the inventory."""
 
 
 def reproduce_commands(
-    part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan: Plan
+    part: Part, identifiers: Mapping[str, str], planned: PlannedHost | None, plan: Plan
 ) -> list[dict[str, str]]:
-    """Return the commands, each with its purpose and where it runs."""
+    """Return the commands, each with its purpose and where to run it."""
     host = shlex.quote(part.host)
     gpus = len(planned.devices) if planned else 0
     count = f" --gpus {gpus}" if gpus and planned and planned.device == GPU else ""
     playbook = "burnin" if any(stage.name == SOAK for stage in plan.stages) else "acceptance"
-    play = f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shlex.quote(plan.profile)}"
+    playbook_command = (
+        f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shlex.quote(plan.profile)}"
+    )
     commands = [
-        _command("with all hosts, judged as in this run", "control node, in the checkout", play),
+        _command("with all hosts, judged as in this run", "control node, in the checkout", playbook_command),
         _command("this host alone: the run stays incomplete, without comparison or launches with other hosts",
-              "control node, in the checkout", f"{play} --limit {host}"),
+              "control node, in the checkout", f"{playbook_command} --limit {host}"),
         _command("health and counters, in seconds (adjust the path if rackproof_prefix is set)", part.host,
-              f"sudo {BIN}/rackproof doctor{count}"),
+              f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
-    # A UUID that the driver did not report cannot be an argument.
-    uuid, index = own.get("uuid", ""), Scope.parse(part.place).get(GPU)
+    # If the driver reported no UUID, the index selects the GPU.
+    uuid, index = identifiers.get("uuid", ""), Scope.parse(part.place).get(GPU)
     gpu = uuid if uuid.startswith("GPU-") else index
-    benchmarks = _benchmarks(part)
+    benchmarks = _failed_benchmarks(part)
     if part.kind == GPU:
-        alone, together = (
-            [name for name in benchmarks if name in ALONE],
-            [name for name in benchmarks if name not in ALONE],
-        )
-        if alone:
-            # NVML numbers GPUs by PCI address; CUDA must do the same for an index to mean one part.
-            chosen = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={shlex.quote(gpu)}"
+        single_gpu = [name for name in benchmarks if name in SINGLE_GPU_BENCHMARKS]
+        multi_gpu = [name for name in benchmarks if name not in SINGLE_GPU_BENCHMARKS]
+        if single_gpu:
+            # NVML numbers GPUs by PCI address; this setting makes CUDA do the same.
+            environment = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={shlex.quote(gpu)}"
             commands.append(
-                _command("the failed benchmarks, on this GPU alone", part.host, f"{chosen} {_ranks(1, alone)}")
+                _command(
+                    "the failed benchmarks, on this GPU alone",
+                    part.host,
+                    f"{environment} {_benchmark_command(1, single_gpu)}",
+                )
             )
-        if together:
+        if multi_gpu:
             commands.append(
-                _command("the failed benchmarks that need several GPUs", part.host, _ranks(max(gpus, 1), together))
+                _command(
+                    "the failed benchmarks that need several GPUs",
+                    part.host,
+                    _benchmark_command(max(gpus, 1), multi_gpu),
+                )
             )
         commands += [
             _command("state from nvidia-smi", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
@@ -61,14 +69,14 @@ def reproduce_commands(
     return commands
 
 
-def _ranks(count: int, benchmarks: Sequence[str]) -> str:
-    """Return the command for the agent's benchmarks, run by its own Python, which has torch and the agent."""
-    launch = f"{BIN}/python -m torch.distributed.run --standalone --nproc-per-node={count}"
+def _benchmark_command(count: int, benchmarks: Sequence[str]) -> str:
+    """Return the command that runs benchmarks with the Python of the agent, which has torch."""
+    launch = f"{AGENT_BIN}/python -m torch.distributed.run --standalone --nproc-per-node={count}"
     return f"{launch} -m agent.benchmarks --only {' '.join(benchmarks)}"
 
 
-def _benchmarks(part: Part) -> list[str]:
-    """Return the benchmarks whose figures failed, or drifted in a soak, in the catalogue's order."""
+def _failed_benchmarks(part: Part) -> list[str]:
+    """Return the benchmarks whose figures failed, or drifted in a soak, in the order of the catalogue."""
     names = {verdict.name.removeprefix("drift.").split(".")[0] for verdict in part.findings}
     return [name for name in BENCHMARKS if name in names]
 

@@ -1,4 +1,4 @@
-"""What is not as it was: parts, versions, figures beyond their noise; each named once, and nothing else."""
+"""Test the comparison of two runs: parts, versions, and figures that changed by more than their noise."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def figure(
 
 def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> HostState:
     values: dict[str, dict[object, Figure]] = {}
-    for serial, one in figures:
-        values.setdefault(serial, {})[one.level.key] = one
+    for serial, measured in figures:
+        values.setdefault(serial, {})[measured.level.key] = measured
     gpus = tuple(gpu(serial, index) for index, serial in enumerate(serials) if serial)
     return HostState(gpus=gpus, figures=values, **more)  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         ({"h1": ["A", ""]}, {"h1": ["A", "B"]}, [("new", "h1", "gpu=1")]),
         ({"h1": ["A", "B"]}, {"h1": ["B", "A"]}, [("moved", "h1", "gpu=0"), ("moved", "h1", "gpu=1")]),
         ({"h1": ["A"], "h2": ["B"]}, {"h1": ["B"], "h2": ["A"]}, [("moved", "h1", "gpu=0"), ("moved", "h2", "gpu=0")]),
-        # the part of h2 went to h1, and a new one came in its place
+        # the GPU of h2 replaces that of h1, and h2 has a new one
         (
             {"h1": ["A"], "h2": ["B"]},
             {"h1": ["B"], "h2": ["C"]},
@@ -92,15 +92,15 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         ),
     ],
 )
-def test_gpus_by_slot_and_serial(
+def test_gpu_changes_by_slot_and_serial(
     old: dict[str, list[str]], new: dict[str, list[str]], expected: list[tuple[str, str, str]]
 ) -> None:
     before = {name: host(serials) for name, serials in old.items()}
     assert listed_changes(before, {name: host(serials) for name, serials in new.items()}) == expected
 
 
-def test_gpu_that_falls_off_the_bus_does_not_make_its_neighbours_new() -> None:
-    """NVML's indices move up; the slots do not."""
+def test_missing_gpu_does_not_change_the_gpus_after_it() -> None:
+    """The NVML indices of the other GPUs change, but their slots do not."""
     old = host(["A", "B", "C"])
     new = replace(old, gpus=(gpu("A", 0), replace(gpu("C", 2), index=1)))
     assert listed_changes({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
@@ -115,21 +115,21 @@ def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (disks("A", "B"), disks("B", "A"), []),  # the kernel found them in another order
+        (disks("A", "B"), disks("B", "A"), []),  # only the order in the kernel changed
         (disks("A", "B"), disks("A", "C"), ["replaced"]),
         (disks("A", "B"), disks("A"), ["gone"]),
         (disks("A"), disks("A", "B"), ["new"]),
-        (disks("A"), (), ["unclear"]),  # nothing tells a serial any more: that is no disk gone
+        (disks("A"), (), ["unclear"]),  # serials are not reported any more, so the disk may still be there
         ((), disks("A"), []),
     ],
 )
-def test_other_parts_by_serial(
+def test_changes_of_other_parts_by_serial(
     old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
 ) -> None:
     assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
 
 
-def test_hosts_that_went_and_came() -> None:
+def test_hosts_without_a_record_on_one_side() -> None:
     lost = {"h1": HostState(has_record=False), "h3": host(["C"])}
     assert listed_changes({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
         ("gone", "h1", "host"),
@@ -138,19 +138,19 @@ def test_hosts_that_went_and_came() -> None:
     ]
 
 
-def test_versions_that_changed_alike_are_listed_once() -> None:
+def test_same_version_change_on_several_hosts_is_listed_once() -> None:
     old = {name: host([f"S-{name}"], versions={"driver.version": "570", "nccl": "2.28"}) for name in ("h1", "h2", "h3")}
     new = {name: replace(was, versions={"driver.version": "580", "nccl": "2.28"}) for name, was in old.items()}
-    (result,) = changes(old, new)
-    assert (result.kind, result.what, result.old, result.new) == ("version", "driver.version", "570", "580")
-    assert result.text == "h1, h2, h3: driver.version 570 → 580"
+    (change,) = changes(old, new)
+    assert (change.kind, change.what, change.old, change.new) == ("version", "driver.version", "570", "580")
+    assert change.text == "h1, h2, h3: driver.version 570 → 580"
 
 
-def test_version_that_differs_within_a_host_is_compared_as_a_whole() -> None:
+def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
     old = {"h1": host(versions={"gpu.vbios_version": "96.00"})}
     new = {"h1": host(versions={"gpu.vbios_version[gpu=0]": "96.00", "gpu.vbios_version[gpu=1]": "97.00"})}
-    (result,) = changes(old, new)
-    assert (result.old, result.new) == ("96.00", "96.00, 97.00")
+    (change,) = changes(old, new)
+    assert (change.old, change.new) == ("96.00", "96.00, 97.00")
 
 
 # --- figures and noise
@@ -163,9 +163,9 @@ def test_version_that_differs_within_a_host_is_compared_as_a_whole() -> None:
         (figure(100.0), figure(97.5), ["regressed"]),
         (figure(100.0), figure(102.5), ["improved"]),
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
-        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # 4 sigma of five runs' noise: 4.5 %
+        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # 4 sigma of the noise: 4.5 %
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
-        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # a noise in which anything could hide
+        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large for a judgement
         (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),
         (figure(100.0, name="host_copy.bandwidth"), figure(60.0, name="host_copy.bandwidth"), ["changed"]),
         (figure(16.0, name="gpu.pcie.width"), figure(8.0, name="gpu.pcie.width"), ["regressed"]),
@@ -176,27 +176,27 @@ def test_version_that_differs_within_a_host_is_compared_as_a_whole() -> None:
         ),
     ],
 )
-def test_figure_must_leave_its_noise(before: Figure, after: Figure, expected: list[str]) -> None:
+def test_figure_is_listed_only_beyond_its_noise(before: Figure, after: Figure, expected: list[str]) -> None:
     old, new = host(figures=[("S1", before)]), host(figures=[("S1", after)])
     assert [kind for kind, _, _ in listed_changes({"h1": old}, {"h1": new})] == expected
 
 
-def test_change_states_its_noise_and_where_that_is_known_from() -> None:
+def test_change_states_its_noise_and_the_source_of_it() -> None:
     old = host(figures=[("S1", figure(100.0, sigma=0.01, runs=4))])
-    (result,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
-    assert (result.share, result.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
-    assert result.basis == "4 × its own noise, 1.1 % (sigma) over 4 runs"
-    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % noise" in result.text
-    (once,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
-    assert once.basis == "criterion c-memory; own noise unknown"
+    (change,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
+    assert (change.share, change.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
+    assert change.basis == "4 × its own noise, 1.1 % (sigma) over 4 runs"
+    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % noise" in change.text
+    (of_one_run,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
+    assert of_one_run.basis == "criterion c-memory; own noise unknown"
 
 
-def test_figures_of_another_part_are_not_compared() -> None:
+def test_figures_of_a_replaced_gpu_are_not_compared() -> None:
     old = {"h1": host(["A"], [("A", figure(100.0))])}
     assert listed_changes(old, {"h1": host(["B"], [("B", figure(50.0))])}) == [("replaced", "h1", "gpu=0")]
 
 
-def test_part_that_moved_takes_its_figures_along() -> None:
+def test_figures_of_a_moved_gpu_are_compared_on_its_new_host() -> None:
     old = {"h1": host(["A"], [("A", figure(100.0))]), "h2": host(["B"], [("B", figure(100.0))])}
     new = {"h1": host(["B"], [("B", figure(50.0))]), "h2": host(["A"], [("A", figure(100.0))])}
     assert listed_changes(old, new) == [
@@ -206,67 +206,67 @@ def test_part_that_moved_takes_its_figures_along() -> None:
     ]
 
 
-def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
+def test_unmeasured_figures_are_counted_and_not_regressions() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     new = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="gemm.throughput"))])
-    result = changes({"h1": old}, {"h1": new})
-    assert [(item.kind, item.old or item.new) for item in result] == [("figures_gone", 1), ("figures_new", 1)]
-    assert not any(item.counts for item in result)
+    listed = changes({"h1": old}, {"h1": new})
+    assert [(item.kind, item.old or item.new) for item in listed] == [("figures_gone", 1), ("figures_new", 1)]
+    assert not any(item.counts for item in listed)
 
 
 def test_replaced_part_without_measurements_is_listed() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
-    (result,) = changes({"h1": old}, {"h1": host()})
-    assert (result.kind, result.old, result.is_unreported) == ("figures_gone", 2, True)
+    (change,) = changes({"h1": old}, {"h1": host()})
+    assert (change.kind, change.old, change.is_unreported) == ("figures_gone", 2, True)
     assert not changes({"h1": old}, {"h1": old})
 
 
 def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
-    """Three hosts, each with the rates to the two others."""
+    """Return three hosts with the bandwidth of each to the two others; `share` of it with the slow host."""
     names = ("h1", "h2", "h3")
     return {
-        one: host(
-            [f"S-{one}"],
+        name: host(
+            [f"S-{name}"],
             [
                 (
-                    f"S-{one}",
-                    figure(share if slow in (one, other) else 1.0, name="pairs.bandwidth", scope=f"gpu=0,partner={other}"),
+                    f"S-{name}",
+                    figure(share if slow in (name, partner) else 1.0, name="pairs.bandwidth", scope=f"gpu=0,partner={partner}"),
                 )
-                for other in names
-                if other != one
+                for partner in names
+                if partner != name
             ]
             + [("", figure(share if slow else 1.0, name="collective.all_reduce.busbw", scope="gang=r1"))],
         )
-        for one in names
+        for name in names
     }  # fmt: skip
 
 
-def test_host_whose_link_became_slow_is_named_and_not_its_partners() -> None:
-    result = changes(pairs(), pairs("h2"))
-    assert [(item.kind, item.host, item.what) for item in result] == [
+def test_slow_host_is_listed_once_and_its_partners_not() -> None:
+    listed = changes(pairs(), pairs("h2"))
+    assert [(item.kind, item.host, item.what) for item in listed] == [
         ("regressed", "h2", "collective.all_reduce.busbw"),
         ("regressed", "h2", "pairs.bandwidth"),
     ]
-    assert "pairs.bandwidth with h1, h3 changed by -90 to -90 %" in result[1].text
-    assert "gang=r1: collective.all_reduce.busbw" in result[0].text
+    assert "pairs.bandwidth with h1, h3 changed by -90 to -90 %" in listed[1].text
+    assert "gang=r1: collective.all_reduce.busbw" in listed[0].text
 
 
-def test_several_runs_give_level_and_spread() -> None:
+def test_several_runs_are_merged_into_median_and_spread() -> None:
     runs = [host(figures=[("S1", figure(value))]) for value in (100.0, 101.0, 99.0)]
-    for number, one in enumerate(runs):
-        for key, result in one.figures["S1"].items():
-            level = replace(result.level, values={f"r{number}": result.level.value})
-            one.figures["S1"][key] = replace(result, level=level)  # type: ignore[index]
-    (settled,) = merge_states(runs).figures["S1"].values()
-    assert settled.level.value == 100.0
-    assert settled.level.sigma == pytest.approx(0.01 / 0.8862)
+    for number, state in enumerate(runs):
+        for key, measured in state.figures["S1"].items():
+            level = replace(measured.level, values={f"r{number}": measured.level.value})
+            state.figures["S1"][key] = replace(measured, level=level)  # type: ignore[index]
+    (merged,) = merge_states(runs).figures["S1"].values()
+    assert merged.level.value == 100.0
+    assert merged.level.sigma == pytest.approx(0.01 / 0.8862)
     assert merge_states([HostState(has_record=False)]).has_record is False
 
 
 # --- the command
 
 
-def test_command_names_exactly_what_was_done_and_its_exit_code_says_so(
+def test_command_lists_the_changes_and_exits_1_for_regressions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def both(record: Record) -> Record:
@@ -286,7 +286,7 @@ def test_command_names_exactly_what_was_done_and_its_exit_code_says_so(
     assert "| **replaced** | `h2` | `gpu=1` serial `S-NEW` |" in capsys.readouterr().out
 
 
-def test_what_was_not_measured_again_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmeasured_figures_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def without(record: Record) -> Record:
         return replace(
             record,
@@ -297,54 +297,54 @@ def test_what_was_not_measured_again_is_no_success(tmp_path: Path, capsys: pytes
 
     before = run_directory(tmp_path / "before")
     assert call("diff", before, run_directory(tmp_path / "less", change=without)) == 2
-    shown = capsys.readouterr().out
-    assert "FIGURES GONE: h1: " in shown
-    assert "earlier figures were not measured this time (host_copy.bandwidth, " in shown
+    output = capsys.readouterr().out
+    assert "FIGURES GONE: h1: " in output
+    assert "earlier figures were not measured this time (host_copy.bandwidth, " in output
     slow = slowed("stress.throughput", 0.5)
-    assert call("diff", before, run_directory(tmp_path / "both", change=lambda one: slow(without(one)))) == 1
-    assert call("diff", tmp_path / "less", before) == 0  # more than before is no loss
+    assert call("diff", before, run_directory(tmp_path / "both", change=lambda record: slow(without(record)))) == 1
+    assert call("diff", tmp_path / "less", before) == 0  # additional figures are not a loss
 
 
-def against(tmp_path: Path, name: str, **kept: Any) -> tuple[int, dict[str, Any]]:
-    """The report on a run that is as the one accepted, of whose records no more is left than `kept` says."""
+def report_against_baseline(tmp_path: Path, name: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    """Return exit code and report of a run that equals its baseline, in whose matching files `fields` are replaced."""
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")
     assert call("report", good) == 0
     assert call("baseline", "accept", good, "--baseline", base) == 0
     for path in base.glob(name):
         document = documents.read(path, "baseline")
-        documents.write(path, {**document, **kept})
+        documents.write(path, {**document, **fields})
     after = tmp_path / "after"
     run_directory(after, baseline=baseline_store.snapshot_baseline(base, "gpu", ["h1", "h2"], after))
     return call("report", after), report_of(after)
 
 
-def test_report_says_how_much_of_a_run_was_compared(tmp_path: Path) -> None:
-    code, report = against(tmp_path, "gpus/none.json")
+def test_report_states_how_many_figures_were_compared(tmp_path: Path) -> None:
+    code, report = report_against_baseline(tmp_path, "gpus/none.json")
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
     assert line.endswith(": 52 of 52 figures compared, nothing regressed, same parts")
     assert (code, report["decision"]) == (0, "accepted")
 
 
-def test_baseline_that_has_nothing_to_compare_with_is_no_pass(tmp_path: Path) -> None:
-    code, report = against(tmp_path, "gpus/*.json", figures=[])
+def test_baseline_without_figures_is_inconclusive(tmp_path: Path) -> None:
+    code, report = report_against_baseline(tmp_path, "gpus/*.json", figures=[])
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
     assert line.endswith(": 0 of 52 figures compared, no earlier figures")
     assert (code, report["decision"]) == (2, "incomplete")
-    result = [item for item in report["verdicts"] if item["verdict"] != "pass"]
-    assert [(item["host"], item["scope"], item["verdict"], item["criterion"]) for item in result] == [
+    not_passed = [item for item in report["verdicts"] if item["verdict"] != "pass"]
+    assert [(item["host"], item["scope"], item["verdict"], item["criterion"]) for item in not_passed] == [
         (name, f"gpu={index}", "inconclusive", "baseline") for name in ("h1", "h2") for index in (0, 1)
     ]
-    assert result[0]["reason"].startswith("the accepted record of serial h1-0 has none of the figures")
+    assert not_passed[0]["reason"].startswith("the accepted record of serial h1-0 has none of the figures")
 
 
-def test_one_part_without_a_figure_is_inconclusive_by_itself(tmp_path: Path) -> None:
-    code, report = against(tmp_path, "gpus/h2-1.json", figures=[])
-    result = [item for item in report["verdicts"] if item["verdict"] != "pass"]
-    assert (code, [(item["host"], item["scope"]) for item in result]) == (2, [("h2", "gpu=1")])
+def test_one_part_without_baseline_figures_is_inconclusive(tmp_path: Path) -> None:
+    code, report = report_against_baseline(tmp_path, "gpus/h2-1.json", figures=[])
+    not_passed = [item for item in report["verdicts"] if item["verdict"] != "pass"]
+    assert (code, [(item["host"], item["scope"]) for item in not_passed]) == (2, [("h2", "gpu=1")])
 
 
-def test_run_of_which_benchmarks_were_left_out_is_no_baseline(
+def test_run_with_skipped_benchmarks_is_not_accepted_as_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     items = [
@@ -359,7 +359,7 @@ def test_run_of_which_benchmarks_were_left_out_is_no_baseline(
     assert not (tmp_path / "base").exists()
 
 
-def test_several_earlier_runs_give_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_noise_comes_from_several_earlier_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     earlier = [
         run_directory(tmp_path / f"run{number}", change=slowed("memory.bandwidth", share, op="copy"))
         for number, share in enumerate((1.0, 1.02, 0.98))
@@ -372,10 +372,10 @@ def test_several_earlier_runs_give_the_noise(tmp_path: Path, capsys: pytest.Capt
     assert "is given twice" in capsys.readouterr().err
 
 
-def test_nothing_in_common_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = run_directory(tmp_path / "a", hosts=["h1"]), run_directory(tmp_path / "b", hosts=["h9"])
-    assert call("diff", one, other) == 2
+def test_runs_without_common_figures_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = run_directory(tmp_path / "a", hosts=["h1"]), run_directory(tmp_path / "b", hosts=["h9"])
+    assert call("diff", first, second) == 2
     assert "no host, part and figure in common" in capsys.readouterr().err
-    assert call("diff", one, run_directory(tmp_path / "c", hosts=["h1"], simulated=False, rehearsal=True)) == 2
-    assert call("diff", tmp_path / "nowhere", one) == 2
-    assert call("diff", one) == 64
+    assert call("diff", first, run_directory(tmp_path / "c", hosts=["h1"], simulated=False, rehearsal=True)) == 2
+    assert call("diff", tmp_path / "nowhere", first) == 2
+    assert call("diff", first) == 64

@@ -16,7 +16,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.waivers import WaiverMatcher
 from fleet.report.summary import reason_lines
-from fleet.rma.parts import parts
+from fleet.rma.parts import failed_parts
 from rackproof.main import main
 from schemas.records import Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -141,8 +141,8 @@ def test_the_summary_has_one_line_and_one_part_is_returned() -> None:
     (line,) = map(str, reason_lines(verdicts, {}))
     assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
     assert line.endswith("(and 13 more like it)")
-    (part,) = parts(verdicts)
-    assert (part.place, len(part.findings), part.returned) == ("gpu=6", 14, True)
+    (part,) = failed_parts(verdicts)
+    assert (part.place, len(part.findings), part.needs_part_work) == ("gpu=6", 14, True)
 
 
 def newest() -> Verdict:

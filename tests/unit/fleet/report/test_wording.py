@@ -20,7 +20,7 @@ from fleet.report.prometheus import render_prometheus
 from fleet.report.rejudge import changed_verdicts
 from fleet.report.tables import devices, headline
 from fleet.report.tables.reasons import reasons
-from fleet.rma.parts import parts
+from fleet.rma.parts import failed_parts
 from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.reports import KINDS, LINES, FleetReport, LineKind, Verdict, VerdictKind
@@ -104,7 +104,9 @@ def content(report: FleetReport) -> dict[str, Any]:
         "unjudged": headline.unjudged(report),
         "reasons": [replace(item, text="", detail="", more=()) for item in reasons(report.verdicts)],
         "devices": devices.device_figures(report),
-        "parts": [(part.host, part.place, part.returned, len(part.findings)) for part in parts(report.verdicts)],
+        "parts": [
+            (part.host, part.place, part.needs_part_work, len(part.findings)) for part in failed_parts(report.verdicts)
+        ],
         "html": structure(render_html(report)),
         "junit": tags("".join(render_junit(report))),
         "markdown": rows(render_markdown(report)),
