@@ -102,7 +102,13 @@ class Comparison:
 
 
 def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
-    """Compare all hosts of either side, those of `new` first."""
+    """Compare all hosts of either side, those of `new` first.
+
+    Args:
+        old: host -> its earlier state; `merge_states` merges those of several runs.
+        new: host -> its state now.
+        criteria: host -> the criteria that apply to it; those with `vs_baseline` define the noise.
+    """
     comparison = Comparison()
     figures_by_serial = {
         serial: figures for state in old.values() for serial, figures in state.figures.items() if serial
@@ -114,17 +120,6 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
             before = replace(before, figures={**moved, **before.figures})
         comparison.add(host, before, after, criteria.get(host, ()))
     return comparison
-
-
-def difference(old: HostStates, new: HostStates, criteria: Criteria) -> tuple[Change, ...]:
-    """Return every change from `old` to `new`, ordered as in `Comparison.changes`.
-
-    Args:
-        old: host -> its earlier state; `merge_states` merges those of several runs.
-        new: host -> its state now.
-        criteria: host -> the criteria that apply to it; those with `vs_baseline` define the noise.
-    """
-    return compare(old, new, criteria).changes()
 
 
 def _count_common_figures(old: HostState, new: HostState) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleet.diff.comparison import difference
+from fleet.diff.comparison import compare
 from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.records import baseline_store
 from fleet.records.host_state import Figure, HostState, merge_states
@@ -69,7 +69,7 @@ def listed_changes(old: dict[str, HostState], new: dict[str, HostState]) -> list
 
 
 def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Change, ...]:
-    return difference(old, new, dict.fromkeys(new, CRITERIA))
+    return compare(old, new, dict.fromkeys(new, CRITERIA)).changes()
 
 
 # --- parts
