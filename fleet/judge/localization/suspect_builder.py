@@ -71,7 +71,7 @@ class SuspectBuilder:
             f"rail {rail}",
             indexes,
             rule_of_succession(slow, len(ends)),
-            f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} the other rails' "
+            f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} that of the other rails "
             f"with {slow} of {len(ends)} hosts",
             rails=(rail,),
         )
@@ -107,7 +107,7 @@ class SuspectBuilder:
         explanation = (
             "the GPU also failed in tests without other hosts"
             if is_gpu
-            else f"{good_rails} of its other rails are normal"
+            else f"{good_rails} of its other rails {'is' if good_rails == 1 else 'are'} normal"
         )
         return self._suspect(
             GPU if is_gpu else NIC,

@@ -110,7 +110,7 @@ def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collecti
         for rail, speed in speeds.items():
             if speed < typical * (1 - share):
                 ratio = ratio_text(quantity, math.log(speed / typical))
-                slow_rails.setdefault(rail, f"{quantity} is {ratio} the other rails'")
+                slow_rails.setdefault(rail, f"{quantity} is {ratio} that of the other rails")
     if collective_slow and not slow_rails:
         slow_rails = {pair.rail: "the collective is slow" for pair in pairs}
     if slow_rails:

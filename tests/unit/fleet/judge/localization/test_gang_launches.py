@@ -116,8 +116,8 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
-    "a host is slow on its one rail": (matrix(4, 1, {"b": 0.5}), {}),
-    "a GPU is bad on its one rail": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
+    "a host is slow on its only rail": (matrix(4, 1, {"b": 0.5}), {}),
+    "a GPU is bad on its only rail": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
     "a NIC is slow": (matrix(4, shares={("b", 1): 0.5}), {}),
     "a GPU is bad": (matrix(4, shares={("b", 1): 0.5}), {"failed_alone": [("b", 1), ("c", 0)]}),
     "most rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6, ("b", 3): 0.4}), {}),
@@ -153,9 +153,9 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "two hosts, a rail late": (matrix(2, 3, late={2: 4.0}), {}),
     "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
     "two hosts, all failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
-    "a host just within": (matrix(5, shares={"b": 0.88}), {}),
-    "a rail just within": (matrix(4, 3, {1: 0.88}), {}),
-    "a link just within": (matrix(5, shares={"bd": 0.88}), {}),
+    "a host at the limit": (matrix(5, shares={"b": 0.88}), {}),
+    "a rail at the limit": (matrix(4, 3, {1: 0.88}), {}),
+    "a link at the limit": (matrix(5, shares={"bd": 0.88}), {}),
     "three hosts, a rail slow": (matrix(3, 3, {1: 0.5}), {}),
     "one of two rails is slow": (matrix(4, 2, {1: 0.5}), {}),
     "two of three rails of a host": (matrix(4, 3, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
@@ -203,7 +203,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a host is slow on its one rail": [
+    "a host is slow on its only rail": [
         (
             "host", "b", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on its only rail: the "
@@ -211,7 +211,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 75.0, 66.0,
         ),
     ],
-    "a GPU is bad on its one rail": [
+    "a GPU is bad on its only rail": [
         (
             "gpu", "b rail 0", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 0; the GPU "
@@ -223,7 +223,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
         (
             "nic", "b rail 1", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 1; 1 of its "
-            "other rails are normal",
+            "other rails is normal",
             "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
@@ -259,14 +259,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a rail is slow": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of the other rails' with 4 of 4 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails with 4 of 4 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a rail is slow and a NIC on it slower": [
         (
             "rail", "rail 1", 0.857,
-            "bandwidth on rail 1 is 50% of the other rails' with 5 of 5 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails with 5 of 5 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
@@ -323,7 +323,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
         (
             "nic", "b rail 0", 0.833,
             "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on rail 0; 1 of its "
-            "other rails are normal",
+            "other rails is normal",
             "b", (0,), "latency", 4.0, 1.0, 2.0,
         ),
     ],
@@ -465,14 +465,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "two hosts, a rail slow": [
         (
             "link", "a - b rail 1", 0.5,
-            "bandwidth is 50% of the other rails': with two hosts, the cause may be a, b or the link between them",
+            "bandwidth is 50% of that of the other rails: with two hosts, the cause may be a, b or the link between them",
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
     "two hosts, a rail late": [
         (
             "link", "a - b rail 2", 0.5,
-            "latency is 4 times the other rails': with two hosts, the cause may be a, b or the link between them",
+            "latency is 4 times that of the other rails: with two hosts, the cause may be a, b or the link between them",
             "ab", (2,), "bandwidth", None, None, None,
         ),
     ],
@@ -493,14 +493,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "three hosts, a rail slow": [
         (
             "rail", "rail 1", 0.8,
-            "bandwidth on rail 1 is 50% of the other rails' with 3 of 3 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails with 3 of 3 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "one of two rails is slow": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of the other rails' with 4 of 4 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails with 4 of 4 hosts",
             "", (1,), "bandwidth", 50.0, 75.0, 66.0,
         ),
     ],
@@ -546,7 +546,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a rail is slow, and all have a best partner": [
         (
             "rail", "rail 1", 0.917,
-            "bandwidth on rail 1 is 53% of the other rails' with 10 of 10 hosts",
+            "bandwidth on rail 1 is 53% of that of the other rails with 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 72.5, 63.8,
         ),
     ],
@@ -610,14 +610,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a host is the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of the other rails' with 9 of 10 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails with 9 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 84.4, 74.272,
         ),
     ],
     "a host is barely the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.917,
-            "bandwidth on rail 1 is 50% of the other rails' with 10 of 10 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails with 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 82.5, 72.6,
         ),
     ],
