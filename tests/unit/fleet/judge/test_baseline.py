@@ -34,9 +34,9 @@ from schemas.baselines import HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.records import ERROR, MEASURED, Observation, Samples
 from schemas.reports import INCONCLUSIVE
 from tests import builders
-from tests.unit.fleet.judge.test_edges import left, pack, reading, small
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack, reading
 
-PLAN = replace(small(), baseline=PlannedBaseline(directory="kept", digest="0" * 64))
+PLAN = replace(one_figure_plan(), baseline=PlannedBaseline(directory="kept", digest="0" * 64))
 RUN = Run(run_id="r0", nonce="f" * 32, report="0" * 64, status="PASS", at=builders.WHEN, by="me")
 WIDTH = "gpu.pcie.width"
 
@@ -282,7 +282,7 @@ def test_an_accepted_record_is_asked_by_part() -> None:
 
 
 def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any) -> list[tuple[str, str]]:
-    view = HostView(plan, plan.hosts[0], replace(left(plan, **over), baseline=known), [pack(*criteria)])
+    view = HostView(plan, plan.hosts[0], replace(host_evidence(plan, **over), baseline=known), [pack(*criteria)])
     reported = list(judge_presence(view))
     assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
     assert all(item.source == "the record on which the part was accepted" for item in reported)
@@ -340,5 +340,5 @@ def test_an_accepted_record_without_any_figure_that_is_compared_is_none() -> Non
 
 
 def test_the_presence_is_a_part_of_the_judgement() -> None:
-    verdicts = judge(PLAN, {"h1": replace(left(PLAN, "h1", reading(1)), baseline=HostBaseline())}, [pack()])
+    verdicts = judge(PLAN, {"h1": replace(host_evidence(PLAN, "h1", reading(1)), baseline=HostBaseline())}, [pack()])
     assert [(item.scope, item.criterion) for item in verdicts] == [("host", "baseline"), ("gpu=0", "baseline")]

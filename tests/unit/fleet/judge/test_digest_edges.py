@@ -13,9 +13,9 @@ from fleet.judge.host_view import HostView
 from schemas.records import ERROR, UNSUPPORTED, Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.test_edges import left, pack, reading, small
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack, reading
 
-PLAN = small("h1", "h2", "h3", gpu_count=2)
+PLAN = one_figure_plan("h1", "h2", "h3", gpu_count=2)
 PLANNED = Planned(PLAN)
 GOOD, BAD = "00c0ffee", "00badbad"
 
@@ -25,7 +25,7 @@ def digest_of(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark",
 
 
 def view(host: str, *figures: Observation, driver: Metric | None = None, **over: Any) -> HostView:
-    made = left(PLAN, host, *([driver] if driver else []), observations=figures, **over)
+    made = host_evidence(PLAN, host, *([driver] if driver else []), observations=figures, **over)
     return HostView(PLAN, PLAN.host(host), made, [pack()])
 
 
@@ -120,7 +120,7 @@ def test_only_like_gpus_with_like_software_are_compared(odd: HostView, compared:
 def test_the_last_driver_and_the_last_digest_count() -> None:
     again = [view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
     assert [item.value for item in judged(*again)] == [GOOD] * 3
-    taken = left(PLAN, "h1", driver("550"), observations=(digest_of(BAD),))
+    taken = host_evidence(PLAN, "h1", driver("550"), observations=(digest_of(BAD),))
     record = taken.records[0]
     newer = replace(record.snapshots[-1], metrics=(driver("570"),))
     updated = HostView(

@@ -29,7 +29,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import Series, Soak, Timeline
 from tests import builders
-from tests.unit.fleet.judge.test_edges import left, pack, small
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack
 
 RATE = "stress.throughput"
 HOUR = 3600.0
@@ -121,7 +121,7 @@ def test_only_rates_of_benchmarks_drift() -> None:
     made = soak(
         series(*(100, 90, 80, 70, 60, 50), dtype="x"), series(*range(1, 9), unit="W"), series(1, 2, scope="gpu=1")
     )
-    record = left(small()).records[0]
+    record = host_evidence(one_figure_plan()).records[0]
     kept, grown = with_drift_observations(Evidence(records=(record, replace(record, soak=made)))).records
     assert kept == record
     (drift,) = grown.observations[len(record.observations) :]
@@ -136,13 +136,13 @@ def test_only_rates_of_benchmarks_drift() -> None:
 
 # What a verdict tells of it
 
-PLAN = small()
+PLAN = one_figure_plan()
 SOAKING = replace(PLAN, stages=(*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=600.0)), expected=())
 FALLING = soak(series(*(100, 99, 99, 90, 90, 90), dtype="x"), series(*(100,) * 6, scope="gpu=1"))
 
 
 def view(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launch, ...] = ()) -> HostView:
-    record = left(plan, launches=launches).records[0]
+    record = host_evidence(plan, launches=launches).records[0]
     evidence = Evidence(
         records=tuple(replace(record, soak=one, launches=launches if not at else ()) for at, one in enumerate(soaks))
     )

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.judge import outliers
 from fleet.judge.change import change, net_change
-from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.evaluate import evaluate, holds, matches, sentence, series
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.expectations import DuplicateSerials
@@ -28,54 +28,18 @@ from fleet.report.merge import merge
 from fleet.report.summary import pci_slots
 from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.plans import Plan
-from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
+from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Verdict
 from schemas.waivers import Waiver
 from tests import builders
-
-
-def small(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
-    """A plan of one figure: how fast memory is copied."""
-    plan = builders.plan(
-        *(hosts or ("h1",)), profile="smoke", gpu_count=gpu_count, **{"rackproof_gang": "none", **variables}
-    )
-    kept = [item for item in plan.expected if item.name == "memory.bandwidth" and item.params["op"] == "copy"]
-    return replace(plan, expected=tuple(kept))
-
-
-def left(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -> Evidence:
-    """A record with the planned figure and, before and after the run, these readings."""
-    devices = range(len(plan.host(host).devices))
-    taken = [
-        Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
-        for at, (stage, phase) in enumerate((("preflight", "before"), ("benchmark", "after")))
-    ]
-    made: dict[str, Any] = {
-        "run_id": plan.run_id,
-        "nonce": plan.nonce,
-        "host": host,
-        "began": builders.WHEN,
-        "ended": builders.WHEN,
-        "rackproof": "0",
-        "gpus": tuple(builders.gpu(host, index) for index in devices),
-        "snapshots": tuple(taken),
-        "observations": tuple(builders.results(plan, host, "benchmark")),
-        "launches": (builders.launch("benchmark", (host,)),),
-    }
-    return Evidence(records=(Record(**{**made, **over}),))
-
-
-def criterion(name: str = "gpu.thing", **over: Any) -> Criterion:
-    """A criterion on a reading."""
-    made = {
-        "id": "c", "name": name, "operator": "eq", "unit": "1", "action": "reseat", "source": "a test's own", "scope": "gpu",
-        "value": None if over.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
-    }  # fmt: skip
-    return Criterion(**{**made, **over})
-
-
-def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
-    return Pack(**{"name": "h200-sxm", "gpu_names": ("NVIDIA H200",), "criteria": criteria, "chosen": chosen, **over})
+from tests.unit.fleet.judge.small_fleet import (
+    benchmark_launch,
+    criterion,
+    host_evidence,
+    one_figure_plan,
+    pack,
+    reading,
+)
 
 
 def judged(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
@@ -91,12 +55,6 @@ def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 def of_rule(verdicts: list[Verdict]) -> list[Verdict]:
     """Those of the criterion itself, where the stages in the evidence are none of the plan's."""
     return [item for item in verdicts if item.criterion == "c"]
-
-
-def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
-    return Metric(
-        name=name, unit="1", values={} if absent else {scope: value}, absent={scope: absent} if absent else {}
-    )
 
 
 def then(evidence: Evidence, *metrics: Metric) -> Evidence:
@@ -123,20 +81,22 @@ def test_what_holds(how: str, value: Any, limit: Any, right: bool) -> None:
 
 
 def test_text_is_compared_with_text() -> None:
-    plan = small()
+    plan = one_figure_plan()
     for value, verdict in (("on", PASS), ("off", FAIL), (1, FAIL)):
-        assert summarized(judged(plan, left(plan, "h1", reading(value)), criterion(value="on"))) == [
+        assert summarized(judged(plan, host_evidence(plan, "h1", reading(value)), criterion(value="on"))) == [
             ("gpu=0", "c", verdict)
         ]
 
 
 def test_verdict_names_host_scope_and_criterion() -> None:
-    plan = small()
-    (bad,) = judged(plan, left(plan, "h1", reading(2.5)), criterion(unit="W", severity="warning", basis="measured"))
+    plan = one_figure_plan()
+    (bad,) = judged(
+        plan, host_evidence(plan, "h1", reading(2.5)), criterion(unit="W", severity="warning", basis="measured")
+    )
     assert (bad.value, bad.limit, bad.operator, bad.unit) == (2.5, 1, "eq", "W")
     assert (bad.action, bad.severity, bad.basis, bad.source) == ("reseat", "warning", "measured", "a test's own")
     assert (bad.reason, bad.detail, bad.serial, bad.stage) == ("found 2.5 W, wanted = 1 W", "", "h1-0", "benchmark")
-    (good,) = judged(plan, left(plan, "h1", reading(1)), criterion())
+    (good,) = judged(plan, host_evidence(plan, "h1", reading(1)), criterion())
     assert (good.action, good.severity, good.reason) == ("none", "", "found 1, wanted = 1")
     assert sentence(criterion(delta=True, operator="le"), 3, 0) == "changed by 3, wanted ≤ 0"
 
@@ -166,8 +126,8 @@ def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Val
     ("scope", "positions"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
 def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope: str, positions: int) -> None:
-    plan = small(gpu_count=2)
-    verdicts = judged(plan, left(plan), criterion(scope=scope))
+    plan = one_figure_plan(gpu_count=2)
+    verdicts = judged(plan, host_evidence(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
         (INCONCLUSIVE, "not observed", "c")
     ] * positions
@@ -176,20 +136,20 @@ def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope
 
 
 def test_one_gpu_that_was_read_says_nothing_of_the_other() -> None:
-    plan = small(gpu_count=2)
-    verdicts = judged(plan, left(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link"))
+    plan = one_figure_plan(gpu_count=2)
+    verdicts = judged(plan, host_evidence(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link"))
     assert summarized(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
 
 
 def test_a_host_without_gpus_is_not_asked_for_them() -> None:
-    plan = small()
+    plan = one_figure_plan()
     plan = replace(plan, hosts=(replace(plan.hosts[0], device="cpu"),), expected=())
-    assert summarized(judged(plan, left(plan), criterion())) == []
+    assert summarized(judged(plan, host_evidence(plan), criterion())) == []
 
 
 def test_gpu_without_readings_is_reported_once() -> None:
-    plan = small(gpu_count=2)
-    evidence = left(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
+    plan = one_figure_plan(gpu_count=2)
+    evidence = host_evidence(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
     assert summarized(judged(plan, evidence, criterion())) == [
         ("gpu=1", "plan", INCONCLUSIVE),  # its figure
         ("gpu=1", "plan", INCONCLUSIVE),  # nothing was observed of it
@@ -202,8 +162,8 @@ def test_gpu_without_readings_is_reported_once() -> None:
     [({}, INCONCLUSIVE), ({"best_of_run": True}, PASS), ({"optional": True}, INCONCLUSIVE)],
 )
 def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(over: Any, verdict: str) -> None:
-    plan = small()
-    evidence = then(left(plan, "h1", reading(1)), reading(absent="error: gone"))
+    plan = one_figure_plan()
+    evidence = then(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
     (only_verdict,) = judged(plan, evidence, criterion(**over))
     assert only_verdict.verdict == verdict
     assert (only_verdict.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
@@ -211,8 +171,8 @@ def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(ove
 
 
 def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
-    plan = small()
-    evidence = then(left(plan, "h1", reading(2)), reading(absent="error: gone"))
+    plan = one_figure_plan()
+    evidence = then(host_evidence(plan, "h1", reading(2)), reading(absent="error: gone"))
     assert summarized(judged(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
 
 
@@ -229,27 +189,27 @@ def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
 def test_what_cannot_be_read_is_no_pass_unless_hardware_may_lack_it(
     first: str, last: str, optional: bool, verdicts: list[str]
 ) -> None:
-    plan = small()
-    evidence = then(left(plan, "h1", reading(absent=first)), reading(absent=last))
+    plan = one_figure_plan()
+    evidence = then(host_evidence(plan, "h1", reading(absent=first)), reading(absent=last))
     all_verdicts = judged(plan, evidence, criterion(optional=optional))
     assert [item.verdict for item in all_verdicts] == verdicts
     assert [item.reason for item in all_verdicts] == [last] * len(verdicts)
 
 
 def test_the_same_settings_in_another_order_are_the_same_figure() -> None:
-    plan = small()
+    plan = one_figure_plan()
     params = [{"a": 1, "b": 2, "phase": "x"}, {"b": 2, "a": 1, "phase": "y"}, {"a": 1, "b": 3}]
     observed = [replace(builders.observation("peer_copy.thing", 1.0, scope="gpu=0"), params=each) for each in params]
-    view = HostView(plan, plan.hosts[0], left(plan, observations=tuple(observed)), [pack()])
+    view = HostView(plan, plan.hosts[0], host_evidence(plan, observations=tuple(observed)), [pack()])
     assert [len(group) for group in series(view, criterion("peer_copy.thing"))] == [2, 1]
 
 
 def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
-    plan = small()
+    plan = one_figure_plan()
     observed = tuple(
         builders.observation("memory.thing", 1.0, scope="gpu=0", stage=stage) for stage in ("benchmark", "gang")
     )
-    view = HostView(plan, plan.hosts[0], left(plan, "h1", reading(1), observations=observed), [pack()])
+    view = HostView(plan, plan.hosts[0], host_evidence(plan, "h1", reading(1), observations=observed), [pack()])
     assert [len(group) for group in series(view, criterion("memory.thing"))] == [1, 1]
     assert [len(group) for group in series(view, criterion("gpu.thing"))] == [2]
 
@@ -281,9 +241,9 @@ def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool
 
 
 def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
-    plan = small()
+    plan = one_figure_plan()
     snapshots = [reading(value) for value in (3, 1, 2, 1)]
-    record = left(plan).records[0]
+    record = host_evidence(plan).records[0]
     taken = tuple(
         replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}", metrics=(metric,))
         for at, metric in enumerate(snapshots)
@@ -299,19 +259,21 @@ def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
 
 
 def test_limits_from_the_data_sheet_and_the_inventory() -> None:
-    plan = small(gpu_count=2)
-    (verdict,) = judged(plan, left(plan, "h1", reading(2, scope="host")), criterion(scope="host", variable="gpu_count"))
+    plan = one_figure_plan(gpu_count=2)
+    (verdict,) = judged(
+        plan, host_evidence(plan, "h1", reading(2, scope="host")), criterion(scope="host", variable="gpu_count")
+    )
     assert (verdict.verdict, verdict.limit) == (PASS, 2)
-    evidence = left(plan, "h1", *(Metric(name="gpu.thing", unit="1", values={"gpu=0": 90.0, "gpu=1": 89.9}),))
+    evidence = host_evidence(plan, "h1", *(Metric(name="gpu.thing", unit="1", values={"gpu=0": 90.0, "gpu=1": 89.9}),))
     verdicts = judged(plan, evidence, criterion(expected=100.0, fraction=0.9, operator="ge"))
     assert [(item.verdict, item.limit) for item in verdicts] == [(PASS, 90.0), (FAIL, 90.0)]
 
 
 @pytest.mark.parametrize(("gbps", "verdicts"), [(0, []), (8, [PASS]), (16, [FAIL])])
 def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts: list[str]) -> None:
-    plan = small(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else small(gpu_count=2)
+    plan = one_figure_plan(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else one_figure_plan(gpu_count=2)
     rule = criterion(scope="host", variable="fabric_bytes_per_second", fraction=0.5, operator="ge")
-    all_verdicts = judged(plan, left(plan, "h1", reading(1e9, scope="host")), rule)
+    all_verdicts = judged(plan, host_evidence(plan, "h1", reading(1e9, scope="host")), rule)
     assert [item.verdict for item in all_verdicts] == verdicts
     assert [item.limit for item in all_verdicts] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
 
@@ -322,25 +284,25 @@ def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts
     ids=["same", "rose", "anew", "fell"],
 )
 def test_a_counter_is_judged_by_what_it_rose(values: tuple[int, int], verdict: str) -> None:
-    plan = small()
-    evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
+    plan = one_figure_plan()
+    evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
     assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
         ("gpu=0", "c", verdict)
     ]
 
 
 def test_a_counter_that_was_read_but_once_is_inconclusive() -> None:
-    plan = small()
-    for evidence in (then(left(plan, "h1", reading(0))), then(left(plan), reading(0))):
+    plan = one_figure_plan()
+    for evidence in (then(host_evidence(plan, "h1", reading(0))), then(host_evidence(plan), reading(0))):
         assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
             ("gpu=0", "c", INCONCLUSIVE)
         ]
 
 
 def test_a_figure_that_must_have_risen_is_judged_by_its_net_change() -> None:
-    plan = small()
+    plan = one_figure_plan()
     for values, verdict in (((4, 9), PASS), ((4, 8), FAIL), ((9, 4), FAIL)):
-        evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
+        evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
         (only_verdict,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
         assert (only_verdict.verdict, only_verdict.value) == (verdict, values[1] - values[0])
 
@@ -351,13 +313,13 @@ def test_a_figure_that_must_have_risen_is_judged_by_its_net_change() -> None:
 @pytest.mark.parametrize("name", ["gpu.thing", "memory.thing"])
 def test_a_fleet_that_is_too_small_says_nothing(count: int, optional: bool, verdict: str | None, name: str) -> None:
     hosts = [f"h{number}" for number in range(1, count + 1)]
-    plan = small(*hosts)
+    plan = one_figure_plan(*hosts)
 
     def shown(host: str) -> Evidence:
         if name == "gpu.thing":
-            return left(plan, host, reading(10.0))
+            return host_evidence(plan, host, reading(10.0))
         figure = builders.observation(name, 10.0, scope="gpu=0")
-        return left(plan, host, observations=(*builders.results(plan, host, "benchmark"), figure))
+        return host_evidence(plan, host, observations=(*builders.results(plan, host, "benchmark"), figure))
 
     rule = criterion(name, fleet_fraction=0.9, operator="ge", optional=optional)
     verdicts = judged(plan, {host: shown(host) for host in hosts}, rule)
@@ -366,10 +328,10 @@ def test_a_fleet_that_is_too_small_says_nothing(count: int, optional: bool, verd
 
 
 def test_no_baseline_verdict_without_a_baseline() -> None:
-    plan = small()
+    plan = one_figure_plan()
     rule = criterion(value=None, baseline=VsBaseline(fraction=0.9), operator="ge")
-    assert judged(plan, left(plan, "h1", reading(1.0)), rule) == []
-    view = HostView(plan, plan.hosts[0], left(plan), [pack(rule)])
+    assert judged(plan, host_evidence(plan, "h1", reading(1.0)), rule) == []
+    view = HostView(plan, plan.hosts[0], host_evidence(plan), [pack(rule)])
     assert [*evaluate(view, rule, FleetFigures(Planned(plan)))] == []
 
 
@@ -446,8 +408,8 @@ def test_what_is_no_number_has_no_change() -> None:
     for values in ((1, "x"), ("x", 1), ("x", "y")):
         assert isinstance(change(counted(*values)).total, str)
         assert isinstance(net_change(counted(*values)), str)
-        plan = small()
-        evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
+        plan = one_figure_plan()
+        evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
         assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
             ("gpu=0", "c", FAIL)
         ]
@@ -461,8 +423,8 @@ def test_the_newest_event_is_not_newer_because_it_was_forgotten(values: tuple[An
 
 
 def test_both_ends_of_a_counter_must_have_been_read() -> None:
-    plan = small()
-    record = left(plan).records[0]
+    plan = one_figure_plan()
+    record = host_evidence(plan).records[0]
     three = [replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}") for at in range(3)]
     rule = criterion(delta=True, operator="le", value=0)
     for positions, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
@@ -470,16 +432,16 @@ def test_both_ends_of_a_counter_must_have_been_read() -> None:
         (only_verdict,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
         assert only_verdict.verdict == verdict
         assert only_verdict.detail == ""
-    (rose,) = judged(plan, then(left(plan, "h1", reading(5)), reading(2)), rule)
+    (rose,) = judged(plan, then(host_evidence(plan, "h1", reading(5)), reading(2)), rule)
     assert rose.detail == "2 in stage benchmark; fell from 5 to 2 in stage benchmark"
-    (up,) = judged(plan, then(left(plan, "h1", reading(5)), reading(6)), rule)
+    (up,) = judged(plan, then(host_evidence(plan, "h1", reading(5)), reading(6)), rule)
     assert up.detail == "1 in stage benchmark"
 
 
 def test_wildcard_name_matches_each_component() -> None:
-    plan = small()
+    plan = one_figure_plan()
     metrics = (reading(1, name="gpu.one.x"), reading(2, name="gpu.two.x"), reading(3, name="gpu.x"))
-    verdicts = judged(plan, left(plan, "h1", *metrics), criterion("gpu.*.x"))
+    verdicts = judged(plan, host_evidence(plan, "h1", *metrics), criterion("gpu.*.x"))
     assert [(item.name, item.verdict) for item in verdicts] == [("gpu.one.x", PASS), ("gpu.two.x", FAIL)]
 
 
@@ -514,8 +476,8 @@ def against(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> lis
 
 
 def test_part_is_compared_with_its_baseline() -> None:
-    plan = small()
-    evidence = left(plan, "h1", reading(16, name=NAME))
+    plan = one_figure_plan()
+    evidence = host_evidence(plan, "h1", reading(16, name=NAME))
     assert against(plan, evidence, level(16))[0][:3] == (PASS, 16, 14.4)
     assert against(plan, evidence, level(20))[0][:3] == (FAIL, 16, 18.0)
     assert "90 % of it; 20 in the accepted run" in against(plan, evidence, level(20))[0][3]
@@ -525,15 +487,15 @@ def test_part_is_compared_with_its_baseline() -> None:
 
 
 def test_a_figure_that_the_accepted_record_lacks_is_inconclusive_unless_optional() -> None:
-    plan = small()
-    evidence = then(left(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
+    plan = one_figure_plan()
+    evidence = then(host_evidence(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
     assert against(plan, evidence) == [(INCONCLUSIVE, 8, None, "its accepted record does not have this figure")]
     assert against(plan, evidence, optional=True) == []
 
 
 def test_what_was_accepted_with_too_much_noise_says_nothing() -> None:
-    plan = small()
-    evidence = left(plan, "h1", reading(16, name=NAME))
+    plan = one_figure_plan()
+    evidence = host_evidence(plan, "h1", reading(16, name=NAME))
     for noisy, why in ((level(16, sigma=0.2), "scatter by"), (level(16, unit="B/s"), "is not known")):
         rule = {"baseline": VsBaseline(fraction=1.0 if "not" in why else 0.9)}
         ((verdict, value, limit, reason),) = against(plan, evidence, noisy, **rule)
@@ -542,8 +504,8 @@ def test_what_was_accepted_with_too_much_noise_says_nothing() -> None:
 
 
 def test_part_without_a_baseline_is_reported_once() -> None:
-    plan = small()
-    evidence = left(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
+    plan = one_figure_plan()
+    evidence = host_evidence(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
     assert against(plan, evidence, level(16)) == []
     with_it, reported = compared(plan, evidence, level(16))
     rule = criterion(NAME, value=None, operator="ge", baseline=VsBaseline(fraction=0.9))
@@ -566,7 +528,7 @@ def together(
     plan: Plan, host: str, launches: tuple[Launch, ...], observed: tuple[Observation, ...] | None = None
 ) -> Evidence:
     """Its own record, and the one of its gang."""
-    own = left(plan, host, reading(1), observations=(), launches=()).records[0]
+    own = host_evidence(plan, host, reading(1), observations=(), launches=()).records[0]
     result = tuple(builders.results(plan, host, "gang")) if observed is None else observed
     name, after = plan.host(host).gang, replace(own.snapshots[-1], stage="gang", metrics=())
     return Evidence(records=(own, replace(own, gang=name, observations=result, launches=launches, snapshots=(after,))))
@@ -616,11 +578,11 @@ def test_a_gang_stage_that_left_a_record_and_did_not_start_says_so() -> None:
 
 
 def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
-    plan = small("h1", "h2")
+    plan = one_figure_plan("h1", "h2")
     first, second = (Metric(name="gpu.uuid", unit="1", values={"gpu=0": each}) for each in ("a", "b"))
     lost = Metric(name="gpu.uuid", unit="1", values={}, absent={"gpu=0": "error: x"})
-    good = {host: left(plan, host, reading(1)) for host in ("h1", "h2")}
-    (only_verdict,) = judged(plan, good | {"h1": then(left(plan, "h1", first), second)})
+    good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
+    (only_verdict,) = judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), second)})
     assert (only_verdict.name, only_verdict.source, only_verdict.basis, only_verdict.unit) == (
         "gpu.uuid",
         "a serial names one part",
@@ -633,12 +595,12 @@ def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
         "gpu=0",
         "inspect_hardware",
     )
-    assert judged(plan, good | {"h1": then(left(plan, "h1", first), lost)}) == []
-    assert judged(plan, good | {"h1": then(left(plan, "h1", first), first)}) == []
+    assert judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), lost)}) == []
+    assert judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), first)}) == []
     two = Metric(name="gpu.uuid", unit="1", values={"gpu=0": "a", "gpu=1": "b"})
-    assert judged(plan, good | {"h1": left(plan, "h1", two)}) == []
+    assert judged(plan, good | {"h1": host_evidence(plan, "h1", two)}) == []
     twin = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
-    verdicts = judged(plan, good | {"h2": left(plan, "h2", reading(1), gpus=(twin,))})
+    verdicts = judged(plan, good | {"h2": host_evidence(plan, "h2", reading(1), gpus=(twin,))})
     assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [
         (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
     ]
@@ -649,19 +611,19 @@ def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
 
 
 def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None:
-    plan = small("h1", "h2")
-    verdicts = judged(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
+    plan = one_figure_plan("h1", "h2")
+    verdicts = judged(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
     assert [(item.host, *summarized([item])[0], item.name, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", "c", PASS, "gpu.thing", "found 1, wanted = 1"),
         ("h2", "host", "plan", INCONCLUSIVE, "record", "the host left no record"),
     ]
-    (other,) = judged(small(), {"h1": Evidence(problem="quarantined: x")}, criterion())
+    (other,) = judged(one_figure_plan(), {"h1": Evidence(problem="quarantined: x")}, criterion())
     assert (other.name, other.scope, other.reason) == ("record", "host", "quarantined: x")
 
 
 def test_host_problem_is_reported_beside_its_record() -> None:
-    plan = small()
-    verdicts = judged(plan, replace(left(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
+    plan = one_figure_plan()
+    verdicts = judged(plan, replace(host_evidence(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
     assert [(item.name, item.scope, item.verdict, item.reason) for item in verdicts] == [
         ("host.events", "host", INCONCLUSIVE, "unreachable at Gang"),
         ("gpu.thing", "gpu=0", PASS, "found 1, wanted = 1"),
@@ -678,45 +640,45 @@ def test_host_problem_is_reported_beside_its_record() -> None:
     ],
 )
 def test_site_criterion_that_matches_nothing_is_reported(over: Any, lines: int) -> None:
-    plan = small()
+    plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", **over)
-    verdicts = judge(plan, {"h1": left(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
+    verdicts = judge(plan, {"h1": host_evidence(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
     assert [item.reason for item in verdicts] == ["no observation matches this criterion"] * lines
     assert [(item.scope, item.name, item.criterion) for item in verdicts] == [("host", "disk.thing", "c")] * lines
-    shipped = judge(plan, {"h1": left(plan)}, [pack(replace(rule, origin="h200-sxm"))])
+    shipped = judge(plan, {"h1": host_evidence(plan)}, [pack(replace(rule, origin="h200-sxm"))])
     assert shipped == []
 
 
 def test_site_criterion_that_is_never_evaluated_is_reported_unless_it_needs_a_baseline() -> None:
-    plan = small()
+    plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", value=None, baseline=VsBaseline())
     packs = [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)]
-    assert judge(plan, {"h1": left(plan)}, packs) == []
+    assert judge(plan, {"h1": host_evidence(plan)}, packs) == []
 
 
 def test_waivers_are_applied_to_verdicts() -> None:
-    plan = replace(small(), waivers=(waiver(),))
-    (bad,) = judged(plan, left(plan, "h1", reading(2)), criterion())
+    plan = replace(one_figure_plan(), waivers=(waiver(),))
+    (bad,) = judged(plan, host_evidence(plan, "h1", reading(2)), criterion())
     assert (bad.verdict, bad.waiver, bad.stands) == (FAIL, waiver(), False)
 
 
 def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
-    plan = small()
+    plan = one_figure_plan()
     first = Metric(name="gpu.serial", unit="1", values={"gpu=0": "a"})
     second = Metric(name="gpu.serial", unit="1", values={"gpu=0": "b"})
-    (swapped,) = judged(plan, then(left(plan, "h1", first), second))
+    (swapped,) = judged(plan, then(host_evidence(plan, "h1", first), second))
     assert (swapped.criterion, swapped.verdict, swapped.reason) == (
         "identity-constant", FAIL, "changed during the run: a, then b",
     )  # fmt: skip
     lost = Metric(name="collector.nvml", unit="1", values={}, absent={"host": "error: NVML"})
-    assert {item.verdict for item in judged(plan, left(plan, "h1", lost))} == {INCONCLUSIVE}
+    assert {item.verdict for item in judged(plan, host_evidence(plan, "h1", lost))} == {INCONCLUSIVE}
 
 
 @pytest.mark.parametrize(("uptimes", "lines"), [((10.0, 20.0), 0), ((20.0, 10.0), 1), ((10.0, 10.0), 0)])
 def test_a_host_that_rebooted_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
-    plan = small()
+    plan = one_figure_plan()
     made = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
-    verdicts = judged(plan, then(left(plan, "h1", made[0]), made[1]))
+    verdicts = judged(plan, then(host_evidence(plan, "h1", made[0]), made[1]))
     assert [(item.name, item.scope, item.verdict) for item in verdicts] == [
         ("host.uptime", "host", INCONCLUSIVE)
     ] * lines
@@ -726,40 +688,36 @@ def test_a_host_that_rebooted_is_inconclusive(uptimes: tuple[float, float], line
 
 
 def test_the_model_that_the_inventory_names() -> None:
-    plan = small(rackproof_gpu_model="h200-sxm")
-    (right,) = judged(plan, left(plan))
+    plan = one_figure_plan(rackproof_gpu_model="h200-sxm")
+    (right,) = judged(plan, host_evidence(plan))
     assert (right.criterion, right.verdict, right.value, right.action) == ("gpu-model", PASS, "NVIDIA H200", "none")
     other = replace(builders.gpu("h1", 0), name="NVIDIA H100")
-    (bad,) = judged(plan, left(plan, gpus=(other,)))
+    (bad,) = judged(plan, host_evidence(plan, gpus=(other,)))
     assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
     assert bad.reason == "found NVIDIA H100, the inventory says h200-sxm"
-    (silent,) = judged(plan, left(plan, gpus=()))
+    (silent,) = judged(plan, host_evidence(plan, gpus=()))
     assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not tell its name")
 
 
 def test_gpu_model_without_a_pack_is_inconclusive() -> None:
-    plan = small()
-    (only_verdict,) = judged(plan, left(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
+    plan = one_figure_plan()
+    (only_verdict,) = judged(plan, host_evidence(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
     assert (only_verdict.name, only_verdict.scope, only_verdict.verdict) == ("gpu.name", "host", INCONCLUSIVE)
     assert only_verdict.reason.startswith("no criteria pack for NVIDIA X")
-
-
-def launched(outcome: str, reason: str = "") -> Launch:
-    return builders.launch("benchmark", ("h1",), outcome, reason)
 
 
 @pytest.mark.parametrize(
     ("launches", "reason"),
     [
         ((), "the stage did not start on this host"),
-        ((launched("finished"),), "the launch finished without it"),
-        ((launched("failed", "why"),), "why"),
-        ((launched("failed", "first"), launched("deadline", "second")), "second"),
+        ((benchmark_launch("finished"),), "the launch finished without it"),
+        ((benchmark_launch("failed", "why"),), "why"),
+        ((benchmark_launch("failed", "first"), benchmark_launch("deadline", "second")), "second"),
     ],
 )
 def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason: str) -> None:
-    plan = small()
-    record = replace(left(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
+    plan = one_figure_plan()
+    record = replace(host_evidence(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
     evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
     reported, *more = judged(plan, evidence)
     assert (reported.name, reported.scope, reported.reason) == (
@@ -767,12 +725,12 @@ def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason
         "host",
         f"nothing was observed; {reason}",
     )
-    assert [item.name for item in more] == ["stage.benchmark"] * (launches == (launched("finished"),))
+    assert [item.name for item in more] == ["stage.benchmark"] * (launches == (benchmark_launch("finished"),))
 
 
 def test_partial_stage_reports_what_is_missing() -> None:
-    plan = small()
-    (verdict,) = judged(plan, left(plan, "h1", reading(1), observations=()))
+    plan = one_figure_plan()
+    (verdict,) = judged(plan, host_evidence(plan, "h1", reading(1), observations=()))
     assert (verdict.name, verdict.scope, verdict.reason) == (
         "memory.bandwidth", "gpu=0", "not observed; the launch finished without it",
     )  # fmt: skip
@@ -780,10 +738,10 @@ def test_partial_stage_reports_what_is_missing() -> None:
 
 
 def test_the_last_launch_counts() -> None:
-    plan = small()
-    ended = [launched("failed", "why"), launched("finished")]
-    assert judged(plan, left(plan, launches=tuple(ended))) == []
-    (verdict,) = judged(plan, left(plan, launches=tuple(reversed(ended))))
+    plan = one_figure_plan()
+    ended = [benchmark_launch("failed", "why"), benchmark_launch("finished")]
+    assert judged(plan, host_evidence(plan, launches=tuple(ended))) == []
+    (verdict,) = judged(plan, host_evidence(plan, launches=tuple(reversed(ended))))
     assert (verdict.name, verdict.scope, verdict.reason) == ("stage.benchmark", "host", "failed: why")
 
 
@@ -818,27 +776,27 @@ def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchm
 def test_of_a_figure_that_was_made_again_the_last_counts(
     observed: tuple[Observation, ...], reasons_: list[str]
 ) -> None:
-    plan = small()
+    plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
-    verdicts = judged(plan, left(plan, "h1", reading(1), observations=observed))
+    verdicts = judged(plan, host_evidence(plan, "h1", reading(1), observations=observed))
     assert [item.reason for item in verdicts] == reasons_
     assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
 
 
 def test_what_a_part_does_not_have_is_no_gap() -> None:
-    plan = small()
+    plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     lacking = pack(lacks={"memory.bandwidth": {"op": ("copy",)}})
     for status, lines in (("unsupported", 0), ("error", 1), ("skipped", 1)):
-        verdicts = judge(plan, {"h1": left(plan, "h1", reading(1), observations=(figure(status),))}, [lacking])
+        verdicts = judge(plan, {"h1": host_evidence(plan, "h1", reading(1), observations=(figure(status),))}, [lacking])
         assert len(verdicts) == lines
 
 
 def test_duplicate_serials_are_found_in_any_order() -> None:
-    plan = small("h1", "h2", "h3", gpu_count=2)
-    made = {host: left(plan, host) for host in ("h1", "h2", "h3")}
+    plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
+    made = {host: host_evidence(plan, host) for host in ("h1", "h2", "h3")}
     same = replace(builders.gpu("h2", 1), serial="h1-0")
-    made["h2"] = left(plan, "h2", gpus=(builders.gpu("h2", 0), same))
+    made["h2"] = host_evidence(plan, "h2", gpus=(builders.gpu("h2", 0), same))
     verdicts = [(item.host, item.scope, item.name, item.reason) for item in judged(plan, made) if item.verdict == FAIL]
     assert verdicts == [
         ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
@@ -854,7 +812,7 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         whole.update(second)
         assert whole.hosts() == {"h1", "h2"}
         assert whole.others(("gpu.serial", "h1-0"), ("h1", 0)) == [("h2", 1)]
-    silent = {host: left(plan, host, gpus=()) for host in ("h1", "h2")}
+    silent = {host: host_evidence(plan, host, gpus=()) for host in ("h1", "h2")}
     assert not [item for item in judged(plan, silent) if item.verdict == FAIL]
 
 
@@ -1101,29 +1059,29 @@ def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tu
 
 
 def test_the_report_on_a_fleet_in_order_and_on_one_that_is_not() -> None:
-    plan = small("h1", "h2")
-    good = {host: left(plan, host, reading(1)) for host in ("h1", "h2")}
+    plan = one_figure_plan("h1", "h2")
+    good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
     decision, status, lines = whole(plan, good, criterion())
     assert (decision, status, lines[0]) == (ACCEPTED, "PASS", "Hosts: 2 of 2 accepted (2 GPUs)")
     assert "Host and GPU health: PASS" in lines
     assert lines[-1] == "Criteria: h200-sxm"
-    decision, status, lines = whole(plan, good | {"h2": left(plan, "h2", reading(2))}, criterion())
+    decision, status, lines = whole(plan, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
     assert (decision, status, lines[0]) == (REJECTED, "FAIL", "Hosts: 1 of 2 accepted, 1 failed (2 GPUs)")
     assert "Host and GPU health: FAIL" in lines
     decision, status, lines = whole(plan, {"h1": good["h1"]}, criterion())
     assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted, 1 incomplete (1 GPUs)")
     assert "Host and GPU health: INCOMPLETE" in lines
     waived = replace(plan, waivers=(waiver(host="h2"),))
-    decision, status, lines = whole(waived, good | {"h2": left(plan, "h2", reading(2))}, criterion())
+    decision, status, lines = whole(waived, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
     assert (decision, status, lines[0]) == (ACCEPTED, "PASS WITH WAIVERS", "Hosts: 2 of 2 accepted (2 GPUs)")
     assert "Host and GPU health: FAIL (waived)" in lines
     assert whole(waived, good, criterion())[1] == "PASS"
 
 
 def test_coverage_counts_each_planned_figure_once() -> None:
-    plan = small("h1", "h2", gpu_count=2)
+    plan = one_figure_plan("h1", "h2", gpu_count=2)
     lost = figure("error", **{key: value for key, value in plan.expected[0].params.items() if key != "op"})
-    made = {"h1": left(plan, "h1"), "h2": left(plan, "h2", observations=(lost,))}
+    made = {"h1": host_evidence(plan, "h1"), "h2": host_evidence(plan, "h2", observations=(lost,))}
     coverage = merge(plan, made, [pack()]).coverage
     reported = (
         coverage.expected,
@@ -1137,8 +1095,8 @@ def test_coverage_counts_each_planned_figure_once() -> None:
 
 
 def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
-    plan = replace(small(), simulated=True)
-    decision, status, lines = whole(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
+    plan = replace(one_figure_plan(), simulated=True)
+    decision, status, lines = whole(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
     assert decision == ACCEPTED
     assert status == "SIMULATED PASS"
     assert lines[0].startswith("Hosts: 1 of 1 passed (no GPU was tested")
@@ -1149,8 +1107,8 @@ def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
 
 def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
     """Return the verdicts on hosts that show these values, with statistics that are merged from `parts` parts."""
-    plan = small(*values)
-    made = {host: left(plan, host, reading(value, scope=scope)) for host, value in values.items()}
+    plan = one_figure_plan(*values)
+    made = {host: host_evidence(plan, host, reading(value, scope=scope)) for host, value in values.items()}
     packs = [pack(rule)]
     gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
     for at, host in enumerate(plan.hosts):
@@ -1231,14 +1189,14 @@ def test_how_many_a_median_needs(count: int) -> None:
 
 
 def test_gang_figure_counts_once_and_each_scope_separately() -> None:
-    fleet = FleetFigures(Planned(small()))
+    fleet = FleetFigures(Planned(one_figure_plan()))
     key = ("m", "n", "s", "gpu", ())
     for host in range(3):
         fleet.add_figure(key, "gpu=0,link=1", 1.0 + host)
         fleet.add_figure(key, "gang=r1", 7.0)
     fleet.add_figure(key, "gang=r2", 9.0)
     assert fleet.peers_at(key, "gpu=0").values == (1.0, 2.0, 3.0, 7.0, 9.0)
-    other = FleetFigures(Planned(small()))
+    other = FleetFigures(Planned(one_figure_plan()))
     for at in range(outliers.MIN_PEERS_FOR_DEVIATION):
         other.add_figure(key, "gpu=1,link=1", 20.0 - at)
     other.add_figure(key, "gang=r3", 5.0)
@@ -1257,12 +1215,12 @@ def test_gang_figure_counts_once_and_each_scope_separately() -> None:
 
 
 def test_what_is_no_finite_number_is_in_no_median() -> None:
-    plan = small("h1", "h2", "h3")
+    plan = one_figure_plan("h1", "h2", "h3")
     rule = criterion(fleet_fraction=0.9, operator="ge")
     fleet = FleetFigures(Planned(plan))
     for host, value in (("h1", "x"), ("h2", 5), ("h3", 6.0)):
-        fleet.add(HostView(plan, plan.host(host), left(plan, host, reading(value)), [pack(rule)]))
-    view = HostView(plan, plan.host("h2"), left(plan, "h2", reading(5)), [pack(rule)])
+        fleet.add(HostView(plan, plan.host(host), host_evidence(plan, host, reading(value)), [pack(rule)]))
+    view = HostView(plan, plan.host("h2"), host_evidence(plan, "h2", reading(5)), [pack(rule)])
     assert fleet.peers(view, view.observations["gpu.thing"][0]).values == (5.0, 6.0)
     assert fleet.peers(view, view.observations["memory.bandwidth"][0]).values == ()
 
@@ -1271,15 +1229,14 @@ def test_what_is_no_finite_number_is_in_no_median() -> None:
 
 
 def test_launches_of_other_stages_say_nothing_of_this_one() -> None:
-    plan = small()
+    plan = one_figure_plan()
     other = builders.launch("gang", ("h1",), "failed", "of another stage")
-    assert judged(plan, left(plan, "h1", reading(1), launches=(launched("finished"), other))) == []
-    (verdict,) = judged(plan, left(plan, "h1", reading(1), observations=(), launches=(launched("finished"), other)))
-    assert verdict.reason == "not observed; the launch finished without it"
-    verdict, ended = judged(
-        plan, left(plan, "h1", reading(1), observations=(), launches=(launched("failed", "own"), other))
-    )
-    assert (verdict.reason, ended.reason) == ("not observed; own", "failed: own")
+    finished, failed = (benchmark_launch("finished"), other), (benchmark_launch("failed", "own"), other)
+    assert judged(plan, host_evidence(plan, "h1", reading(1), launches=finished)) == []
+    (missing,) = judged(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=finished))
+    assert missing.reason == "not observed; the launch finished without it"
+    missing, ended = judged(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
+    assert (missing.reason, ended.reason) == ("not observed; own", "failed: own")
 
 
 def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> None:
@@ -1322,9 +1279,9 @@ def test_reasons_show_parameters_and_fold_by_benchmark_and_criterion() -> None:
 
 def named(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list[tuple[str, str, str]]:
     """What is found where each record of a host names its GPU so."""
-    plan = small()
+    plan = one_figure_plan()
     metrics = [(reading(serial, name="gpu.serial"),) for serial in serials or ()]
-    evidence = left(plan)
+    evidence = host_evidence(plan)
     record = evidence.records[0]
     if metrics:
         taken = tuple(replace(shot, metrics=snapshot) for shot, snapshot in zip(record.snapshots, metrics, strict=True))
@@ -1351,29 +1308,29 @@ def test_a_gpu_that_a_host_and_its_gang_name_otherwise_was_swapped() -> None:
 
 
 def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
-    plan = small()
-    (only_verdict,) = judged(plan, left(plan, launches=()))
+    plan = one_figure_plan()
+    (only_verdict,) = judged(plan, host_evidence(plan, launches=()))
     assert (only_verdict.name, only_verdict.verdict, only_verdict.stage) == (
         "stage.benchmark",
         INCONCLUSIVE,
         "benchmark",
     )
     assert only_verdict.reason.startswith("figures were measured and the record has no launch")
-    assert judged(replace(plan, expected=()), left(plan, launches=())) == []
+    assert judged(replace(plan, expected=()), host_evidence(plan, launches=())) == []
 
 
 # What is known of the whole fleet
 
 
 def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
-    plan = small("h1", "h2", "h3")
+    plan = one_figure_plan("h1", "h2", "h3")
     figures = (
         builders.observation("straggler.compute", 0.02, scope="gpu=0"),
         builders.observation("digest.value", "x", scope="gpu=0"),
     )
     rules = [pack(criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9))]
     made = [
-        left(plan, host.name, observations=(*builders.results(plan, host.name, "benchmark"), *figures))
+        host_evidence(plan, host.name, observations=(*builders.results(plan, host.name, "benchmark"), *figures))
         for host in plan.hosts
     ]
     views = [HostView(plan, host, each, rules) for host, each in zip(plan.hosts, made, strict=True)]
@@ -1391,13 +1348,13 @@ def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
 
 
 def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
-    plan = small("h1", "h2", gpu_count=2)
+    plan = one_figure_plan("h1", "h2", gpu_count=2)
     rule = criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9)
     two = tuple(replace(builders.gpu("h1", at), name=name) for at, name in enumerate(("NVIDIA X", "NVIDIA H200")))
     packs = [pack(rule, gpu_names=("NVIDIA H200", "NVIDIA X"))]
     views = [
-        HostView(plan, plan.hosts[0], left(plan, "h1", gpus=two), packs),
-        HostView(plan, plan.hosts[1], left(plan, "h2"), packs),
+        HostView(plan, plan.hosts[0], host_evidence(plan, "h1", gpus=two), packs),
+        HostView(plan, plan.hosts[1], host_evidence(plan, "h2"), packs),
     ]
     fleet = FleetFigures(Planned(plan), views)
     observed = views[0].observations["memory.bandwidth"]
@@ -1415,11 +1372,11 @@ def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
 
 
 def test_gpus_without_serials_are_no_duplicates() -> None:
-    plan = small("h1", "h2")
+    plan = one_figure_plan("h1", "h2")
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
-    values = {name: left(plan, name, gpus=gpus) for name in ("h1", "h2")}
+    values = {name: host_evidence(plan, name, gpus=gpus) for name in ("h1", "h2")}
     assert summarized(judged(plan, values)) == []
-    nameless = left(plan, "h1", gpus=())
-    every = judged(plan, {"h1": nameless, "h2": left(plan, "h2")})
+    nameless = host_evidence(plan, "h1", gpus=())
+    every = judged(plan, {"h1": nameless, "h2": host_evidence(plan, "h2")})
     said = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
     assert (said.name, said.verdict, said.reason) == ("gpu.name", INCONCLUSIVE, "the GPU does not tell its name")

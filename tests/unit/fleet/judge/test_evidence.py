@@ -18,10 +18,17 @@ from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot
 from schemas.reports import INCONCLUSIVE
 from tests import builders
-from tests.unit.fleet.judge.test_edges import criterion, launched, left, pack, reading, small
+from tests.unit.fleet.judge.small_fleet import (
+    benchmark_launch,
+    criterion,
+    host_evidence,
+    one_figure_plan,
+    pack,
+    reading,
+)
 
-PLAN = small(gpu_count=2)
-RECORD = left(PLAN).records[0]
+PLAN = one_figure_plan(gpu_count=2)
+RECORD = host_evidence(PLAN).records[0]
 
 
 def measure(name: str = "memory.bandwidth", status: str = MEASURED, **over: Any) -> Observation:
@@ -77,8 +84,10 @@ def test_gpus_launches_and_versions_are_those_of_all_records() -> None:
     one, two = (replace(builders.gpu("h1", index), serial=serial) for index, serial in ((1, "B"), (0, "A")))
     again = replace(one, serial="C")
     records = (
-        replace(RECORD, gpus=(one, two), launches=(launched("finished"),), software={"torch": "2", "nccl": "1"}),
-        replace(RECORD, gang="r1", gpus=(again,), launches=(launched("failed"),), software={"nccl": "3"}),
+        replace(
+            RECORD, gpus=(one, two), launches=(benchmark_launch("finished"),), software={"torch": "2", "nccl": "1"}
+        ),
+        replace(RECORD, gang="r1", gpus=(again,), launches=(benchmark_launch("failed"),), software={"nccl": "3"}),
     )
     made = Evidence(records=records)
     assert [gpu.serial for gpu in made.gpus()] == ["A", "C"]
@@ -177,17 +186,17 @@ def test_a_host_record_and_not_a_gangs_is_the_hosts_own() -> None:
 
 
 def test_serials_are_those_of_the_gpu_that_a_scope_begins_with() -> None:
-    view = host_view(left(PLAN))
+    view = host_view(host_evidence(PLAN))
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
 def test_a_pack_of_the_operators_own_is_none_that_is_shipped() -> None:
     packs = [pack(), pack(name="common"), pack(name="common", chosen=True), pack(name="mine", chosen=True)]
-    assert host_view(left(PLAN), *packs).operator_packs == {"mine"}
+    assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine"}
 
 
 def test_what_a_part_lacks() -> None:
-    view = host_view(left(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
+    view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(ASKED, params=params)) is lacks
     assert not view.lacks(replace(ASKED, name="memory.latency"))
@@ -202,7 +211,7 @@ def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
 
 
 def test_unjudgeable_evidence_is_its_own_verdict() -> None:
-    view = host_view(left(PLAN))
+    view = host_view(host_evidence(PLAN))
     reported = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
     assert (reported.host, reported.scope, reported.serial, reported.name, reported.stage) == (
         "h1",

@@ -13,7 +13,7 @@ from schemas.plans import Part, Plan
 from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.test_edges import left, pack, reading, small
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack, reading
 
 GUID, MAC = "0c42:a103:0065:8b2e", "0c:42:a1:65:8b:2e"
 HCA, LAYER = "infiniband.hca.node_guid", "infiniband.link_layer"
@@ -24,14 +24,14 @@ def part(serial: str, kind: str = "nic", **over: Any) -> Part:
 
 
 def plan(*parts: Part, gpu_count: int = 1) -> Plan:
-    return replace(small("h1", "h2", gpu_count=gpu_count), manifest=parts)
+    return replace(one_figure_plan("h1", "h2", gpu_count=gpu_count), manifest=parts)
 
 
 def judged(of: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
     first, second = of.hosts
     views = [
-        HostView(of, first, left(of, "h1", *metrics, **over), [pack()]),
-        HostView(of, second, left(of, "h2"), [pack()]),
+        HostView(of, first, host_evidence(of, "h1", *metrics, **over), [pack()]),
+        HostView(of, second, host_evidence(of, "h2"), [pack()]),
     ]
     return judge_manifest(of, views)
 
@@ -137,9 +137,9 @@ def test_what_a_host_says_of_its_adapters_is_its_last_word() -> None:
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
         (result, *_) = judged(of, observed)
         assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
-    silent = host_inventory(HostView(of, of.hosts[0], left(of), [pack()]))
+    silent = host_inventory(HostView(of, of.hosts[0], host_evidence(of), [pack()]))
     assert silent.unknown == {
         "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"
     }  # fmt: skip
-    none = HostView(of, of.hosts[0], replace(left(of), records=()), [pack()])
+    none = HostView(of, of.hosts[0], replace(host_evidence(of), records=()), [pack()])
     assert set(host_inventory(none).unknown.values()) == {"the host left no record"}

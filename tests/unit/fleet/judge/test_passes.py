@@ -25,7 +25,7 @@ from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Metric, Observation, Record, Snapshot, to_json
 from schemas.reports import PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.test_edges import criterion, left, pack, reading, small
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
 COUNT = 9
 NAMES = [f"h{number}" for number in range(1, COUNT + 1)]
@@ -41,7 +41,7 @@ VERSION = criterion("driver.version", id="version", scope="host", value=None, sa
 NCCL = criterion("launch.nccl", id="nccl", scope="host", value=None, same_as_fleet=True)
 LINKS = criterion("gpu.links", id="links", value=None, same_as_fleet=True)
 RULES = (FLOOR, FRACTION, THING, COUNTED, CLOCK, VERSION, NCCL, LINKS)
-PLAN = small(*NAMES)
+PLAN = one_figure_plan(*NAMES)
 
 
 def shown(**over: Any) -> tuple[Metric, ...]:
@@ -63,7 +63,7 @@ def digest(value: str, **over: Any) -> Observation:
 
 
 def record(host: str, plan: Plan = PLAN) -> Record:
-    made = left(plan, host, *shown(), software={"nccl": "2.28"}).records[0]
+    made = host_evidence(plan, host, *shown(), software={"nccl": "2.28"}).records[0]
     return replace(made, observations=(*made.observations, digest("c0ffee")))
 
 
@@ -375,7 +375,7 @@ def test_integers_and_floats_are_counted_as_they_are() -> None:
 
 
 def test_gpu_model_of_the_inventory_passes() -> None:
-    plan = small(*NAMES, rackproof_gpu_model="h200-sxm")
+    plan = one_figure_plan(*NAMES, rackproof_gpu_model="h200-sxm")
     assert odd_hosts(fleet(plan), plan=plan) == []
     assert odd_hosts(fleet(plan), BUSBW_FLOOR, plan=plan) == []
 
@@ -407,7 +407,7 @@ def test_run_with_a_baseline_gives_the_same() -> None:
 
 @pytest.mark.parametrize(("count", "who"), [(2, ["h1", "h2"]), (3, [])])
 def test_fleet_too_small_for_a_median_is_inconclusive(count: int, who: list[str]) -> None:
-    plan = small(*NAMES[:count])
+    plan = one_figure_plan(*NAMES[:count])
     assert odd_hosts(fleet(plan), FRACTION, plan=plan) == who
     # Where it is optional nothing is then told, and nobody is flagged.
     assert odd_hosts(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
@@ -415,7 +415,7 @@ def test_fleet_too_small_for_a_median_is_inconclusive(count: int, who: list[str]
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_single_host_is_not_compared(count: int) -> None:
-    plan = small(*NAMES[:count])
+    plan = one_figure_plan(*NAMES[:count])
     reported = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     who = ["h1", "h2"] if count == 2 else []
     assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == who
@@ -427,7 +427,7 @@ def test_single_host_is_not_compared(count: int) -> None:
 
 
 def test_tie_of_two_versions_fails_every_host() -> None:
-    plan = small(*NAMES[:4])
+    plan = one_figure_plan(*NAMES[:4])
     change = both(version="550")
     assert odd_hosts(fleet(plan, h1=change, h3=change), VERSION, plan=plan) == NAMES[:4]
     assert odd_hosts(fleet(plan, h1=change), VERSION, plan=plan) == ["h1"]
@@ -557,7 +557,7 @@ def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
 def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
     rule = criterion("memory.bandwidth", id="fabric", operator="ge", variable="fabric_bytes_per_second", fraction=0.5)
     for gbps, who in ((0, []), (8, []), (80_000, NAMES)):
-        plan = small(*NAMES, rackproof_fabric_gbps=gbps) if gbps else PLAN
+        plan = one_figure_plan(*NAMES, rackproof_fabric_gbps=gbps) if gbps else PLAN
         assert odd_hosts(fleet(plan), rule, plan=plan) == who
 
 

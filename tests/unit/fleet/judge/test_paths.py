@@ -15,9 +15,9 @@ from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_slow_path
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.test_edges import criterion, left, pack, small
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
 
-PLAN = small(gpu_count=2)
+PLAN = one_figure_plan(gpu_count=2)
 ACCESS = criterion("peer_copy.access", id="access", scope="peer", value=True)
 
 
@@ -29,7 +29,7 @@ def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", st
 
 def view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
     """A host whose GPUs reach each other, and what its ranks told of their path."""
-    return HostView(PLAN, PLAN.hosts[0], left(PLAN, observations=seen), [pack(*rules)])
+    return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=seen), [pack(*rules)])
 
 
 def slow(**over: Any) -> Verdict:
@@ -145,13 +145,13 @@ def test_path_over_which_others_are_fast_explains_no_failure(
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: bool) -> None:
     hosts = ("h1", "h2", "h3", "h4")
-    plan = small(*hosts)
+    plan = one_figure_plan(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
     made = {
         host: HostView(
             plan,
             plan.host(host),
-            left(plan, host, observations=(path_by(way), speed(value))),
+            host_evidence(plan, host, observations=(path_by(way), speed(value))),
             [pack(rule)],
         )
         for host, way, value in zip(hosts, ("P2P", "SHM", "SHM/x", "SHM"), (10.0, 10.0, 8.0, 7.0), strict=True)

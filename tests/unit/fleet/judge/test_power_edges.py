@@ -13,9 +13,9 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.power import LARGE_MESSAGE, Power, power, robust_sigma
 from schemas.records import Observation
 from tests import builders
-from tests.unit.fleet.judge.test_edges import criterion, left, pack, small
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
 
-PLAN = small("h1", "h2")
+PLAN = one_figure_plan("h1", "h2")
 NAMES = ("h1", "h2")
 FLOOR = criterion("memory.bandwidth", operator="ge", value=90.0, unit="B/s")
 
@@ -31,7 +31,7 @@ def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, 
     runs = []
     for number in range(count):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())
-        evidence = {name: left(plan, name, observations=tuple(made(number, name)), **over) for name in NAMES}
+        evidence = {name: host_evidence(plan, name, observations=tuple(made(number, name)), **over) for name in NAMES}
         runs.append((plan, evidence))
     return power(runs, [pack(*(rules or (FLOOR,)))])
 
@@ -139,5 +139,5 @@ def test_host_without_evidence_adds_nothing() -> None:
     runs = []
     for number in range(3):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())
-        runs.append((plan, {"h1": left(plan, "h1", observations=(figure(100.0),)), "h2": Evidence()}))
+        runs.append((plan, {"h1": host_evidence(plan, "h1", observations=(figure(100.0),)), "h2": Evidence()}))
     assert [gate.parts for gate in power(runs, [pack(FLOOR)]).gates] == [1]

@@ -13,9 +13,9 @@ from fleet.judge.stragglers import RankFigures, ranks_of, with_straggler_causes
 from schemas.records import ERROR, Launch, Observation, Rank
 from schemas.reports import FAIL, PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.test_edges import left, pack, small
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack
 
-PLAN = small("h1", "h2", "h3", "h4")
+PLAN = one_figure_plan("h1", "h2", "h3", "h4")
 USUAL = {
     "compute": 0.020, "wait": 0.004, "last_share": 0.1, "clock": 1.8e9, "power": 600.0, "temperature": 60.0, "launch": 0.010,
     "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
@@ -32,7 +32,7 @@ def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchma
 
 def view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "benchmark", **over: Any) -> HostView:
     figures = [measure(name, value, stage=stage) for name, value in {**USUAL, **over}.items() if value is not None]
-    return HostView(plan, plan.host(host), left(plan, host, observations=(*figures, *more)), [pack()])
+    return HostView(plan, plan.host(host), host_evidence(plan, host, observations=(*figures, *more)), [pack()])
 
 
 def slow(**over: Any) -> Verdict:
@@ -161,7 +161,7 @@ def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: s
 
 def test_no_straggler_across_hosts_outside_a_gang() -> None:
     assert "the others wait" not in annotated(wait=0.0).detail
-    plan = small("h1", "h2", "h3", gpu_count=2)
+    plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     other = measure("wait", 0.004, "gpu=1")
     views = [view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")]
     assert "the others wait 4 ms a step" in with_straggler_causes(views, [slow()])[0].detail
@@ -200,7 +200,7 @@ def test_all_other_verdicts_are_left_as_they_are() -> None:
 
 
 def test_readings_of_a_rank() -> None:
-    plan = small("h1", gpu_count=2)
+    plan = one_figure_plan("h1", gpu_count=2)
     more = (
         measure("compute", 9.0), measure("compute", 8.0, stage="gang"), measure("compute", 7.0, "gpu=1"),
         measure("compute", "text", "gpu=1"),

@@ -39,7 +39,7 @@ from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.unit.fleet.judge.test_edges import pack
+from tests.unit.fleet.judge.small_fleet import pack
 
 RATE, TIME = 100.0, 1.0
 Speeds = Mapping[tuple[str, str, int], float]

@@ -1,0 +1,76 @@
+"""Build one-figure plans, evidence, readings and criteria, so small that judging them takes milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.evidence import Evidence
+from schemas.plans import Plan
+from schemas.records import Launch, Metric, Record, Snapshot
+from tests import builders
+
+
+def one_figure_plan(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
+    """Return a plan that expects one figure per GPU: `memory.bandwidth` of a copy."""
+    plan = builders.plan(
+        *(hosts or ("h1",)), profile="smoke", gpu_count=gpu_count, **{"rackproof_gang": "none", **variables}
+    )
+    kept = [item for item in plan.expected if item.name == "memory.bandwidth" and item.params["op"] == "copy"]
+    return replace(plan, expected=tuple(kept))
+
+
+def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -> Evidence:
+    """Return the evidence of a host: one record with every planned figure.
+
+    Args:
+        plan: the plan of the run.
+        host: name of the host.
+        metrics: readings of the snapshots before and after the run.
+        over: fields of the record with other values.
+    """
+    devices = range(len(plan.host(host).devices))
+    taken = [
+        Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
+        for at, (stage, phase) in enumerate((("preflight", "before"), ("benchmark", "after")))
+    ]
+    made: dict[str, Any] = {
+        "run_id": plan.run_id,
+        "nonce": plan.nonce,
+        "host": host,
+        "began": builders.WHEN,
+        "ended": builders.WHEN,
+        "rackproof": "0",
+        "gpus": tuple(builders.gpu(host, index) for index in devices),
+        "snapshots": tuple(taken),
+        "observations": tuple(builders.results(plan, host, "benchmark")),
+        "launches": (builders.launch("benchmark", (host,)),),
+    }
+    return Evidence(records=(Record(**{**made, **over}),))
+
+
+def criterion(name: str = "gpu.thing", **over: Any) -> Criterion:
+    """Return a criterion that wants a reading of each GPU to equal 1; `over` replaces fields."""
+    made = {
+        "id": "c", "name": name, "operator": "eq", "unit": "1", "action": "reseat", "source": "a test's own", "scope": "gpu",
+        "value": None if over.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
+    }  # fmt: skip
+    return Criterion(**{**made, **over})
+
+
+def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
+    """Return a pack of these criteria that applies to the H200."""
+    return Pack(**{"name": "h200-sxm", "gpu_names": ("NVIDIA H200",), "criteria": criteria, "chosen": chosen, **over})
+
+
+def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
+    """Return a metric with one value, or with the reason why it has none."""
+    return Metric(
+        name=name, unit="1", values={} if absent else {scope: value}, absent={scope: absent} if absent else {}
+    )
+
+
+def benchmark_launch(outcome: str, reason: str = "") -> Launch:
+    """Return a launch of the benchmark stage on h1."""
+    return builders.launch("benchmark", ("h1",), outcome, reason)
