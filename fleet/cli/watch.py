@@ -49,7 +49,9 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if not 0.1 <= options.every <= 3600:
         raise UsageError(f"--every {options.every:g}: give 0.1 to 3600 seconds")
-    watcher = Watcher(options.run_dir, judging=not options.no_judge and not options.beats, asking=not options.no_ask)
+    watcher = Watcher(
+        options.run_dir, judge_records=not options.no_judge and not options.beats, scrape_exporters=not options.no_ask
+    )
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure:  # a terminal without `…` shows a question mark
         reconfigure(errors="replace")

@@ -151,11 +151,11 @@ def fetch(address: str) -> str:
     header, _, page = bytes(answer).partition(b"\r\n\r\n")
     status_line = header.split(b" ", 2)
     if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/1."):
-        raise ValueError("does not speak plain HTTP")
+        raise ValueError("not a plain HTTP response")
     if status_line[1] != b"200":
-        raise ValueError("asks for a password" if status_line[1] == b"401" else "answers with an error")
+        raise ValueError("requires a password" if status_line[1] == b"401" else "HTTP error")
     if len(answer) > MAX_PAGE_BYTES:
-        raise ValueError("its page is too large")
+        raise ValueError("response too large")
     return page.decode("utf-8", "replace")
 
 

@@ -24,7 +24,7 @@ from schemas.stages import SOAK
 
 INTERVAL_S = 3.0
 PAUSE_FACTOR = 9
-"""Pause after judging, as a multiple of its duration: judging a large fleet must leave the control node free for other work."""
+"""Pause between two updates, as a multiple of the duration of an update, so that the control node can do other work."""
 MAX_REPORT_BYTES = 64_000_000
 """Larger reports, of hundreds of hosts, are not read: the decision comes from the journal."""
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fleet.watch.progress import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.text import clock, cut, duration, names, percent
+from fleet.watch.text import clock, duration, join_names, percent, shorten
 from fleet.watch.view import HostView, View, state_text
 
 LINE_LIMIT = 600
@@ -22,13 +22,13 @@ SILENT_S = 300.0
 def changes(old: View | None, new: View) -> list[str]:
     """Return one line for each failed host, each group of hosts with the same change, each finding and the decision."""
     lines = [*_run_changes(old, new), *_state_changes(old, new), *_new_findings(old, new), *_end(old, new)]
-    return [cut(f"{clock(new.at)} {line}", LINE_LIMIT) for line in lines]
+    return [shorten(f"{clock(new.at)} {line}", LINE_LIMIT) for line in lines]
 
 
 def _run_changes(old: View | None, new: View) -> Iterator[str]:
     if old is None:
         mark = f", {new.mark}" if new.mark else ""
-        yield f"run {new.run_id}: {len(new.hosts)} hosts of {names(new.racks)}, profile {new.profile}{mark}"
+        yield f"run {new.run_id}: {len(new.hosts)} hosts of {join_names(new.racks)}, profile {new.profile}{mark}"
     if new.by and (old is None or old.by != new.by):
         yield f"running: {new.by}"
     for note in new.notes if old is None else [note for note in new.notes if note not in old.notes]:
@@ -51,7 +51,7 @@ def _state_changes(old: View | None, new: View) -> Iterator[str]:
         if host.trouble and host.name in before and not before[host.name].trouble and not _has_failed(before, host):
             yield f"{host.name}: {host.trouble}"
     for (stage, state), hosts in hosts_by_change.items():
-        yield f"{names(hosts, NAMED_HOSTS)} {stage}: {state}"
+        yield f"{join_names(hosts, NAMED_HOSTS)} {stage}: {state}"
 
 
 def _has_failed(before: dict[str, HostView], host: HostView) -> bool:
@@ -81,7 +81,7 @@ def _stage_start(view: View) -> str:
     if not stage or not view.pending:
         return ""
     limit = f", for at most {duration(view.deadlines[stage])} each" if stage in view.deadlines else ""
-    return f"{stage}: {names(view.pending, NAMED_HOSTS)} are measuring{limit}"
+    return f"{stage}: {join_names(view.pending, NAMED_HOSTS)} are measuring{limit}"
 
 
 def _heartbeat(view: View) -> tuple[str, str]:
@@ -96,7 +96,7 @@ def _heartbeat(view: View) -> tuple[str, str]:
     pending = [hosts[name] for name in view.pending if name in hosts]
     if not view.waiting_for:
         since = f" for {duration(view.at - view.task_since)}" if view.task_since else ""
-        return f"{view.task}: {done}, {names(view.pending)} still running", since
+        return f"{view.task}: {done}, {join_names(view.pending)} still running", since
     remaining_s = [host.remaining_s for host in pending if host.remaining_s is not None]
     time_left = f", at most {duration(max(remaining_s))} left" if remaining_s else ""
     return f"{view.waiting_for}: {done}, {_progress(pending, view.waiting_for)}", time_left
@@ -136,9 +136,9 @@ class HeartbeatLines:
         task_age = view.at - (view.task_since or view.at)
         if task != self._task and (line := _stage_start(view)) and task_age >= min(TASK_START_S, self._every_s):
             self._task, self._last_line, self._last_line_at = task, "", view.at
-            return [cut(f"{clock(view.at)} {line}", LINE_LIMIT)]
+            return [shorten(f"{clock(view.at)} {line}", LINE_LIMIT)]
         (line, time_left), silent_s = _heartbeat(view), view.at - max(self._last_line_at, view.task_since or 0.0)
         if not line or silent_s < (SILENT_S if line == self._last_line else self._every_s):
             return []
         self._last_line, self._last_line_at = line, view.at
-        return [cut(f"{clock(view.at)} {line}{time_left}", LINE_LIMIT)]
+        return [shorten(f"{clock(view.at)} {line}{time_left}", LINE_LIMIT)]

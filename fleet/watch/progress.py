@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.watch.tail import moment
+from fleet.watch.tail import parse_time
 
 PREPARE, INSPECT = "prepare", "inspect"
 WAITING, RUNNING, DONE, FAILED, UNREACHABLE = "waiting", "running", "done", "failed", "unreachable"
@@ -68,7 +68,7 @@ class RunProgress:
     def apply(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Apply events in order. Unknown events and invalid fields are ignored."""
         for event in events:
-            at, what = moment(event.get("at")), event["what"]
+            at, what = parse_time(event.get("at")), event["what"]
             if what in _HOST_EVENTS:
                 self._apply_host_event(what, event, at)
             elif what in _RUN_EVENTS:

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.watch.progress import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.text import clean, clock, duration, names
-from fleet.watch.view import HostView, View, attention, state_text
+from fleet.watch.text import clean, clock, duration, join_names
+from fleet.watch.view import HostView, View, attention_rank, state_text
 
 STATE_ORDER = (FAILED, UNREACHABLE, UNKNOWN, RUNNING, WAITING, DONE, LEFT)
 STYLES = {
@@ -123,7 +123,7 @@ def _one_line(text: str, style: str = "") -> Text:
 
 
 def _head(view: View) -> Iterator[RenderableType]:
-    title = [view.run_id, names(view.racks, 3), view.profile, *([view.mark] if view.mark else [])]
+    title = [view.run_id, join_names(view.racks, 3), view.profile, *([view.mark] if view.mark else [])]
     yield _one_line(" · ".join(title), "bold").append(f"   {clock(view.at)} UTC", "not bold")
     yield _one_line(_run_state(view))
     if view.decision:
@@ -131,7 +131,7 @@ def _head(view: View) -> Iterator[RenderableType]:
         yield _one_line("decision:").append(f" {clean(view.decision)}", STYLES.get(view.decision)).append(status)
     elif view.task:
         since = f", for {duration(view.at - view.task_since)}" if view.task_since else ""
-        pending = f", waiting for: {names(view.pending)}" if view.pending else ""
+        pending = f", waiting for: {join_names(view.pending)}" if view.pending else ""
         yield _one_line(f"now: {view.task}{since}{pending}")
     counts = Table.grid(padding=(0, COLUMN_GAP, 0, 0))
     for stage in view.stages:
@@ -151,7 +151,7 @@ def _run_state(view: View) -> str:
             return f"reported; started {age} ago{attempt}"
         exited = f": {view.by} held the lock and has exited" if view.by else ""
         return f"not running{exited}; started {age} ago{attempt}"
-    unknown = " (its state is unknown from here)" if view.is_running is None else ""
+    unknown = " (cannot be verified from this machine)" if view.is_running is None else ""
     since = f" since {clock(view.since)}" if view.since else ""
     return f"running: {view.by}{since}{unknown}, started {age} ago{attempt}"
 
@@ -171,7 +171,7 @@ def _host_table(view: View, hosts: Sequence[HostView], columns: int, rows: int |
     """Return the table of hosts. If it exceeds `rows`, its last row counts the hosts that are not shown."""
     hidden: Sequence[HostView] = ()
     if rows is not None and len(hosts) > rows - 1:
-        by_attention = sorted(hosts, key=attention)  # stable: ties keep the order of the inventory
+        by_attention = sorted(hosts, key=attention_rank)  # stable: ties keep the order of the inventory
         hosts, hidden = by_attention[: max(rows - 2, 0)], by_attention[max(rows - 2, 0) :]
     titles = _fitting_titles(view, hosts, columns)
     table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")

@@ -65,11 +65,11 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_event = isinstance(event, dict) and isinstance(event.get("what"), str) and moment(event.get("at"))
+    is_event = isinstance(event, dict) and isinstance(event.get("what"), str) and parse_time(event.get("at"))
     return event if is_event else None
 
 
-def moment(at: object) -> float:
+def parse_time(at: object) -> float:
     """Return an ISO timestamp as seconds since 1970; 0 if it is invalid."""
     try:
         seconds = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0

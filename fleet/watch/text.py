@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from fleet.report.formatting import clean
 
-__all__ = ["clean", "clock", "cut", "duration", "names", "percent"]
+__all__ = ["clean", "clock", "duration", "join_names", "percent", "shorten"]
 
 
-def cut(text: str, characters: int) -> str:
+def shorten(text: str, characters: int) -> str:
     """Return the text sanitized, on one line of at most `characters`; a cut text ends in `…`."""
     line = clean(text, 4000)
     return line if len(line) <= characters else f"{line[: characters - 1]}…"
@@ -36,7 +36,7 @@ def percent(share: float) -> str:
     return f"{int(share * 100)} %"
 
 
-def names(hosts: Sequence[str], limit: int = 4) -> str:
+def join_names(hosts: Sequence[str], limit: int = 4) -> str:
     """Return the first few names, and the count of the others."""
     first = ", ".join(hosts[:limit])
     return f"{first} and {len(hosts) - limit} more" if len(hosts) > limit else first

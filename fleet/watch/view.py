@@ -111,7 +111,7 @@ def state_text(cell: Cell) -> str:
     return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
 
 
-def attention(host: HostView) -> int:
+def attention_rank(host: HostView) -> int:
     """Return how urgently a host needs attention: 0 first."""
     states = {cell.state for cell in host.cells.values()}
     if states & {FAILED, UNREACHABLE} or host.trouble or host.decision == "rejected":

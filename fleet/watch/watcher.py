@@ -26,7 +26,7 @@ from fleet.watch.progress import (
     HostProgress,
     RunProgress,
 )
-from fleet.watch.tail import Tail, moment
+from fleet.watch.tail import Tail, parse_time
 from fleet.watch.view import Cell, HostView, View
 from schemas import documents
 from schemas.errors import RunError
@@ -41,13 +41,13 @@ MAX_REPORT_AGE_S = 60.0
 class Watcher:
     """The state of a run, read repeatedly: only what has changed is read again."""
 
-    def __init__(self, run_dir: Path, *, judging: bool = True, asking: bool = True) -> None:
+    def __init__(self, run_dir: Path, *, judge_records: bool = True, scrape_exporters: bool = True) -> None:
         """Read the plan.
 
         Args:
             run_dir: run directory on the control node.
-            judging: read and judge records.
-            asking: scrape the exporters for progress.
+            judge_records: read and judge the records.
+            scrape_exporters: get the progress of stages from the exporters.
 
         Raises:
             RunError: the directory has no valid plan.
@@ -64,8 +64,8 @@ class Watcher:
         self._journal = Tail(RunDirectory(run_dir).journal)
         self._events_by_host: dict[str, str] = {}
         self._last_journal_entry: dict[str, Any] = {}
-        self._judge = LiveJudge(self._run_dir, self._plan) if judging and not self._plan.study else None
-        self._exporters = Exporters(self._run_dir, self._plan.run_id) if asking else None
+        self._judge = LiveJudge(self._run_dir, self._plan) if judge_records and not self._plan.study else None
+        self._exporters = Exporters(self._run_dir, self._plan.run_id) if scrape_exporters else None
         self._summary_read: tuple[object, ReportSummary | None] = (None, None)
 
     def read_view(self, *, background: bool = True) -> View:
@@ -75,7 +75,7 @@ class Watcher:
         is_running, by, since = self._lock_state()
         report = self._report() if is_running is False else None
         is_reported = self._last_journal_entry.get("what") == "reported"
-        ended = moment(self._last_journal_entry.get("at")) if is_reported else 0.0
+        ended = parse_time(self._last_journal_entry.get("at")) if is_reported else 0.0
         decision = report.decision if report else ""
         if not report and ended and is_running is False:
             decision = str(self._last_journal_entry.get("note", ""))
@@ -90,7 +90,7 @@ class Watcher:
             rehearsal=self._plan.rehearsal,
             simulated=self._plan.simulated,
             racks=tuple(dict.fromkeys(host.rack for host in self._plan.hosts)),
-            began=moment(self._plan.created),
+            began=parse_time(self._plan.created),
             is_running=is_running,
             by=by,
             since=since,
@@ -141,7 +141,7 @@ class Watcher:
         is_alive = lock.lives()
         # With hidepid, a process of another user may run although it is not visible.
         may_be_hidden = is_alive is False and lock.since and not _is_readable("/proc/1/stat")
-        return (None if may_be_hidden else is_alive), lock.who(), moment(lock.since) or None
+        return (None if may_be_hidden else is_alive), lock.who(), parse_time(lock.since) or None
 
     def _report(self) -> ReportSummary | None:
         with contextlib.suppress(OSError):

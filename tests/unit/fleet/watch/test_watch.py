@@ -114,7 +114,9 @@ class Run:
         documents.write(self.directory / "hosts" / f"{host}.json", json.loads(json.dumps(to_json(record))))
 
     def view(self, **options: Any) -> View:
-        return Watcher(self.directory, **{"judging": False, "asking": False, **options}).read_view(background=False)
+        return Watcher(self.directory, **{"judge_records": False, "scrape_exporters": False, **options}).read_view(
+            background=False
+        )
 
 
 def stamp(at: float) -> str:
@@ -202,7 +204,7 @@ def test_running_stages_are_unknown_after_a_kill_until_the_run_is_resumed(run: R
 
 def test_states_come_from_records_if_there_are_no_events(run: Run) -> None:
     run.record("h1")
-    view = run.view(judging=True)
+    view = run.view(judge_records=True)
     assert [cell.state for cell in view.hosts[0].cells.values()] == [DONE, DONE, DONE, UNKNOWN]
     assert {cell.state for cell in view.hosts[1].cells.values()} == {UNKNOWN}
     assert any("no progress.jsonl" in note for note in view.notes)
@@ -269,7 +271,7 @@ def test_failed_criteria_are_shown_once_the_record_arrives(run: Run) -> None:
     broken = builders.snapshot(range(2), gpu__pcie__width={"gpu=0": 8, "gpu=1": 16})
     run.record("h1")
     run.record("h2", lambda record: replace(record, snapshots=(broken, *record.snapshots)))
-    view = run.view(judging=True)
+    view = run.view(judge_records=True)
     assert (view.records, view.records_expected) == (2, 6)
     assert {host.name: len(host.failed) for host in view.hosts} == {"h1": 0, "h2": 1, "h3": 0}
     assert "gpu.pcie.width" in view.hosts[1].failed[0]
@@ -280,7 +282,7 @@ def test_failed_criteria_are_shown_once_the_record_arrives(run: Run) -> None:
 
 def test_record_is_read_again_only_after_a_change(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.start_benchmarks().record("h1")
-    watcher = Watcher(run.directory, asking=False)
+    watcher = Watcher(run.directory, scrape_exporters=False)
     assert watcher.read_view(background=False).records == 1
     read: list[Path] = []
     real = documents.read
@@ -294,7 +296,7 @@ def test_record_is_read_again_only_after_a_change(run: Run, monkeypatch: pytest.
 
 def test_record_of_another_run_is_noted_and_not_judged(run: Run) -> None:
     run.start_benchmarks().record("h1", lambda record: replace(record, nonce="f" * 32))
-    view = run.view(judging=True)
+    view = run.view(judge_records=True)
     assert view.records == 0
     assert "hosts/h1.json: not of this host and run" in view.notes
 
@@ -322,7 +324,7 @@ def test_decision_of_an_oversized_report_comes_from_the_journal(run: Run, monkey
     run.start_benchmarks().record("h1")
     assert rackproof.main(["report", str(run.directory)]) == 2
     monkeypatch.setattr(findings, "MAX_REPORT_BYTES", 1000)
-    view = run.view(judging=True)
+    view = run.view(judge_records=True)
     assert view.decision == "incomplete"
     assert view.records == 0  # a decided run is not judged again
     assert any(f"see {run.directory}/report.html" in note for note in view.notes)
@@ -386,7 +388,7 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
     run.start_benchmarks()
     with exporter(http(page())) as address, exporter(http(page(run_id="other"))) as address_of_other_run:
         targets(run, address, address_of_other_run)
-        view = run.view(asking=True)
+        view = run.view(scrape_exporters=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
     assert first.remaining_s == pytest.approx(130, abs=3)  # by the clock of the host, which may differ
@@ -401,18 +403,18 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"", "does not speak plain HTTP"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", "does not speak plain HTTP"),
-        (http("", "401 Unauthorized"), "asks for a password"),
-        (http("", "302 Found\r\nLocation: http://127.0.0.1:1/"), "answers with an error"),
-        (http("x" * (exporters.MAX_PAGE_BYTES + 1)), "too large"),
+        (b"", "not a plain HTTP response"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "not a plain HTTP response"),
+        (http("", "401 Unauthorized"), "requires a password"),
+        (http("", "302 Found\r\nLocation: http://127.0.0.1:1/"), "HTTP error"),
+        (http("x" * (exporters.MAX_PAGE_BYTES + 1)), "response too large"),
     ],
 )
 def test_progress_is_unknown_if_the_answer_is_not_a_metrics_page(answer: bytes, why: str, run: Run) -> None:
     run.start_benchmarks()
     with exporter(answer) as address:
         targets(run, address)
-        view = run.view(asking=True)
+        view = run.view(scrape_exporters=True)
     assert view.hosts[0].cells["benchmark"] == replace(view.hosts[0].cells["benchmark"], state=RUNNING, progress=None)
     assert any(why in note or "1 more" in note or "2 more" in note for note in view.notes)
     with exporter(answer) as address, pytest.raises(ValueError, match=why):
@@ -546,7 +548,7 @@ def test_duration_text(seconds: float, text: str) -> None:
 
 
 def test_log_prints_each_change_once(run: Run) -> None:
-    watcher = Watcher(run.directory, judging=False, asking=False)
+    watcher = Watcher(run.directory, judge_records=False, scrape_exporters=False)
     run.start_benchmarks()
     first = watcher.read_view()
     lines = [line[9:] for line in changes(None, first)]
