@@ -107,7 +107,12 @@ def check_variables(hosts: Mapping[str, Variables]) -> None:
                     f"host {name}: {error.path[0]}: {error.instance!r} is a template, which only a playbook evaluates: "
                     "give a value here, or plan with the playbook"
                 )
-            raise UsageError(f"host {name}: {documents.explain(error).replace('the document: ', 'variable ')}")
+            problem = (
+                documents.explain(error)
+                .replace("the document: unknown ", "unknown variable ")
+                .removeprefix("the document: ")
+            )
+            raise UsageError(f"host {name}: {problem}")
 
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:

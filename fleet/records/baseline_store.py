@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fleet.judge.baseline import identity
@@ -97,12 +97,18 @@ def all_baselines(directory: Path, kind: str) -> Iterator[PartBaseline]:
 def of_host(directory: Path, kind: str, host: str, gpus: Iterable[Gpu] = ()) -> HostBaseline:
     """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs."""
     try:
-        baseline = read(directory, kind, HOST, host)
-        serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
-        parts = {serial: read(directory, kind, GPU, serial) for serial in serials if serial}
+        return _host_baseline(lambda part, name: read(directory, kind, part, name), host, gpus)
     except documents.DocumentError as error:
         return HostBaseline(problem=str(error))
-    return HostBaseline(host=baseline, gpus={serial: part for serial, part in parts.items() if part})
+
+
+def _host_baseline(
+    read_part: Callable[[str, str], PartBaseline | None], host: str, gpus: Iterable[Gpu]
+) -> HostBaseline:
+    baseline = read_part(HOST, host)
+    serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
+    parts = {serial: part for serial in serials if serial and (part := read_part(GPU, serial))}
+    return HostBaseline(host=baseline, gpus=parts)
 
 
 # The snapshot in a run directory
@@ -214,12 +220,9 @@ class BaselineSnapshot:
         if self._problem:
             return HostBaseline(problem=self._problem)
         try:
-            baseline = self._read(HOST, host)
-            serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
-            parts = {serial: self._read(GPU, serial) for serial in serials if serial}
+            return _host_baseline(self._read, host, gpus)
         except documents.DocumentError as error:
             return HostBaseline(problem=f"the run's snapshot of the baseline is invalid: {error}")
-        return HostBaseline(host=baseline, gpus={serial: part for serial, part in parts.items() if part})
 
     def _read(self, part: str, name: str) -> PartBaseline | None:
         file = path_of(part, name)

@@ -55,7 +55,7 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
             if count > MAX_FILES:
                 return framed, [
                     *problems,
-                    f"{directory}: more than {MAX_FILES} files: give the directory of the run alone",
+                    f"{directory}: more than {MAX_FILES} files: give only the directory of the run",
                 ]
             if path.is_symlink() or not path.is_file():
                 continue

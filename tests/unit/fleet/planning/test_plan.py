@@ -29,7 +29,7 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"rackproof_profil": "smoke"}, "host h1: variable unknown rackproof_profil (did you mean rackproof_profile?)"),
+        ({"rackproof_profil": "smoke"}, "host h1: unknown variable rackproof_profil (did you mean rackproof_profile?)"),
         (
             {"rackproof_gpu_count": "8"},
             "gpu_count: '8' is not of type 'integer': what -e rackproof_gpu_count=8 gives is text; give -e '{",
@@ -38,7 +38,7 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
             {"rackproof_gang": "racks"},
             "host h1: rackproof_gang: 'racks' is not one of rack, all, none (did you mean rack?)",
         ),
-        ({"nvidia_driver_stat": "checked"}, "unknown nvidia_driver_stat (did you mean nvidia_driver_state?)"),
+        ({"nvidia_driver_stat": "checked"}, "unknown variable nvidia_driver_stat (did you mean nvidia_driver_state?)"),
         ({"rackproof_prefix": "relative"}, "rackproof_prefix"),
         (
             {"rackproof_prefix": "{{ here }}/agent"},

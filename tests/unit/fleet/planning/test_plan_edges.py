@@ -315,7 +315,7 @@ def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
         return [str(path)]
 
     assert read_inventory(listing(h1={"site_name": "Süd"})) == {"h1": {"site_name": "Süd"}}
-    with pytest.raises(UsageError, match="unknown rackproof_rak"):
+    with pytest.raises(UsageError, match="unknown variable rackproof_rak"):
         read_inventory(listing(h1={"rackproof_rak": "r1"}))
     with pytest.raises(UsageError, match="have the same address h1 port 22"):
         read_inventory(listing(h1={}, h2={"ansible_host": "h1"}))
