@@ -1,1 +1,1 @@
-"""A multi-host SSH lab on one machine; see `lab.py`."""
+"""Run a multi-host SSH lab on one machine; see `lab.py`."""

@@ -1,4 +1,4 @@
-"""What the labs of one test run share."""
+"""Fixtures that the labs of one test run share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def agent_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of `settled.settle`, the same for all workers."""
+    """Return the path of the agent archive, which is the same for all pytest workers."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "agent.tar"

@@ -1,9 +1,9 @@
-"""What a fleet costs the control node: acceptance of many hosts of loopback, `python -m tests.lab.fleet_size 200`.
+"""Measure the load of a fleet on the control node: accept many loopback hosts, `python -m tests.lab.fleet_size 200`.
 
-Every host is this machine, by a local connection, with a state directory and an exporter of its own; the agent is installed
-once for all of them. Nothing is replaced but the profile, which measures as little as it can. The second run finds settled hosts.
-CPU seconds are those of ansible-playbook and of all that it starts and waits for, the modules on the hosts among them; the
-benchmarks, which a host runs in the background, are not in them, but share the processors.
+Every host is this machine, over a local connection, with its own state directory and exporter. The agent is installed once
+for all hosts. Only the profile is reduced to a minimum. In the second run the hosts are already set up. CPU seconds are those
+of ansible-playbook and the processes that it waits for, including the modules on the hosts. They exclude the benchmarks, which
+run in the background but use the same processors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 
 import yaml
 
-from tests.lab.kill_points import tiny
+from tests.lab.kill_points import smallest_profile
 
 ROOT = Path(__file__).parents[2]
 FIRST_PORT = 20000
 
 
 def inventory(count: int, directory: Path) -> dict[str, Any]:
-    """So many hosts of this machine."""
+    """Return an inventory of `count` hosts that are all this machine."""
     hosts = {f"h{number:04d}": {"rackproof_exporter_port": FIRST_PORT + number} for number in range(count)}
     variables = {
         "ansible_connection": "local",
@@ -51,7 +51,7 @@ def inventory(count: int, directory: Path) -> dict[str, Any]:
 
 
 def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str]:
-    """Seconds, CPU seconds, and what was printed."""
+    """Run a playbook; return elapsed seconds, CPU seconds and its output."""
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(directory / "hosts.yml")]
     command += [str(ROOT / "playbooks" / f"{playbook}.yml"), "-e", f"rackproof_run_id={run_id}"]
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -71,19 +71,19 @@ def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str
 
 
 def tasks_of(printed: str) -> float:
-    """Tasks that a host ran or looked at, on average."""
+    """Return the mean number of tasks per host with result ok."""
     counts = [int(ok) for ok in re.findall(r"^h\d+ +: ok=(\d+)", printed, re.MULTILINE)]
     return sum(counts) / len(counts) if counts else 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Two runs, and what they cost."""
+    """Run the acceptance twice and print its load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hosts", type=int, nargs="?", default=200)
-    parser.add_argument("--keep", action="store_true", help="leave everything where it is")
+    parser.add_argument("--keep", action="store_true", help="keep the working directory")
     options = parser.parse_args(arguments)
     directory = Path(tempfile.mkdtemp(prefix="rackproof-size-", dir="/var/tmp"))
-    profile = tiny(0.2)
+    profile = smallest_profile(0.2)
     profile["stages"] = {"benchmark": profile["stages"]["benchmark"] | {"deadline_s": 1800}}
     (directory / "tiny.yml").write_text(yaml.safe_dump(profile))
     (directory / "hosts.yml").write_text(yaml.safe_dump(inventory(options.hosts, directory)))

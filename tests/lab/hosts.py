@@ -1,4 +1,4 @@
-"""One host of the lab: what it is, how it is started, how a command gets inside."""
+"""Start a host of the lab, and build commands that run inside it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Host:
     name: str
     address: str
     namespace: str
-    """Its network namespace, as `ip netns` lists it."""
+    """Network namespace, as `ip netns` lists it."""
     pid: int
-    """Its first process, as this machine numbers it."""
+    """PID of its first process in the PID namespace of this machine."""
 
     def inside(self, command: Iterable[str | Path], cwd: Path) -> list[str | Path]:
-        """The command that runs this command inside the host, in its directory `cwd`."""
+        """Return the command that runs `command` inside the host, in the directory `cwd` of the host."""
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
         return [*enter, "env", "--default-signal", f"--chdir={cwd}", *command]
 
@@ -58,7 +58,7 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 
 
 def hidden(paths: Iterable[Path]) -> list[Path]:
-    """Those of the directories that a copy-on-write view of / alone would not show, outermost first."""
+    """Return the directories that a copy-on-write view of / does not contain, outermost first."""
     device = Path("/").stat().st_dev
     chosen: list[Path] = []
     for path in sorted({path.absolute() for path in paths}):

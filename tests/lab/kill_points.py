@@ -1,9 +1,8 @@
-"""Kills the control node at many points of real acceptance runs and resumes them: `python -m tests.lab.kill_points 200`.
+"""Kill the control node at many points of real acceptance runs and resume them: `python -m tests.lab.kill_points 200`.
 
-A run is killed, and resumed (with `--in-one-run` killed further on, resumed, and so on); in the end it must have the report of
-a run that nobody disturbed, and every host must have launched every stage once. What is killed is everything on the control
-node at once, by SIGKILL; what runs on the hosts goes on, as it would. The kill points follow the playbook's own output: spread
-over its tasks, each some tenths of a second into one.
+A run is killed and resumed, with `--in-one-run` several times. In the end its report must equal that of an uninterrupted run, and
+every host must have launched every stage once. SIGKILL ends all processes of the control node at once; processes on the hosts
+continue. The kill points are spread over the tasks in the playbook's output, each some tenths of a second into a task.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ ROOT = Path(__file__).parents[2]
 STATE = "/var/lib/rackproof"
 RUN_S = 300.0
 MARK = "RACKPROOF_TEST_ATTEMPT"
-SHOWN = {"PYTHONUNBUFFERED": "1", "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
-"""Else a task is shown with its first result, and not when it begins."""
-_VARIES = frozenset({"run_id", "log_tail", "samples", "stopped"})
+ANSIBLE_OUTPUT = {"PYTHONUNBUFFERED": "1", "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
+"""Environment in which Ansible prints a task when it begins, not with its first result."""
+_VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 
 
-def tiny(seconds: float) -> dict[str, Any]:
-    """A profile of as little as takes both stages."""
+def smallest_profile(seconds: float) -> dict[str, Any]:
+    """Return the smallest profile with both stages."""
     return {
         "schema": "rackproof.profile/1",
-        "summary": "as little as takes both stages",
+        "summary": "the smallest profile with both stages",
         "device": "cpu",
         "processes_per_host": 1,
         "stages": {
@@ -89,26 +88,26 @@ class Attempt:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks so far."""
+        """Return the tasks that have begun."""
         return [line.partition("]")[0][6:] for line in self.lines if line.startswith("TASK [")]
 
     def reached(self, task: int | str, then_s: float = 0.0) -> bool:
-        """Waits until `then_s` after a task began, by number or name; False where the playbook ended before."""
-        ends = time.monotonic() + RUN_S
-        while time.monotonic() < ends:
+        """Wait until `then_s` after a task (number or name) began. Return False if the playbook ended before."""
+        deadline = time.monotonic() + RUN_S
+        while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 return False
             begun = list(zip(self.tasks, self.observed_at, strict=False))
-            at = [when for number, (name, when) in enumerate(begun) if task in (number, name)]
-            if at and time.monotonic() >= at[0] + then_s:
+            times = [at for number, (name, at) in enumerate(begun) if task in (number, name)]
+            if times and time.monotonic() >= times[0] + then_s:
                 return True
             time.sleep(0.01)
         raise AssertionError(f"task {task} not reached within {RUN_S} s:\n" + "\n".join(self.lines[-30:]))
 
     def kill(self) -> None:
-        """Kills everything that the attempt has on the control node, ansible-playbook first.
+        """Kill all processes of the attempt on the control node, ansible-playbook first.
 
-        Of SSH's masters, who rename themselves, some stay.
+        Some SSH masters survive, because they rename themselves.
         """
         self.process.kill()
         while family := list(marked(self.mark)):
@@ -120,14 +119,14 @@ class Attempt:
         self._reader.join(timeout=5)
 
     def end(self) -> str:
-        """Waits for the end; the output."""
+        """Wait for the end and return the output."""
         self.process.wait(RUN_S)
         self._reader.join(timeout=5)
         return "\n".join(self.lines)
 
 
 def marked(mark: str) -> Iterator[int]:
-    """The living processes with this in their environment: SSH does not take it to the hosts."""
+    """Yield the running processes with this mark in their environment, which SSH does not pass to the hosts."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -154,12 +153,12 @@ class Site:
         only: Collection[str] = (),
         **variables: Any,
     ) -> Attempt:
-        """Starts playbooks/`playbook`.yml on the control node; each host alone is measured for about these seconds.
+        """Start playbooks/`playbook`.yml on the control node; the benchmark stage of a host takes about `seconds`.
 
-        The inventory has `only` those hosts where any are named. A variable that is None is left to its default.
+        The inventory has the hosts in `only`, or all. A variable that is None keeps its default.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
-        profile.write_text(yaml.safe_dump(tiny(seconds)))
+        profile.write_text(yaml.safe_dump(smallest_profile(seconds)))
         group = {
             "rackproof_profile": str(profile),
             "nvidia_driver_state": "ignored",
@@ -173,28 +172,28 @@ class Site:
         }
         self.attempts += 1
         mark = f"{self.lab.control}-{self.attempts}"
-        set_ones = {name: value for name, value in group.items() if value is not None}
-        inventory = self.lab.inventory(groupvars=set_ones, name=f"{run_id}-{self.attempts}", only=only)
+        set_variables = {name: value for name, value in group.items() if value is not None}
+        inventory = self.lab.inventory(groupvars=set_variables, name=f"{run_id}-{self.attempts}", only=only)
         command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory)]
         command += [str(ROOT / "playbooks" / f"{playbook}.yml"), "-e", f"rackproof_run_id={run_id}"]
         process = self.lab.popen(
-            command, cwd=ROOT, env={MARK: mark, **SHOWN}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command, cwd=ROOT, env={MARK: mark, **ANSIBLE_OUTPUT}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         return Attempt(process, mark)
 
     def run(self, run_id: str, playbook: str = "acceptance", **variables: Any) -> tuple[int, str]:
-        """Runs it to its end: exit code and output."""
+        """Run a playbook to its end; return exit code and output."""
         attempt = self.start(run_id, playbook, **variables)
         output = attempt.end()
         return attempt.process.returncode, output
 
     def report(self, run_id: str) -> dict[str, Any]:
-        """report.json."""
+        """Return report.json."""
         document: dict[str, Any] = json.loads((self.runs / run_id / "report.json").read_text())
         return document
 
     def launches(self, host: str, run_id: str) -> list[tuple[str, str]]:
-        """(stage, outcome) of every launch that the host's own records have."""
+        """Return (stage, outcome) of every launch in the records on the host."""
         endings = []
         for path in ("record.json", "gangs/rack1.json"):
             record = json.loads(self.lab.on(host, "cat", f"{STATE}/runs/{run_id}/{path}").stdout)
@@ -203,14 +202,14 @@ class Site:
             )
         return endings
 
-    def set_aside(self, host: str, run_id: str) -> list[str]:
-        """The logs of launches that another took the place of."""
+    def replaced_launches(self, host: str, run_id: str) -> list[str]:
+        """Return the logs of launches that a later launch replaced."""
         return self.lab.on(
             host, "sh", "-c", f"ls -d {STATE}/runs/{run_id}/logs/* 2>/dev/null", check=False
         ).stdout.split()
 
     def snapshots(self, host: str, run_id: str) -> list[tuple[str, str]]:
-        """(stage, phase) of the snapshots before and after, in the host's own records."""
+        """Return (stage, phase) of the snapshots before and after a stage, in the records on the host."""
         phases = []
         for path in ("record.json", "gangs/rack1.json"):
             record = json.loads(self.lab.on(host, "cat", f"{STATE}/runs/{run_id}/{path}").stdout)
@@ -218,7 +217,7 @@ class Site:
         return phases
 
     def left_over(self, run_id: str) -> list[str]:
-        """What nobody asked for, in the run's directories on the control node and on the hosts."""
+        """Return temporary files and locks in the directories of the run on the control node and on the hosts."""
         paths = [str(path.relative_to(self.runs)) for path in (self.runs / run_id).rglob("*") if path.is_file()]
         leftovers = [path for path in paths if Path(path).name.startswith(".") or path.endswith(("lock.json", ".tmp"))]
         for host in self.lab.hosts:
@@ -228,16 +227,14 @@ class Site:
 
 
 def shape(value: Any) -> Any:
-    """A report without times and measured figures; what is said in words, and how much of it there is, stays."""
+    """Return a report without times and measured figures; texts and numbers of entries remain."""
     if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items() if key not in _VARIES}
+        return {key: shape(item) for key, item in value.items() if key not in _VARYING_KEYS}
     if isinstance(value, list):
         return [shape(item) for item in value]
     if isinstance(value, str):
         figures = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", value.replace("\u202f", ""))
-        return re.sub(
-            r"# [kMGTmµ](?=FLOP|B/s|Hz|s\b)", "# ", figures
-        )  # 990 GFLOP/s the one time, 1.01 TFLOP/s the other
+        return re.sub(r"# [kMGTmµ](?=FLOP|B/s|Hz|s\b)", "# ", figures)  # such as 990 GFLOP/s and 1.01 TFLOP/s
     return "#" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -262,23 +259,23 @@ SNAPSHOTS = [
 ]
 
 
-def wrong(site: Site, run_id: str, undisturbed: dict[str, Any]) -> list[str]:
-    """What sets a run that was killed and resumed apart from one that nobody disturbed."""
+def differences_from_undisturbed(site: Site, run_id: str, undisturbed: dict[str, Any]) -> list[str]:
+    """Return how a run that was killed and resumed differs from an uninterrupted one."""
     problems = differences(shape(site.report(run_id)), shape(undisturbed))
     for host in (host.name for host in site.lab.hosts):
         if (launches := site.launches(host, run_id)) != ONCE:
             problems.append(f"{host} launched {launches}")
         if (taken := site.snapshots(host, run_id)) != SNAPSHOTS:
             problems.append(f"{host} took the snapshots {taken}")
-        if again := site.set_aside(host, run_id):
-            problems.append(f"{host} launched more than once: {again}")
+        if logs := site.replaced_launches(host, run_id):
+            problems.append(f"{host} launched more than once: {logs}")
     return problems + [f"left over: {path}" for path in site.left_over(run_id)]
 
 
 def chain(
     site: Site, run_id: str, points: Sequence[tuple[int | str, float]], log: Any = print, **variables: Any
 ) -> int:
-    """Kills the run at each point (task, seconds after), resuming it in between, and lets it finish; the kills that were made."""
+    """Kill the run at each point (task, seconds after), resume it each time, let it finish; return the number of kills."""
     killed = sum(kill(site, run_id, task, then_s, log, **variables) for task, then_s in points)
     code, output = site.run(run_id, **variables)
     if code:
@@ -287,7 +284,7 @@ def chain(
 
 
 def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = print, **variables: Any) -> bool:
-    """Begins or resumes the run and kills it there; False where it ended before by itself."""
+    """Start or resume the run and kill it at the point. Return False if it ended before."""
     attempt = site.start(run_id, **variables)
     if attempt.reached(task, then_s):
         attempt.kill()
@@ -301,20 +298,20 @@ def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = pri
 
 
 def spread(count: int, tasks: int, seed: int) -> list[tuple[int | str, float]]:
-    """Points over all tasks, the same number in each as far as it goes, some tenths of a second into it."""
-    chosen = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    """Return kill points spread evenly over all tasks, each some tenths of a second into a task."""
+    chosen = random.Random(seed)  # noqa: S311 - repeatable, not secret
     return [(number * tasks // count, chosen.choice((0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6))) for number in range(count)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the kills and prints what came of them; 1 where a run was another than the undisturbed one."""
+    """Make the kills and print the results. Return 1 if a run differs from the uninterrupted one."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.kill_points", description=__doc__)
     parser.add_argument("kills", nargs="?", type=int, default=200)
     parser.add_argument(
         "--in-one-run", type=int, default=1, help="kills of one run before it may finish (default: %(default)s)"
     )
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--fresh", action="store_true", help="take the agent off the hosts before every second run")
+    parser.add_argument("--fresh", action="store_true", help="remove the agent from the hosts before every second run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     began, made, bad, runs = time.monotonic(), 0, 0, 0
@@ -322,26 +319,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         site = Site(lab=lab, runs=Path(directory) / "runs")
         site.runs.mkdir()
         code, output = site.run("first")
-        settled = site.start("undisturbed")
-        if code or (settled.end() and settled.process.returncode):
-            print(output[-3000:], "\n".join(settled.lines[-40:]))
+        attempt = site.start("undisturbed")
+        if code or (attempt.end() and attempt.process.returncode):
+            print(output[-3000:], "\n".join(attempt.lines[-40:]))
             return 2
-        undisturbed, tasks = site.report("undisturbed"), len(settled.tasks)
+        undisturbed, tasks = site.report("undisturbed"), len(attempt.tasks)
         print(f"undisturbed: {undisturbed['decision']}, {tasks} tasks, {time.monotonic() - began:.0f} s", flush=True)
-        every = spread(options.kills, tasks, options.seed)
-        of_run = -(-options.kills // options.in_one_run)
-        for runs in range(1, of_run + 1):
+        points = spread(options.kills, tasks, options.seed)
+        run_count = -(-options.kills // options.in_one_run)
+        for runs in range(1, run_count + 1):
             if options.fresh and runs % 2:
                 site.run(f"teardown{runs}", "teardown")
-            made += chain(site, f"run{runs}", every[runs - 1 :: of_run], lambda line: print(line, flush=True))
-            problems = wrong(site, f"run{runs}", undisturbed)
+            made += chain(site, f"run{runs}", points[runs - 1 :: run_count], lambda line: print(line, flush=True))
+            problems = differences_from_undisturbed(site, f"run{runs}", undisturbed)
             bad += bool(problems)
             print(
-                f"run{runs}: {made} kills so far: {'; '.join(problems) if problems else 'as undisturbed'}", flush=True
+                f"run{runs}: {made} kills so far: {'; '.join(problems) if problems else 'equal to the uninterrupted run'}",
+                flush=True,
             )
     same = runs - bad
     print(
-        f"{made} kill points in {runs} runs: {same} with the undisturbed report, each stage launched once; {bad} other"
+        f"{made} kill points in {runs} runs: {same} with the report of the uninterrupted run and each stage launched once, "
+        f"{bad} different"
     )
     print(f"{time.monotonic() - began:.0f} s")
     return 1 if bad else 0

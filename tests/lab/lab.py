@@ -1,16 +1,16 @@
-"""A real multi-host lab on one machine: every host a network namespace with its own files, processes, name and sshd.
+"""Run a real multi-host lab on one machine: every host is a network namespace with its own files, processes, name and sshd.
 
     with Lab(tmp_path, hosts=3) as lab:
         lab.run(["ansible", "all", "-i", lab.inventory(), "-m", "ansible.builtin.ping"])
         lab.cut("node2")
 
-One bridge joins the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where an operator's
-programs run. A host sees a copy-on-write view of this machine's root file system: it has this machine's programs, and
-what it writes goes with it. /root, /run, /tmp and /dev are its own; this interpreter and this checkout stay visible
-wherever they are. overlayfs promises nothing about files that the machine changes while a host runs: use `put`.
+One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
+programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs; its own
+files disappear with it. /root, /run, /tmp and /dev are private; this interpreter and this checkout stay visible.
+overlayfs does not define what a host sees of files that the machine changes meanwhile: use `put`.
 
 Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages iproute2, util-linux, python3,
-openssh-client, openssh-server and prometheus. `python -m tests.lab.lab 3` brings a lab up to play with.
+openssh-client, openssh-server and prometheus. `python -m tests.lab.lab 3` starts a lab for manual use.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requireme
 
 CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
-"""/usr/bin/python3 of a host, which has imported once what Ansible's modules have in common."""
+"""Python interpreter of the hosts: /usr/bin/python3 with the common imports of Ansible's modules preloaded."""
 CONTROL_PYTHON = MODULE_PYTHON.with_name("module_server.py")
-"""That of the control node, where what a module starts looks for the playbook among its parents: it compiles modules once."""
+"""Python interpreter of the control node. It runs modules itself, because some look for the playbook among their parents."""
 CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(CONTROL_PYTHON), "ansible_pipelining": True})
 """host_vars/localhost.yml beside an inventory."""
-MOST_HOSTS = 200
+MAX_HOSTS = 200
 READY_SECONDS = 15.0
-# A lab's addresses and host keys mean nothing outside it and come round again in the next one. The user's own
-# configuration is not for them either.
+# Ignore the known hosts and the configuration of the user: the next lab has the same addresses with other host keys.
 SSH_OPTIONS = (
     "-F /dev/null -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
     "-o IdentitiesOnly=yes -o BatchMode=yes"
@@ -56,12 +55,12 @@ SSH_OPTIONS = (
 
 
 class Lab:
-    """Hosts, a network and a control namespace, from entering the context until leaving it."""
+    """Hosts, a network and a control namespace, which exist within the context."""
 
     def __init__(self, directory: Path, hosts: int = 3) -> None:
-        """`directory` gets the key, logs, inventories and Prometheus's data; nothing in it is needed afterwards."""
-        if not 1 <= hosts <= MOST_HOSTS:
-            raise ValueError(f"hosts must be 1 to {MOST_HOSTS}, not {hosts}")
+        """Prepare a lab; `directory` gets the key, logs, inventories and data of Prometheus, which are not needed afterwards."""
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise ValueError(f"hosts must be 1 to {MAX_HOSTS}, not {hosts}")
         self.directory = directory.absolute()
         self.key = self.directory / "key"
         self.hosts: tuple[Host, ...] = ()
@@ -86,15 +85,15 @@ class Lab:
     ) -> None:
         self._remove()
 
-    # --- what a test uses
+    # --- interface for tests
 
     @property
     def control(self) -> str:
-        """The control node's network namespace, as `ip netns` lists it."""
+        """Return the network namespace of the control node, as `ip netns` lists it."""
         return f"{self._run_directory.name}-control"
 
     def host(self, name: str) -> Host:
-        """The host of this name."""
+        """Return the host with this name. Raise LabError if there is none."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -178,11 +177,11 @@ class Lab:
         return Path(f"/proc/{self.host(host).pid}/root{path}")
 
     def cut(self, host: str) -> None:
-        """Pull the host's cable: the switch's end goes down, so nobody is told and packets just stop arriving."""
+        """Cut the link of a host at the switch: packets no longer arrive, and no process is notified."""
         self._ip("-n", self._switch, "link", "set", self.host(host).name, "down")
 
     def reconnect(self, host: str) -> None:
-        """Plug the host's cable in again."""
+        """Restore the link of a host."""
         self._ip("-n", self._switch, "link", "set", self.host(host).name, "up")
 
     def inventory(
@@ -192,7 +191,7 @@ class Lab:
         name: str = "inventory",
         only: Collection[str] = (),
     ) -> Path:
-        """Write an Ansible inventory of the hosts, or of `only` those, in the group gpu_hosts; returns its path."""
+        """Write an Ansible inventory of the hosts, or of `only` those, in the group gpu_hosts, and return its path."""
         chosen = [self.host(each) for each in only] or self.hosts
         hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in chosen}
         for each, variables in (hostvars or {}).items():
@@ -201,7 +200,7 @@ class Lab:
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(self.key),
             "ansible_ssh_common_args": SSH_OPTIONS,
-            # Ansible would share connections with another lab, which has the same addresses.
+            # Otherwise Ansible would reuse the connections of another lab, which has the same addresses.
             "ansible_control_path_dir": str(self._run_directory),
             "ansible_python_interpreter": str(MODULE_PYTHON),
         }
@@ -227,7 +226,7 @@ class Lab:
         prometheus.wait_ready(server)
         return prometheus
 
-    # --- how it comes up and goes away
+    # --- start and removal
 
     @property
     def _switch(self) -> str:
@@ -281,7 +280,7 @@ class Lab:
         return False
 
     def _remove(self) -> None:
-        """End and delete everything; a second Ctrl-C meanwhile is raised when that is done."""
+        """End and delete everything. Raise a KeyboardInterrupt that arrives meanwhile only after that."""
         interrupt: KeyboardInterrupt | None = None
         while True:
             try:
@@ -293,8 +292,8 @@ class Lab:
             raise interrupt
 
     def _remove_once(self) -> None:
-        # The namespaces, not these lists, say what belongs to the lab: an interrupt may come before a process is
-        # listed, and programs such as SSH's connection sharing move to sessions of their own.
+        # The namespaces, not these lists, identify the processes of the lab: an interrupt may come before a process is
+        # listed, and programs such as SSH masters start their own sessions.
         processes.end_all(self._started)
         if self._run_directory.name:
             machine.remove(self._run_directory.name)
@@ -312,8 +311,8 @@ class Lab:
         return process
 
     def _control_prefix(self) -> list[str]:
-        # Not `ip netns exec`, which hides /sys/fs/cgroup. What a shell runs in its background ignores SIGINT, and would
-        # pass that on.
+        # Not `ip netns exec`, which hides /sys/fs/cgroup. Background jobs of a shell ignore SIGINT, and children
+        # would inherit that.
         return ["nsenter", f"--net={machine.NAMESPACES / self.control}", "--", "env", "--default-signal"]
 
     @staticmethod
@@ -322,7 +321,7 @@ class Lab:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Bring a lab up, print its inventory's path and keep it until Ctrl-C or SIGTERM."""
+    """Start a lab, print the path of its inventory and keep it until Ctrl-C or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.lab", description=main.__doc__)
     parser.add_argument("hosts", nargs="?", type=int, default=3)
     count = parser.parse_args(arguments).hosts
@@ -337,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(lab.inventory(), flush=True)
             print(f"On the control node: nsenter --net={machine.NAMESPACES / lab.control} COMMAND", file=sys.stderr)
             while True:
-                time.sleep(1)  # a signal that comes just before signal.pause() would not end that
+                time.sleep(1)  # signal.pause() would miss a signal that arrives just before it
     except KeyboardInterrupt:
         return 0
     except LabUnavailable as error:

@@ -1,4 +1,4 @@
-"""Links of lab hosts made slow: a rate limit, late frames, lost frames."""
+"""Make links of lab hosts slow: rate limit, delayed frames, lost frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fault = Callable[[Lab, str], AbstractContextManager[None]]
 
 @contextmanager
 def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[None]:
-    """The host sends no faster than this, after a burst that is not slowed at all."""
+    """Limit the rate at which the host sends; the first `burst` is not limited."""
     qdisc = ("dev", "eth0", "root", "tbf")
     lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", burst, "latency", "100ms")
     try:
@@ -30,21 +30,21 @@ def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[Non
 
 @contextmanager
 def late(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
-    """Each frame from and to the host comes late."""
+    """Delay each frame from and to the host."""
     with _wired(lab, host, delay_s, 0.0):
         yield
 
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """This share of the full frames from and to the host is lost."""
+    """Lose this share of the full frames from and to the host."""
     with _wired(lab, host, 0.0, lost):
         yield
 
 
 @contextmanager
 def _wired(lab: Lab, host: str, delay_s: float, lost: float) -> Iterator[None]:
-    """Puts a bad wire between the host's cable and the switch."""
+    """Insert wire.py between the host's interface and the switch."""
     switch = lab.control.removesuffix("control") + "switch"
     near, far = f"{host}-in", f"{host}-out"
 

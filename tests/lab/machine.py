@@ -1,7 +1,7 @@
-"""What the lab needs of this machine, and what it has on it while it runs: network namespaces and a run directory.
+"""Check what the lab needs of this machine, and manage its network namespaces and run directory.
 
-Every name begins with the lab's own, `rp-PID-START-N`: the process that holds the lab, when that process started (PIDs
-come round again) and a number. So labs do not meet, and what a process that is gone has left can be told from all else.
+Every name begins with the name of the lab, `rp-PID-START-N`: PID and start time of the process that holds the lab (PIDs are
+reused), and a number. So labs do not conflict, and leftovers of a process that has exited can be identified.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PROGRAMS = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
 }
-"""Program: the Debian package that has it."""
+"""Program -> Debian package."""
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 
 
 class LabError(Exception):
-    """The lab could not do what was asked."""
+    """An operation of the lab failed."""
 
 
 class LabUnavailable(LabError):  # noqa: N818 - it names a state of the machine
@@ -45,7 +45,7 @@ class LabUnavailable(LabError):  # noqa: N818 - it names a state of the machine
 
 
 def requirements_missing() -> list[str]:
-    """What this machine lacks, each with its remedy; empty where the lab can run."""
+    """Return what this machine lacks, each with its remedy; empty if the lab can run."""
     missing = [
         f"the program {program} (Debian package {package})"
         for program, package in PROGRAMS.items()
@@ -62,7 +62,7 @@ def requirements_missing() -> list[str]:
 
 
 def claim() -> Path:
-    """A new run directory; its name is the new lab's, and it takes part in no other."""
+    """Create a run directory, whose name is that of a new lab."""
     number = 0
     while True:
         path = RUN / f"rp-{os.getpid()}-{_started(os.getpid())}-{number}"
@@ -89,7 +89,7 @@ def remove(lab: str) -> None:
 
 
 def sweep() -> None:
-    """Remove what labs of processes that no longer exist have left."""
+    """Remove the leftovers of labs whose process no longer exists."""
     owned = [match for path in (*_entries(NAMESPACES), *_entries(RUN)) if (match := OWNED.fullmatch(path.name))]
     for lab in {match["lab"] for match in owned if _started(int(match["pid"])) != match["start"]}:
         remove(lab)
@@ -100,19 +100,19 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None where there is no such process."""
+    """Return the start time of a process in clock ticks since boot, or None if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[19]  # the program's name, in brackets, may hold anything
+    return stat.rpartition(")")[2].split()[19]  # the program name, in parentheses, may contain anything
 
 
 def _inside(namespaces: Iterable[Path]) -> set[int]:
-    """The processes in these network namespaces. A process that has ended and waits for its parent is in none."""
+    """Return the processes in these network namespaces, without zombies."""
     wanted = set()
     for path in namespaces:
-        with contextlib.suppress(OSError):  # another lab's sweep may have been faster
+        with contextlib.suppress(OSError):  # another lab may have removed it
             wanted.add(_identity(path))
     pids = set()
     for process in Path("/proc").iterdir():

@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -IS
-"""The Python of Ansible's modules on a lab host: has each run in a fork of one process there, which `module_server.py` is.
+"""Run Ansible modules on a lab host in forks of one server process, `module_server.py`.
 
-A module takes a tenth of a second of a processor, three quarters of it to import what every module imports; the labs' playbooks
-run thousands. The fork has this process's arguments, environment, directory and standard streams; all else is as /usr/bin/python3
-does it.
+A module takes 0.1 s of CPU time, three quarters of it for imports that all modules share, and the playbooks of the labs run
+thousands of modules. The fork has the arguments, environment, directory and standard streams of this process; otherwise it
+behaves like /usr/bin/python3.
 """
 
 import _socket
@@ -13,12 +13,12 @@ import time
 
 SERVER = f"{__file__.rpartition('/')[0]}/module_server.py"
 SOCKET, PROGRAM = 3, 4
-"""The descriptors on which the server finds its socket and its program: where the checkout lies is not in its arguments."""
+"""File descriptors of the server for its socket and program; the path of the checkout is not in its arguments."""
 
 
 def connected():
-    """A connection to the server of this user in this network namespace, which is started where there is none."""
-    status = os.stat(SERVER)  # noqa: PTH116 - importing pathlib takes longer than all else here
+    """Return a connection to the server of this user in this network namespace; start the server if there is none."""
+    status = os.stat(SERVER)  # noqa: PTH116 - importing pathlib would take longer than everything else here
     name = f"\0rackproof-lab-modules {status.st_dev} {status.st_ino} {os.getuid()}"
     while True:
         channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -30,7 +30,7 @@ def connected():
         listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             listener.bind(name)
-        except OSError:  # another was quicker
+        except OSError:  # another process has started the server
             time.sleep(0.001)
             continue
         listener.listen(64)
@@ -38,7 +38,7 @@ def connected():
             os.setsid()
             streams = [os.open("/dev/null", os.O_RDWR)] * 3
             for number, stream in enumerate([*streams, listener.fileno(), os.open(SERVER, os.O_RDONLY)]):
-                os.dup2(stream, number + 100)  # out of the way of each other
+                os.dup2(stream, number + 100)  # so that the descriptors do not overwrite each other
             for number in (0, 1, 2, SOCKET, PROGRAM):
                 os.dup2(number + 100, number)
             os.closerange(PROGRAM + 1, 200)
@@ -47,7 +47,7 @@ def connected():
 
 
 def main():
-    """Runs it there; the exit code."""
+    """Run the module in the server and return its exit code."""
     wanted = repr((sys.argv, os.getcwd(), dict(os.environb), os.umask(0))).encode()  # noqa: PTH109
     streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
     while True:
@@ -57,7 +57,7 @@ def main():
             begun = bool(channel.recv(1))
             if begun:
                 return (channel.recv(1) or b"\1")[0]
-        except ConnectionError:  # it was about to end
+        except ConnectionError:  # the server was about to exit
             if begun:
                 return 1
 

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Runs Ansible's modules for `module_python.py`, each in a fork of this process, which has imported what they have in common.
+"""Run Ansible modules for `module_python.py`, each in a fork of this process, which has already imported their common code.
 
-It listens on the socket that it was started with, for its own user, and ends when nobody has asked for a while. What a module
-brings beside that comes from its archive, compiled once and kept under /run until the machine goes. Started as the Python of a
-module it runs that one itself, and compiles it once likewise.
+The server listens on the socket that it was started with, for its own user only, and exits after a while without requests.
+Other code of a module comes from its archive; it is compiled once and cached under /run. If this file is started as the Python
+of a module, it runs that module itself, with the same cache.
 """
 
 import ast
@@ -24,8 +24,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 STARTED_AS = "/proc/self/fd/4"
-SOCKET, IDLE_S, MOST_BYTES = 3, 60.0, 1 << 20
-KEPT = Path("/run/rackproof-lab-modules")
+SOCKET, IDLE_S, MAX_REQUEST_BYTES = 3, 60.0, 1 << 20
+CACHE = Path("/run/rackproof-lab-modules")
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMON = (
     *("ansible.module_utils.basic", "ansible.module_utils._internal._ansiballz._loader"),
@@ -33,8 +33,8 @@ COMMON = (
 )
 
 
-class Brought:
-    """Finds what is not there yet in the archive of the module that runs, which is the first place where Python looks."""
+class ArchiveFinder:
+    """Import finder: takes missing modules from the archive of the running module, which is first on sys.path."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -45,34 +45,34 @@ class Brought:
         return None
 
 
-def once(path, source):
-    """Stands before zipimport's own compiler."""
+def compile_cached(path, source):
+    """Compile a source with a cache; replaces the compiler of zipimport."""
     name = sha256(source).hexdigest()
-    kept = KEPT / f"{name}.py"
+    cached = CACHE / f"{name}.py"
     with contextlib.suppress(OSError):  # a host that cannot write compiles each time
-        if not kept.exists():
-            KEPT.mkdir(parents=True, exist_ok=True)
-            part = kept.with_suffix(f".{os.getpid()}")
-            part.write_bytes(source)
-            part.replace(kept)
-        return SourceFileLoader(name, str(kept)).get_code(name)
-    return compiled(path, source)
+        if not cached.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            partial = cached.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(source)
+            partial.replace(cached)
+        return SourceFileLoader(name, str(cached)).get_code(name)
+    return compile_source(path, source)
 
 
 def prepare():
-    """Imports what modules import, where the checkout's own Ansible is at hand."""
-    here = next(CHECKOUT.glob(".venv/lib/python3*/site-packages"), None)
-    if here:
-        sys.path.insert(0, str(here))
+    """Import the common code of modules from the Ansible of the checkout, if it is installed there."""
+    site_packages = next(CHECKOUT.glob(".venv/lib/python3*/site-packages"), None)
+    if site_packages:
+        sys.path.insert(0, str(site_packages))
         for name in COMMON:
-            with contextlib.suppress(ImportError):  # another version of Ansible: the module brings it
+            with contextlib.suppress(ImportError):  # another version of Ansible: the archive of the module has it
                 importlib.import_module(name)
-        sys.path.remove(str(here))
-        sys.meta_path.insert(0, Brought)
+        sys.path.remove(str(site_packages))
+        sys.meta_path.insert(0, ArchiveFinder)
 
 
 def run(arguments):
-    """The program that standard input brings, or that lies there with its arguments."""
+    """Run the program on standard input, or the program file in `arguments` with its arguments."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv, sys.path[0] = arguments, ""
     if arguments[1:]:
@@ -84,7 +84,7 @@ def run(arguments):
 
 
 def serve(channel, request, streams):
-    """Becomes the module, tells its exit code and ends."""
+    """Run the module in this process, send its exit code and exit."""
     code = 1
     try:
         os.setsid()
@@ -115,13 +115,13 @@ def serve(channel, request, streams):
 
 
 def main():
-    """Serves until nobody has asked for a while."""
+    """Serve requests until there was none for IDLE_S seconds."""
     listener = socket.socket(fileno=SOCKET)
     prepare()
     gc.freeze()
     while select.select([listener], [], [], IDLE_S)[0]:
         channel, _ = listener.accept()
-        request, streams, _, _ = socket.recv_fds(channel, MOST_BYTES, 3)
+        request, streams, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 3)
         _, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if request and user == os.getuid() and os.fork() == 0:
             listener.close()
@@ -135,8 +135,8 @@ def main():
 
 
 if __name__ == "__main__":
-    gc.disable()  # a module is over before there is any garbage
-    compiled, zipimport._compile_source = zipimport._compile_source, once
+    gc.disable()  # a module exits before collection pays off
+    compile_source, zipimport._compile_source = zipimport._compile_source, compile_cached
     if sys.argv[0] == STARTED_AS:
         main()
     else:

@@ -1,4 +1,4 @@
-"""Signed repositories of tiny packages for apt and dnf, made from tests/data/packages.yml, as an air-gapped site mirrors them."""
+"""Build signed apt and dnf repositories of tiny packages from tests/data/packages.yml, like the mirror of an air-gapped site."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ case "$*" in
 esac
 """,
 }
-"""Stand-ins for the hardware's programs: they answer what the roles ask."""
+"""Fake programs of the driver, with the answers that the roles need."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Package:
     version: str
     source: str = ""
     depends: Mapping[str, str] = field(default_factory=dict)
-    """The other package: = for the same version, >= for that or a newer one."""
+    """Package -> = for the same version, >= for the same or a newer one."""
     conflicts: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 
     @property
     def upstream(self) -> str:
-        """The version without the packager's release."""
+        """Return the version without the release of the package."""
         return self.version.rpartition("-")[0]
 
     def install(self, root: Path) -> None:
-        """Writes the package's programs under `root`."""
+        """Write the programs of the package under `root`."""
         for program in self.programs:
             path = root / "usr" / "bin" / program
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,23 +66,23 @@ class Package:
 
 
 def recorded(name: str) -> Iterator[Package]:
-    """Every version of every package that is recorded for a distribution, or for the container toolkit."""
+    """Yield every version of every package recorded for a distribution, or for the container toolkit."""
     record: dict[str, Any] = yaml.safe_load(RECORD.read_text())[name]
     for version in record["versions"]:
         branch = int(version.split(".")[0])
-        for package, says in record["packages"].items():
-            if says.get("from", 0) <= branch and says.get("only", branch) == branch:
-                fields = {key: value for key, value in says.items() if key not in ("from", "only")}
+        for package, entry in record["packages"].items():
+            if entry.get("from", 0) <= branch and entry.get("only", branch) == branch:
+                fields = {key: value for key, value in entry.items() if key not in ("from", "only")}
                 yield Package(name=package, version=version, **fields)
 
 
 def headers(prefix: str) -> Package:
-    """The headers of this machine's kernel, as a distribution names them."""
+    """Return the package of the kernel headers of this machine, as a distribution names it."""
     return Package(name=prefix + platform.release(), version="1-1")
 
 
 class Key:
-    """A key that signs repositories, made in a directory of its own."""
+    """A GPG key that signs repositories, in its own directory."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o700)
@@ -92,21 +92,21 @@ class Key:
         self._gpg("--armor", "--output", self.public, "--export")
 
     def clearsign(self, file: Path, signed: Path) -> None:
-        """Writes a file with its signature around it, as apt wants its index."""
+        """Write a clear-signed copy of a file, which apt needs for its index."""
         self._gpg("--clearsign", "--output", signed, file)
 
     def detach(self, file: Path) -> None:
-        """Writes a signature beside a file, as dnf wants it for its index."""
+        """Write a detached signature beside a file, which dnf needs for its index."""
         self._gpg("--armor", "--detach-sign", "--output", file.with_name(file.name + ".asc"), file)
 
     def sign_packages(self, files: Iterable[Path]) -> None:
-        """Signs rpm packages."""
+        """Sign rpm packages."""
         gpg = shutil.which("gpg")
         defines = [f"--define=_gpg_name {MAINTAINER}", f"--define=_gpg_path {self._home}", f"--define=__gpg {gpg}"]
         _run("rpmsign", "--addsign", *defines, *files)
 
     def close(self) -> None:
-        """Ends gpg's agent."""
+        """Stop the gpg agent."""
         _run("gpgconf", "--homedir", self._home, "--kill", "all")
 
     def _gpg(self, *arguments: str | Path) -> None:
@@ -119,7 +119,7 @@ def _run(*command: str | Path) -> None:
 
 
 def apt_repository(directory: Path, packages: Iterable[Package], key: Key, architecture: str = "amd64") -> None:
-    """Makes a flat apt repository, as NVIDIA's are, with its key in `key.asc`."""
+    """Create a flat apt repository, like those of NVIDIA, with its key in `key.asc`."""
     directory.mkdir(parents=True)
     (directory / "Packages").write_text("\n".join(_deb(directory, package, architecture) for package in packages))
     text = (directory / "Packages").read_bytes()
@@ -130,7 +130,7 @@ def apt_repository(directory: Path, packages: Iterable[Package], key: Key, archi
 
 
 def _deb(directory: Path, package: Package, architecture: str) -> str:
-    """Builds a package; returns its entry in the index."""
+    """Build a package and return its entry in the index."""
     exact = {"=": package.version, ">=": package.upstream}
     fields = {
         "Package": package.name,
@@ -140,7 +140,7 @@ def _deb(directory: Path, package: Package, architecture: str) -> str:
         "Source": package.source,
         "Depends": ", ".join(f"{name} ({relation} {exact[relation]})" for name, relation in package.depends.items()),
         "Conflicts": ", ".join(package.conflicts),
-        "Description": "A stand-in of Rackproof's tests",
+        "Description": "A fake package of Rackproof's tests",
     }
     control = "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
     file = directory / f"{package.name}_{package.version}_{architecture}.deb"
@@ -156,10 +156,10 @@ def _deb(directory: Path, package: Package, architecture: str) -> str:
 
 
 def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, streams: Mapping[str, str]) -> None:
-    """Makes a dnf repository with its key in `key.asc`.
+    """Create a dnf repository with its key in `key.asc`.
 
-    `streams` are those of the module nvidia-driver, with the beginning of the versions in each; without any, packages are not
-    signed, only their index is: so are the container toolkit's.
+    `streams` maps each stream of the module nvidia-driver to the prefix of its versions. Without streams only the index
+    is signed, not the packages, as for the container toolkit.
     """
     directory.mkdir(parents=True)
     packages = list(packages)
@@ -175,7 +175,7 @@ def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, strea
 
 
 def _rpms(directory: Path, packages: list[Package]) -> None:
-    """Builds the packages of one version out of one specification."""
+    """Build the packages of one version from one spec file."""
     version, release = packages[0].version.split("-")
     spec = f"Name: stand-ins\nVersion: {version}\nRelease: {release}\nSummary: Stand-ins\nLicense: MIT\nBuildArch: noarch\n"
     spec += "%description\nOf Rackproof's tests\n"

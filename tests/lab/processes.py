@@ -1,4 +1,4 @@
-"""Child processes in process groups of their own, so that ending one ends whatever it started in that group."""
+"""Run child processes in their own process groups, so that ending one also ends the processes it started in that group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 4000
 
 
 def environment(additions: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment with the system programs on its PATH, and `additions`."""
+    """Return the environment of this process, with the system programs on PATH, and `additions`."""
     return {**os.environ, "PATH": SEARCH_PATH, **(additions or {})}
 
 
@@ -35,7 +35,7 @@ def run(
     stdout: Stream = subprocess.PIPE,
     stderr: Stream = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` for text that ends the whole process group at the time limit. `env` is the whole environment."""
+    """Run a command like `subprocess.run` and kill its process group at the time limit. `env` replaces the environment."""
     argv = [str(part) for part in command]
     with subprocess.Popen(
         argv,
@@ -65,7 +65,7 @@ def run(
 
 
 def _show(error: Exception, *outputs: str | bytes | None) -> None:
-    """Have a traceback show what the command said."""
+    """Add the output of the command to the exception, so that a traceback shows it."""
     for output in outputs:
         text = output.decode(errors="replace") if isinstance(output, bytes) else output
         if text and text.strip():
@@ -93,7 +93,7 @@ def end_all(processes: Iterable[subprocess.Popen[str]], grace: float = 2) -> Non
 
 
 def close_pipes(process: subprocess.Popen[str]) -> None:
-    """Close our ends of a process's pipes."""
+    """Close this process's ends of the pipes of a child process."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""A real Prometheus in the lab's control namespace, asked from there."""
+"""Run a real Prometheus in the control namespace of the lab, and query it from there."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running server: where it answers, and what it has logged."""
+    """A running Prometheus server."""
 
     url: str
     log: Path
     run: Run
-    """Runs a command where the server can be reached."""
+    """Function that runs a command in a namespace from which the server is reachable."""
 
     def query(self, promql: str) -> list[dict[str, Any]]:
-        """An instant vector: a dictionary a series, of `metric` (labels) and `value` (the time, the value as text)."""
+        """Return an instant vector: for each series a dictionary with `metric` (labels) and `value` (time, value as text)."""
         return self._parsed(self._ask(promql, check=True).stdout)
 
     def wait_for(self, promql: str, timeout: float = 30, at_least: int = 1) -> list[dict[str, Any]]:
-        """The result of a query as soon as it has `at_least` series."""
+        """Return the result of a query once it has `at_least` series. Raise LabError after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while len(samples := self.query(promql)) < at_least:
             if time.monotonic() > deadline:
@@ -55,14 +55,14 @@ class Prometheus:
 
     @staticmethod
     def _parsed(answer: str) -> list[dict[str, Any]]:
-        result = json.loads(answer)
-        if not all(isinstance(series, dict) for series in result):
+        samples = json.loads(answer)
+        if not all(isinstance(series, dict) for series in samples):
             raise LabError(f"a query for series was answered with {answer.strip()}: wrap a scalar in vector()")
-        return list(result)
+        return list(samples)
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on."""
+    """Return an unused TCP port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -77,7 +77,7 @@ def write_config(
     rules: Sequence[Path] = (),
     alertmanagers: Sequence[str] = (),
 ) -> None:
-    """A configuration with one job, whose targets and their labels are in the files that `targets_glob` matches."""
+    """Write a configuration with one job, whose targets and labels are in the files that match `targets_glob`."""
     scraped = {
         "job_name": job,
         "file_sd_configs": [{"files": [str(targets_glob.absolute())], "refresh_interval": scrape_interval}],
@@ -93,14 +93,14 @@ def write_config(
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """A running Alertmanager, asked by amtool."""
+    """A running Alertmanager, queried by amtool."""
 
     url: str
     run: Run
 
     @staticmethod
     def command(directory: Path, address: str) -> list[str]:
-        """What starts it: alone, with one receiver that does nothing."""
+        """Return the command that starts a single Alertmanager with a receiver that does nothing."""
         config = directory / "alertmanager.yml"
         config.write_text(yaml.safe_dump({"route": {"receiver": "nobody"}, "receivers": [{"name": "nobody"}]}))
         return [
@@ -112,7 +112,7 @@ class Alertmanager:
         ]
 
     def firing(self) -> list[dict[str, Any]]:
-        """The alerts that it has: labels and annotations."""
+        """Return its alerts, with labels and annotations."""
         command = ["amtool", f"--alertmanager.url={self.url}", "alert", "query", "--output=json"]
         answer = self.run(command, check=True, timeout=15).stdout
         return list(json.loads(answer) or [])

@@ -1,6 +1,6 @@
-"""A directory of this machine in hosts of the lab, as a cluster's shared file system is: what one writes there, all see.
+"""Mount a directory of this machine in every lab host, like the shared file system of a cluster.
 
-Run as a program: `shared.py PID DIRECTORY AT` mounts it in the mount namespace of a process.
+As a program, `shared.py PID DIRECTORY AT` mounts it in the mount namespace of a process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AT_FDCWD, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 1, 4
 
 
 def share(lab: Lab, directory: Path, at: str) -> None:
-    """Shows `directory` at that path in every host."""
+    """Mount `directory` at the path `at` of every host."""
     directory.mkdir(parents=True, exist_ok=True)
     for host in lab.hosts:
         lab.on(host.name, "mkdir", "-p", at)
@@ -26,7 +26,7 @@ def share(lab: Lab, directory: Path, at: str) -> None:
 
 
 def main(pid: str, directory: str, at: str) -> None:
-    """The mount is taken here and put there: no path leads from one host's files to another's."""
+    """Open the mount here and move it into the namespace, since no path leads to the directory from there."""
     kernel = ctypes.CDLL(None, use_errno=True)
 
     def call(*arguments: object) -> int:

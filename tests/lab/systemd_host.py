@@ -1,4 +1,4 @@
-"""One host that boots systemd: systemd-nspawn on this machine's files, copy-on-write, its own network, sshd on 127.0.0.1.
+"""Boot a host with systemd: systemd-nspawn with a copy-on-write view of this machine, its own network, and sshd on 127.0.0.1.
 
     with SystemdHost(tmp_path) as host:
         host.on("systemctl", "is-system-running")
@@ -23,7 +23,7 @@ from .hosts import CHECKOUT, hidden
 from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
-# In a mount namespace of its own, and in control groups of its own below which the host's are made and removed.
+# In its own mount namespace, and in its own control groups, below which those of the host are created.
 START = """
 set -e
 mount --make-rprivate /
@@ -35,11 +35,11 @@ exec systemd-nspawn "$@"
 """
 CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHIES = [path for path in (CGROUPS / "systemd", CGROUPS / "unified") if path.is_dir()] or [CGROUPS]
-"""Those in which systemd keeps its units: two where the kernel has both versions of control groups."""
+"""Hierarchies in which systemd keeps its units: two if the kernel has both versions of control groups."""
 
 
 class SystemdHost:
-    """A host with systemd, from entering the context until leaving it."""
+    """A host with systemd, which runs within the context."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -65,17 +65,17 @@ class SystemdHost:
         self._remove()
 
     def on(self, *command: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Runs a command inside the host, without SSH."""
+        """Run a command inside the host, without SSH."""
         enter = ["nsenter", f"--target={self._payload}", "--all", "--"]
         return processes.run([*enter, *command], check=check, timeout=timeout)
 
     def control(self, command: processes.Command, **arguments: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command of the control node, which reaches the host at 127.0.0.1."""
+        """Run a command on the control node, which reaches the host at 127.0.0.1."""
         enter = ["nsenter", f"--net={machine.NAMESPACES / self._namespace}", "--", "env", "--default-signal"]
         return processes.run([*enter, *command], **arguments)
 
     def inventory(self, **variables: Any) -> Path:
-        """Writes an inventory of the host, `node1`; returns its path."""
+        """Write an inventory of the host, `node1`, and return its path."""
         common = {
             "ansible_host": "127.0.0.1",
             "ansible_user": "root",
@@ -106,7 +106,7 @@ class SystemdHost:
             f"--network-namespace-path={machine.NAMESPACES / self._namespace}",
             f"--directory={self.directory / 'root'}",
             f"--bind-ro={key}.pub:/root/.ssh/authorized_keys",
-            # The kernel log, and what opening it takes.
+            # The kernel log, and the capability to open it.
             *("--bind=/dev/kmsg", "--capability=CAP_SYSLOG"),
             *(f"--bind-ro={path}" for path in shown),
             *("--hostname=node1", "systemd.unit=ssh.service"),
@@ -134,7 +134,7 @@ class SystemdHost:
             time.sleep(0.05)
         children = processes.run(["pgrep", "--parent", str(self._process.pid)]).stdout.split()
         self._payload = int(children[0])
-        # A real user's shell start-up files would be paid for on every SSH command.
+        # The shell start-up files of root would slow down every SSH command.
         self.on(
             "sh",
             "-c",
@@ -143,10 +143,10 @@ class SystemdHost:
 
     def _remove(self) -> None:
         if self._process is not None:
-            processes.end_all([self._process], grace=0)  # systemd-nspawn takes all of its processes with it
+            processes.end_all([self._process], grace=0)  # all processes of the host end with systemd-nspawn
         if self._claim.name:
             machine.remove(self._claim.name)
-        deadline = time.monotonic() + 5  # what is killed takes a moment to be gone
+        deadline = time.monotonic() + 5  # killed processes need a moment to disappear
         while any(group.is_dir() for group in self._groups) and time.monotonic() < deadline:
             for group in self._groups:
                 for inner in sorted([group, *group.rglob("*/")], reverse=True):

@@ -22,11 +22,11 @@ from agent.exporter.web import FRESH_S
 from fleet.planning.plan import PROFILES
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
-from tests.lab.beneath import IDLE, put_beneath
+from tests.lab.agent_install import install_agent
+from tests.lab.fault_injection import IDLE_STRESS, inject_fault
 from tests.lab.kill_points import ROOT, STATE, Attempt, Site
 from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
-from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2")
 CUT = "node3"
@@ -102,7 +102,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     (directory / "small.yml").write_text(yaml.safe_dump(SMALL))
     (directory / "rehearsal.yml").write_text(yaml.safe_dump(watchable()))
     with Lab(directory / "lab", hosts=len((*HOSTS, CUT))) as lab:
-        settle(lab, agent_archive)
+        install_agent(lab, agent_archive)
         yield Site(lab=lab, runs=directory / "runs")
 
 
@@ -133,7 +133,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
     watchers = watch(attempt, site.lab, site.runs / "first")
     assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-20:]
     for host in HOSTS:
-        put_beneath(site.lab, host, IDLE)
+        inject_fault(site.lab, host, IDLE_STRESS)
     output = attempt.end()
     for watcher in watchers:
         assert watcher.wait(20) == 0
@@ -235,7 +235,7 @@ def struck(site: Site, accepted: Watched) -> Struck:
     hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
     for host in (*HOSTS, CUT):
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
-    put_beneath(site.lab, "node2", FAULT)
+    inject_fault(site.lab, "node2", FAULT)
     site.lab.cut(CUT)
     over, arguments = threading.Event(), set[str]()
     watcher = threading.Thread(target=watch_arguments, args=(over, arguments))

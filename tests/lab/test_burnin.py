@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from schemas import documents
-from tests.lab.beneath import IDLE, put_beneath
+from tests.lab.agent_install import install_agent
+from tests.lab.fault_injection import IDLE_STRESS, inject_fault
 from tests.lab.kill_points import STATE, Site
 from tests.lab.lab import Lab
-from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
@@ -45,7 +45,7 @@ PROFILE = {
     },
 }
 FAULT = (
-    IDLE
+    IDLE_STRESS
     + """
 import agent.benchmarks.memory.integrity as benchmark
 
@@ -105,12 +105,12 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
     profile.write_text(yaml.safe_dump(PROFILE))
     chosen = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
-        settle(lab, agent_archive)
+        install_agent(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
         assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-30:]
         for host in HOSTS:
-            put_beneath(site.lab, host, FAULT if host == FAULTY else IDLE)
+            inject_fault(site.lab, host, FAULT if host == FAULTY else IDLE_STRESS)
         assert attempt.reached("soak : Soak until the next poll", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)

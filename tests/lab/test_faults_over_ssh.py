@@ -24,8 +24,8 @@ import yaml
 from schemas import documents
 from schemas.records import to_json
 from tests import builders
-from tests.lab.beneath import IDLE, put_beneath
-from tests.lab.kill_points import SHOWN, Attempt
+from tests.lab.fault_injection import IDLE_STRESS, inject_fault
+from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
 from tests.lab.lab import Lab
 from tests.lab.test_silence import rank_of, wait
 
@@ -181,7 +181,7 @@ def play(fleet: Fleet) -> Attempt:
     process = lab.popen(
         command,
         cwd=ROOT,
-        env={**SHOWN, "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
+        env={**ANSIBLE_OUTPUT, "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -202,7 +202,7 @@ def prepare(lab: Lab) -> None:
     """The faults that are there from the start."""
     for every in lab.hosts:
         lab.on(every.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
-        put_beneath(lab, every.name, IDLE + HELD * (every.name == RANK_OOM))
+        inject_fault(lab, every.name, IDLE_STRESS + HELD * (every.name == RANK_OOM))
     for host in (FULL, READ_ONLY):
         lab.on(host, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")

@@ -1,4 +1,4 @@
-"""The lab does what its users rely on: real hosts, real SSH, private files, real faults, and nothing left behind."""
+"""Test the lab: real hosts, real SSH, private files, real faults, and no leftovers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ http.server.ThreadingHTTPServer(("0.0.0.0", 9400), Metrics).serve_forever()
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("three"), hosts=3) as running:
+def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("three_hosts"), hosts=3) as running:
         yield running
 
 
-def until(condition: Callable[[], bool], what: str, timeout: float = 15) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 15) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"not after {timeout} s: {what}"
@@ -50,7 +50,7 @@ def until(condition: Callable[[], bool], what: str, timeout: float = 15) -> None
 
 
 def names(lab_name: str) -> list[str]:
-    """The network namespaces and run directory of a lab."""
+    """Return the network namespaces and the run directory of a lab."""
     directories = [directory for directory in (machine.NAMESPACES, machine.RUN) if directory.is_dir()]
     return [str(path) for directory in directories for path in directory.iterdir() if path.name.startswith(lab_name)]
 
@@ -60,7 +60,7 @@ def own_names() -> set[str]:
 
 
 def processes_of(lab_name: str) -> set[tuple[str, str]]:
-    """The PID and start time of every process in the lab's network namespaces."""
+    """Return PID and start time of every process in the network namespaces of the lab."""
     paths = [Path(path) for path in names(lab_name)]
     inodes = {path.stat().st_ino for path in paths if path.parent == machine.NAMESPACES}
     pids = set()
@@ -72,12 +72,12 @@ def processes_of(lab_name: str) -> set[tuple[str, str]]:
 
 
 def stat_fields(pid: str) -> list[str]:
-    """/proc/PID/stat from the process's state on."""
+    """Return the fields of /proc/PID/stat, beginning with the state."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def alive(processes: set[tuple[str, str]]) -> list[str]:
-    """Those that still run. Not asked by namespace: the kernel soon gives a namespace's number to the next one."""
+    """Return the processes that still run. The kernel reuses inode numbers of namespaces, so these cannot identify them."""
     running = []
     for pid, start in processes:
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def alive(processes: set[tuple[str, str]]) -> list[str]:
 
 
 def processes_naming(text: str) -> list[str]:
-    """The processes that have this text on their command line."""
+    """Return the processes with this text in their command line."""
     matching = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -103,115 +103,119 @@ def reachable(running: Lab, address: str, *, source: str | None = None) -> bool:
     return bool(answer.stdout)
 
 
-def test_every_host_answers_ssh_as_itself(three: Lab) -> None:
-    assert [(host.name, host.address) for host in three.hosts] == [
+def test_every_host_answers_ssh_with_its_own_identity(three_hosts: Lab) -> None:
+    assert [(host.name, host.address) for host in three_hosts.hosts] == [
         ("node1", "10.77.0.11"),
         ("node2", "10.77.0.12"),
         ("node3", "10.77.0.13"),
     ]
     identity = ["cat", "/etc/machine-id", "/proc/sys/kernel/random/boot_id", "/etc/ssh/ssh_host_ed25519_key.pub"]
     answers = []
-    for host in three.hosts:
-        assert three.ssh(host.name, "hostname").stdout == f"{host.name}\n"
-        answers += three.ssh(host.name, *identity).stdout.splitlines()
+    for host in three_hosts.hosts:
+        assert three_hosts.ssh(host.name, "hostname").stdout == f"{host.name}\n"
+        answers += three_hosts.ssh(host.name, *identity).stdout.splitlines()
     assert len(set(answers)) == len(answers) == 9
     assert Path("/etc/machine-id").read_text().strip() not in answers
-    assert three.key.stat().st_mode & 0o777 == 0o600
+    assert three_hosts.key.stat().st_mode & 0o777 == 0o600
 
 
-def test_hosts_reach_each_other_by_name_on_both_ports(three: Lab) -> None:
+def test_hosts_reach_each_other_by_name_on_both_ssh_ports(three_hosts: Lab) -> None:
     for source, target in [("node1", "node2"), ("node2", "node3"), ("node3", "node1"), ("node1", "node1")]:
-        key = three.on(target, "cut", "-d ", "-f2", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.strip()
+        key = three_hosts.on(target, "cut", "-d ", "-f2", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.strip()
         for port in ("22", "2222"):
-            assert key in three.on(source, "ssh-keyscan", "-p", port, target).stdout
+            assert key in three_hosts.on(source, "ssh-keyscan", "-p", port, target).stdout
 
 
-def test_cut_makes_a_host_unreachable_and_reconnect_restores_it(three: Lab) -> None:
-    address = three.host("node2").address
-    assert reachable(three, address)
-    three.cut("node2")
+def test_cut_makes_a_host_unreachable_and_reconnect_restores_it(three_hosts: Lab) -> None:
+    address = three_hosts.host("node2").address
+    assert reachable(three_hosts, address)
+    three_hosts.cut("node2")
     try:
-        assert not reachable(three, address)
-        assert not reachable(three, "node2", source="node1")
-        assert reachable(three, "node3", source="node1")
-        assert three.on("node2", "ip", "-brief", "address", "show", "eth0").stdout.split()[2] == f"{address}/24"
+        assert not reachable(three_hosts, address)
+        assert not reachable(three_hosts, "node2", source="node1")
+        assert reachable(three_hosts, "node3", source="node1")
+        assert three_hosts.on("node2", "ip", "-brief", "address", "show", "eth0").stdout.split()[2] == f"{address}/24"
     finally:
-        three.reconnect("node2")
-    until(lambda: reachable(three, address), "node2 answers again")
+        three_hosts.reconnect("node2")
+    wait_until(lambda: reachable(three_hosts, address), "node2 answers again")
 
 
-def test_a_host_writes_only_its_own_files(three: Lab, tmp_path: Path) -> None:
+def test_writes_of_a_host_are_private(three_hosts: Lab, tmp_path: Path) -> None:
     source = Path(__file__)
     before = source.read_bytes()
     marker = f"rackproof-{os.getpid()}"
     directories = ["/etc", "/root", "/tmp", "/var/tmp", "/dev/shm", "/run", str(source.parent), sys.prefix]
     for folder in directories:
-        three.put("node1", f"{folder}/{marker}", "mine")
-        assert three.on("node1", "cat", f"{folder}/{marker}").stdout == "mine"
-        assert three.on("node2", "test", "-e", f"{folder}/{marker}", check=False).returncode == 1
+        three_hosts.put("node1", f"{folder}/{marker}", "mine")
+        assert three_hosts.on("node1", "cat", f"{folder}/{marker}").stdout == "mine"
+        assert three_hosts.on("node2", "test", "-e", f"{folder}/{marker}", check=False).returncode == 1
         assert not (Path(folder) / marker).exists()
-    three.put("node1", str(source), "changed")
-    three.on("node1", "rm", "/etc/debian_version")
+    three_hosts.put("node1", str(source), "changed")
+    three_hosts.on("node1", "rm", "/etc/debian_version")
     assert source.read_bytes() == before
-    assert three.on("node2", "cat", source).stdout.encode() == before
+    assert three_hosts.on("node2", "cat", source).stdout.encode() == before
     assert Path("/etc/debian_version").exists()
-    for hidden in (tmp_path, three.directory, three.key):
-        assert three.on("node1", "test", "-e", hidden, check=False).returncode == 1, hidden
+    for hidden in (tmp_path, three_hosts.directory, three_hosts.key):
+        assert three_hosts.on("node1", "test", "-e", hidden, check=False).returncode == 1, hidden
 
 
-def test_a_host_sees_its_own_processes_and_this_interpreter(three: Lab) -> None:
-    pids = three.on(
+def test_host_sees_only_its_own_processes_and_this_interpreter(three_hosts: Lab) -> None:
+    pids = three_hosts.on(
         "node3", sys.executable, "-c", "import os, pytest; print(*filter(str.isdigit, os.listdir('/proc')))"
     )
-    assert str(three.host("node3").pid) not in pids.stdout.split()
-    assert three.on("node3", "cat", "/proc/1/cmdline").stdout.startswith("bash\0")
-    refused = three.on("node3", "sh", "-c", "echo 1 >/proc/sys/vm/swappiness", check=False)
+    assert str(three_hosts.host("node3").pid) not in pids.stdout.split()
+    assert three_hosts.on("node3", "cat", "/proc/1/cmdline").stdout.startswith("bash\0")
+    refused = three_hosts.on("node3", "sh", "-c", "echo 1 >/proc/sys/vm/swappiness", check=False)
     assert "Read-only" in refused.stderr
 
 
-def test_put_makes_directories_and_sets_the_mode(three: Lab) -> None:
-    three.put("node2", "/srv/deep/hello", "#!/bin/sh\necho hello from $(hostname) in $PWD\n", mode=0o755)
-    assert three.on("node2", "/srv/deep/hello", cwd=Path("/srv")).stdout == "hello from node2 in /srv\n"
+def test_put_makes_directories_and_sets_the_mode(three_hosts: Lab) -> None:
+    three_hosts.put("node2", "/srv/deep/hello", "#!/bin/sh\necho hello from $(hostname) in $PWD\n", mode=0o755)
+    assert three_hosts.on("node2", "/srv/deep/hello", cwd=Path("/srv")).stdout == "hello from node2 in /srv\n"
 
 
-def test_a_failed_command_raises_and_shows_its_output(three: Lab) -> None:
+def test_failed_command_raises_with_its_output(three_hosts: Lab) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failure:
-        three.on("node1", "sh", "-c", "echo the reason >&2; exit 3")
+        three_hosts.on("node1", "sh", "-c", "echo the reason >&2; exit 3")
     assert failure.value.returncode == 3
     assert failure.value.__notes__ == ["the reason"]
-    assert three.run(["false"], check=False).returncode == 1
+    assert three_hosts.run(["false"], check=False).returncode == 1
     with pytest.raises(LabError, match="no host 'node9'; it has node1, node2, node3"):
-        three.on("node9", "true")
+        three_hosts.on("node9", "true")
 
 
 @pytest.mark.parametrize("where", ["control", "node1"])
-def test_a_command_past_its_time_limit_is_ended_with_its_children(three: Lab, where: str) -> None:
-    mark = f"77{os.getpid()}.{len(where)}"  # seconds that nothing else sleeps for
+def test_command_is_killed_with_its_children_at_the_time_limit(three_hosts: Lab, where: str) -> None:
+    mark = f"77{os.getpid()}.{len(where)}"  # a duration that no other process sleeps
     command = ["sh", "-c", f"echo begun; sleep {mark} & sleep {mark}"]
     with pytest.raises(subprocess.TimeoutExpired) as failure:
-        _ = three.run(command, timeout=0.3) if where == "control" else three.on(where, *command, timeout=0.3)
+        _ = (
+            three_hosts.run(command, timeout=0.3)
+            if where == "control"
+            else three_hosts.on(where, *command, timeout=0.3)
+        )
     assert failure.value.__notes__ == ["begun"]
-    until(lambda: not processes_naming(mark), "its children are gone")
+    wait_until(lambda: not processes_naming(mark), "its children are gone")
 
 
-def test_commands_do_not_inherit_ignored_signals(three: Lab) -> None:
+def test_commands_do_not_inherit_ignored_signals(three_hosts: Lab) -> None:
     ignored = ["sed", "-n", "s/^SigIgn:\\s*//p", "/proc/self/status"]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        answers = [three.run(ignored), three.on("node1", *ignored), three.ssh("node1", *ignored)]
+        answers = [three_hosts.run(ignored), three_hosts.on("node1", *ignored), three_hosts.ssh("node1", *ignored)]
     finally:
         signal.signal(signal.SIGINT, before)
-    standard = (1 << 31) - 1  # the real-time signals above are the C library's own business
+    standard = (1 << 31) - 1  # without real-time signals, which the C library uses
     assert [int(answer.stdout, 16) & standard for answer in answers] == [0, 0, 0]
 
 
-def test_ansible_reaches_every_host_through_the_inventory(three: Lab) -> None:
+def test_ansible_reaches_every_host_through_the_inventory(three_hosts: Lab) -> None:
     ansible = shutil.which("ansible", path=str(Path(sys.executable).parent)) or shutil.which("ansible")
     assert ansible is not None, "the lab's tests need ansible-core"
-    inventory = three.inventory({"node2": {"slot": 7}}, {"rack": "r1"})
-    assert three.inventory(name="plain") != inventory
+    inventory = three_hosts.inventory({"node2": {"slot": 7}}, {"rack": "r1"})
+    assert three_hosts.inventory(name="plain") != inventory
     ping = ["-m", "ansible.builtin.ping", "-a", "data='{{ rack }} {{ slot | default(0) }}'"]
-    answer = three.run([ansible, "gpu_hosts", "-i", inventory, "--one-line", *ping], cwd=three.directory)
+    answer = three_hosts.run([ansible, "gpu_hosts", "-i", inventory, "--one-line", *ping], cwd=three_hosts.directory)
     pongs = [re.sub(" .*: ", " ", line) for line in answer.stdout.splitlines()]
     assert sorted(pongs) == ['node1 "r1 0"}', 'node2 "r1 7"}', 'node3 "r1 0"}']
 
@@ -225,8 +229,8 @@ print("as it was", file=sys.stderr)
 
 @pytest.mark.parametrize("ends", ["", "sys.exit(7)", "sys.exit('what is wrong')", "1 / 0"])
 @pytest.mark.parametrize("arguments", [[], ["one", "two words"]])
-def test_what_runs_modules_does_as_python_does(tmp_path: Path, ends: str, arguments: list[str]) -> None:
-    """Of a program that lies there, and of one that standard input brings."""
+def test_module_interpreters_behave_like_python(tmp_path: Path, ends: str, arguments: list[str]) -> None:
+    """The program is a file or comes from standard input."""
     program = tmp_path / "program.py"
     program.write_text(REPORTING_MODULE + ends)
     given = [str(program), *arguments] if arguments else []
@@ -237,22 +241,22 @@ def test_what_runs_modules_does_as_python_does(tmp_path: Path, ends: str, argume
         done = subprocess.run(
             command, input=text, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )
-        said = done.stderr.splitlines()
-        outputs.append((done.returncode, done.stdout, said[0], said[-1]))
+        errors = done.stderr.splitlines()
+        outputs.append((done.returncode, done.stdout, errors[0], errors[-1]))
     assert outputs[0][1]
     assert outputs[1:] == outputs[:1] * 2
 
 
-def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three: Lab, tmp_path: Path) -> None:
+def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three_hosts: Lab, tmp_path: Path) -> None:
     targets = [
-        {"targets": [f"{three.host(name).address}:9400"], "labels": {"host": name, "rack": "r1"}}
+        {"targets": [f"{three_hosts.host(name).address}:9400"], "labels": {"host": name, "rack": "r1"}}
         for name in ("node1", "node3")
     ]
     (tmp_path / "gpu_hosts.json").write_text(json.dumps(targets))
-    prometheus = three.prometheus(tmp_path / "*.json")
+    prometheus = three_hosts.prometheus(tmp_path / "*.json")
     for name in ("node1", "node3"):
-        three.put(name, "/srv/metrics.py", METRICS_SERVER)
-        three.start(name, "python3", "/srv/metrics.py")
+        three_hosts.put(name, "/srv/metrics.py", METRICS_SERVER)
+        three_hosts.start(name, "python3", "/srv/metrics.py")
     samples = prometheus.wait_for('lab_name_length{rack="r1"}', timeout=30, at_least=2)
     assert {series["metric"]["host"]: series["value"][1] for series in samples} == {"node1": "5", "node3": "5"}
     assert prometheus.query("absent_metric") == []
@@ -262,7 +266,7 @@ def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three: Lab, t
         prometheus.query("not promql")
 
 
-def test_nothing_is_left_after_exit(three: Lab, tmp_path: Path) -> None:
+def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
     before = own_names()
     with Lab(tmp_path, hosts=2) as other:
         lab_name = other.control.removesuffix("-control")
@@ -281,11 +285,11 @@ def test_nothing_is_left_after_exit(three: Lab, tmp_path: Path) -> None:
     assert background.poll() is not None
     assert other.hosts == ()
     assert own_names() == before
-    assert reachable(three, three.host("node1").address), "the lab beside it lives on"
+    assert reachable(three_hosts, three_hosts.host("node1").address), "the other lab still runs"
 
 
-@pytest.mark.usefixtures("three")
-def test_a_host_that_does_not_start_is_named_and_nothing_is_left(
+@pytest.mark.usefixtures("three_hosts")
+def test_host_that_does_not_start_is_reported_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = own_names()
@@ -303,8 +307,8 @@ def test_a_host_that_does_not_start_is_named_and_nothing_is_left(
     assert processes_naming(str(tmp_path)) == []
 
 
-@pytest.mark.usefixtures("three")
-def test_an_interrupt_while_starting_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("three_hosts")
+def test_interrupt_during_the_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = own_names()
 
     def interrupt(*arguments: object) -> None:
@@ -320,7 +324,7 @@ def test_an_interrupt_while_starting_leaves_nothing(tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
-    """`python -m tests.lab.lab 1`, its inventory and its lab's name."""
+    """Start `python -m tests.lab.lab 1`; yield the process, its inventory and the name of its lab."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.lab.lab", "1"],
         stdout=subprocess.PIPE,
@@ -340,7 +344,7 @@ def command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]
             process.kill()
 
 
-def test_the_command_serves_until_interrupted(command: tuple[subprocess.Popen[str], Path, str]) -> None:
+def test_command_keeps_the_lab_until_interrupted(command: tuple[subprocess.Popen[str], Path, str]) -> None:
     process, inventory, lab_name = command
     assert "ansible_host: 10.77.0.11" in inventory.read_text()
     assert len(names(lab_name)) == 4
@@ -350,26 +354,35 @@ def test_the_command_serves_until_interrupted(command: tuple[subprocess.Popen[st
     assert not inventory.exists()
 
 
-def test_the_next_lab_sweeps_up_after_a_killed_one(
-    three: Lab, command: tuple[subprocess.Popen[str], Path, str], tmp_path: Path
+def test_next_lab_removes_the_leftovers_of_a_killed_one(
+    three_hosts: Lab, command: tuple[subprocess.Popen[str], Path, str], tmp_path: Path
 ) -> None:
     process, inventory, lab_name = command
     control = machine.NAMESPACES / f"{lab_name}-control"
-    straggler = ["nsenter", f"--net={control}", "--", "setsid", "--fork", "sh", "-c", "exec sleep 1000 >/dev/null 2>&1"]
-    subprocess.run(straggler, check=True)
+    background_command = [
+        "nsenter",
+        f"--net={control}",
+        "--",
+        "setsid",
+        "--fork",
+        "sh",
+        "-c",
+        "exec sleep 1000 >/dev/null 2>&1",
+    ]
+    subprocess.run(background_command, check=True)
     processes = processes_of(lab_name)
     assert len(alive(processes)) > 2
     process.kill()
     process.wait()
-    # A host does not outlive the process that holds it; names and the control node's programs wait for the sweep.
-    until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
+    # The host ends with the process that holds it; namespaces and programs of the control node remain wait_until the sweep.
+    wait_until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
     with Lab(tmp_path / "next", hosts=1):
         assert names(lab_name) == []
         assert alive(processes) == []
-        assert reachable(three, three.host("node1").address), "a living lab is not swept"
+        assert reachable(three_hosts, three_hosts.host("node1").address), "a running lab is not removed"
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.requirements_missing() == []
     monkeypatch.setattr(machine, "SEARCH_PATH", str(tmp_path))
     with (
@@ -381,7 +394,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert machine.requirements_missing()[0] == "root (run the tests with sudo)"
 
 
-def test_directories_that_the_private_mounts_cover_stay_visible(tmp_path: Path) -> None:
+def test_directories_under_private_mounts_stay_visible(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     assert hosts.hidden([inner, tmp_path, Path("/usr"), Path("/dev/shm")]) == [Path("/dev/shm"), tmp_path]

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from schemas import locks
-from tests.lab.beneath import IDLE, put_beneath
-from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
+from tests.lab.agent_install import install_agent
+from tests.lab.fault_injection import IDLE_STRESS, inject_fault
+from tests.lab.kill_points import STATE, Attempt, Site, differences_from_undisturbed, kill
 from tests.lab.lab import Lab
-from tests.lab.settled import settle
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2")
@@ -31,9 +31,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     directory = tmp_path_factory.mktemp("resume")
     (directory / "runs").mkdir()
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
-        settle(lab, agent_archive)
+        install_agent(lab, agent_archive)
         for host in HOSTS:
-            put_beneath(lab, host, IDLE)
+            inject_fault(lab, host, IDLE_STRESS)
         yield Site(lab=lab, runs=directory / "runs")
 
 
@@ -116,7 +116,7 @@ def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed
     torn(site.runs / "killed")
     code, output = site.run("killed")
     assert code == 0, output[-4000:]
-    assert wrong(site, "killed", undisturbed.report) == [], log
+    assert differences_from_undisturbed(site, "killed", undisturbed.report) == [], log
     journal = [json.loads(line) for line in (site.runs / "killed" / "journal.jsonl").read_text().splitlines()]
     assert [event["what"] for event in journal][:-1] == ["begun", "resumed"]
     assert journal[-1]["what"] == "reported"

@@ -24,8 +24,8 @@ import yaml
 from schemas import documents
 from tests.fakes import nvml
 from tests.lab import links
+from tests.lab.agent_install import install_agent
 from tests.lab.lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS, Lab
-from tests.lab.settled import settle
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
@@ -110,7 +110,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     (directory / "little.yml").write_text(yaml.safe_dump(TOGETHER))
     library = nvml.build(directory / "nvml") / nvml.LIBRARY
     with Lab(directory / "lab") as lab:
-        settle(lab, agent_archive)
+        install_agent(lab, agent_archive)
         site = Site(lab, directory)
         for host in HOSTS:
             site.gpus(host)

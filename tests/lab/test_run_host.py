@@ -1,4 +1,4 @@
-"""Two hosts carry out their parts of a run as pods do, each by itself; their logs become a fleet's report."""
+"""Test `rackproof run-host` as pods run it, one per host, and the report that `rackproof collect` makes of their logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rackproof import main as command
 
 PROFILE = """\
 schema: rackproof.profile/1
-summary: two stages, as little as can be
+summary: the smallest profile with both stages
 device: cpu
 processes_per_host: 1
 stages:
@@ -44,7 +44,7 @@ def rackproof(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A planned run of two hosts."""
+    """Plan a run of two hosts and return its directory."""
     (tmp_path / "tiny.yml").write_text(PROFILE, encoding="utf-8")
     listing = {"_meta": {"hostvars": dict.fromkeys(("a", "b"), LOCAL)}, "gpu_hosts": {"hosts": ["a", "b"]}}
     (tmp_path / "inventory.json").write_text(json.dumps(listing), encoding="utf-8")
@@ -56,7 +56,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def pod(run: Path, host: str, port: int, meet_s: float = 60.0) -> subprocess.Popen[bytes]:
-    """Start a host's part, with its log in a file as that of a container."""
+    """Start run-host for a host, with its log in a file like that of a container."""
     directory = run.parents[1] / host
     directory.mkdir()
     kubeflow = {"RANK": "1", "WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "nowhere"}
@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 def terminate_at(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Path:
-    """Terminate the pod once its log has that text; return the log after its end."""
+    """Terminate the pod once its log contains `text`, wait for its exit, and return the log."""
     deadline = time.monotonic() + 180
     while text not in log.read_bytes() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -88,7 +88,7 @@ def terminate_at(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Pa
     return log
 
 
-def test_two_pods_logs_become_a_report(run: Path) -> None:
+def test_logs_of_two_pods_give_a_report(run: Path) -> None:
     port = free_port()
     pods = [pod(run, host, port) for host in ("a", "b")]
     assert [process.wait(240) for process in pods] == [0, 0]

@@ -1,12 +1,12 @@
-"""A bad wire: forwards the frames between two network interfaces late, or not all of them. For kernels without netem.
+"""Simulate a bad link: forward frames between two network interfaces late or with losses, for kernels without netem.
 
     python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
 
-Bits flip, evenly: of what is sent that share of every 1 500 B is lost, with the frame it is in. So long frames are lost sooner
-than short ones, and no exchange of many frames is spared by chance.
+LOST_SHARE is the share of 1500 B units that are lost, evenly spread; the frame of such a unit is lost. Long frames are
+therefore lost more often than short ones, and no exchange of many frames avoids losses by chance.
 
-Needs CAP_NET_RAW. What the kernel would still have to do for a frame (checksum, segments) goes along with it in its header
-(PACKET_VNET_HDR), so that no offload needs to be switched off.
+Needs CAP_NET_RAW. With PACKET_VNET_HDR the header of a frame carries its pending offloads (checksum, segmentation), so none needs
+to be disabled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUFFER_BYTES = 1 << 24
 
 
 def end(interface: str) -> socket.socket:
-    """A socket that hears and sends whole frames on an interface."""
+    """Return a socket that receives and sends complete frames on an interface."""
     raw_socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     raw_socket.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -34,7 +34,7 @@ def end(interface: str) -> socket.socket:
 
 
 def main(first: str, second: str, delay_s: float, lost: float) -> None:
-    """Forwards until it is killed."""
+    """Forward frames until killed."""
     a, b = end(first), end(second)
     other = {a: b, b: a}
     order, waiting = itertools.count(), []
@@ -59,7 +59,7 @@ def main(first: str, second: str, delay_s: float, lost: float) -> None:
             try:
                 towards.send(frame)
             except OSError:
-                continue  # the queue of the interface is full: it is lost
+                continue  # the queue of the interface is full, so the frame is lost
 
 
 if __name__ == "__main__":

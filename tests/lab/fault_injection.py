@@ -1,4 +1,4 @@
-"""A fault in the ranks of one host: a module that changes the agent's, put into the Python that the agent is installed in."""
+"""Inject a fault into the ranks of one host, by a module in the Python environment of the agent."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from .lab import Lab
 
 PURELIB = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
 LAUNCHER = "agent.benchmarks.rendezvous"
-"""Whose forks the ranks are."""
+"""Module of the launcher, which forks the ranks."""
 
 
-def put_beneath(lab: Lab, host: str, text: str) -> None:
-    """Runs `text` in the launcher of the host's ranks, before its program."""
+def inject_fault(lab: Lab, host: str, text: str) -> None:
+    """Run `text` in the launcher of the ranks of a host, before its own code."""
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
-    # Not in its guard, which has the same in its arguments, and would import torch for nothing.
+    # Not in the guard process: its arguments contain the same words, and it would import torch needlessly.
     lab.put(
         host,
         f"{directory}/fault.pth",
@@ -21,7 +21,7 @@ def put_beneath(lab: Lab, host: str, text: str) -> None:
     )
 
 
-IDLE = """
+IDLE_STRESS = """
 import time
 import agent.benchmarks.compute.gemm as benchmark
 
@@ -33,4 +33,4 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""
+"""Fault: the matrix products of a stress test sleep, so that it takes as long but leaves the processors to other tests."""

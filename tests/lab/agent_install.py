@@ -1,0 +1,54 @@
+"""Put the installed agent on lab hosts: the playbook installs it once in a test run, and every other host gets a copy.
+
+This is for tests that need an installed agent. test_roles and tests/unit/playbooks/test_collection test the installation itself.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from schemas.locks import exclusive
+from tests.lab import processes
+from tests.lab.kill_points import STATE, Site
+from tests.lab.lab import Host, Lab
+
+PREFIX = "/opt/rackproof"
+
+
+def install_agent(lab: Lab, archive: Path) -> None:
+    """Install the agent on every host. The first caller of a test run creates `archive`, and all pytest workers use it."""
+    first, *others = lab.hosts
+    with exclusive(archive.with_suffix(".lock")):
+        if archive.exists():
+            others = [first, *others]
+        else:
+            _deploy(lab, first)
+            _pack(first, archive)
+    for host in others:
+        with archive.open("rb") as packed:
+            subprocess.run(_tar_command(host, "-x"), stdin=packed, check=True, timeout=60)
+
+
+def _deploy(lab: Lab, host: Host) -> None:
+    site = Site(lab=lab, runs=lab.directory / "settled")
+    site.runs.mkdir()
+    # Keep no SSH connection open: later tests would reuse it, with the settings that sshd had at this time.
+    variables = {"rackproof_gang": "none", "ansible_ssh_args": "-o ControlMaster=no"}
+    attempt = site.start("settled", "deploy", only=[host.name], **variables)
+    output = attempt.end()
+    assert attempt.process.returncode == 0, output[-4000:]
+    lab.on(host.name, f"{PREFIX}/bin/rackproof", "stop", f"{STATE}/exporter")
+    lab.on(host.name, "rm", "-r", f"{STATE}/exporter")
+
+
+def _pack(host: Host, archive: Path) -> None:
+    partial = archive.with_suffix(".part")
+    with partial.open("w") as file:
+        processes.run(_tar_command(host, "-c", PREFIX[1:], STATE[1:]), stdout=file)
+    partial.rename(archive)
+
+
+def _tar_command(host: Host, *arguments: str) -> list[str]:
+    """Return a tar command that runs in the root of the host and uses standard input or output of this machine."""
+    return [str(part) for part in host.inside(["tar", "-f", "-", *arguments], Path("/"))]
