@@ -23,7 +23,7 @@ REPORT_BYTES = 4_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acceptance:
+class Approval:
     """The person who accepts a run, the date and the reason."""
 
     who: str
@@ -63,7 +63,7 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def baselines_of_run(run: Run, report: FleetReport, digest: str, by: Acceptance) -> Iterator[PartBaseline]:
+def baselines_of_run(run: Run, report: FleetReport, digest: str, by: Approval) -> Iterator[PartBaseline]:
     """Yield the baseline of each GPU and each host from this run alone."""
     kind = baseline_store.kind_of(run.plan)
     for host in run.plan.hosts:
@@ -95,7 +95,7 @@ def baselines_of_run(run: Run, report: FleetReport, digest: str, by: Acceptance)
         )
 
 
-def _accepted(run: Run, report: FleetReport, digest: str, by: Acceptance, waived: Iterable[Verdict]) -> Accepted:
+def _accepted(run: Run, report: FleetReport, digest: str, by: Approval, waived: Iterable[Verdict]) -> Accepted:
     waivers = dict.fromkeys(f"{verdict.waiver.target}: {verdict.waiver}" for verdict in waived if verdict.waiver)
     return Accepted(
         run_id=run.plan.run_id,
@@ -144,7 +144,7 @@ def _restrict_level(level: Level, runs: set[str]) -> Level:
     return replace(level, values={run: value for run, value in level.values.items() if run in runs})
 
 
-def accept(run: Run, report: FleetReport, directory: Path, by: Acceptance, *, replace_runs: bool) -> list[PartBaseline]:
+def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, replace_runs: bool) -> list[PartBaseline]:
     """Add an accepted run to the baselines of its parts and return them. `report` is the run, judged again.
 
     Raises:

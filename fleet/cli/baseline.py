@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.baseline.accept import Acceptance, accept
+from fleet.baseline.accept import Approval, accept
 from fleet.planning.test_selection import skipped_tests
 from fleet.quantities import quantity
 from fleet.records import baseline_store, run_lock
@@ -70,7 +70,7 @@ def _accept(options: argparse.Namespace) -> int:
     if not options.names:
         raise UsageError("baseline accept: give the directory of an accepted run")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    by = Acceptance(
+    by = Approval(
         who=" ".join((options.by or getpass.getuser()).split())[:200], at=now, why=" ".join(options.why.split())[:1000]
     )
     baselines: list[PartBaseline] = []

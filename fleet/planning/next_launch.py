@@ -18,7 +18,7 @@ from fleet.judge.criteria import Pack
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.bisection import Conclusion
+from fleet.judge.localization.bisection import ProbeConclusion
 from fleet.judge.localization.faults import with_last_hosts
 from fleet.judge.localization.launches import Attempt, gang_attempts, hosts_to_exclude, is_stuck, probe_result
 from fleet.judge.localization.verdicts import has_slow_collective, judge_pairs
@@ -156,7 +156,7 @@ class _Gang:
         """Return the hosts that prevent the measurement of the others, and why."""
         excluded: dict[str, str] = {}
         for attempt in self._gang_launches:
-            if is_stuck(attempt) and isinstance(result := probe_result(self._attempts, attempt), Conclusion):
+            if is_stuck(attempt) and isinstance(result := probe_result(self._attempts, attempt), ProbeConclusion):
                 excluded |= hosts_to_exclude(result)
             elif not attempt.worked and not (
                 attempt.was_partly_started(self._present) and self._count_tries(attempt.members) < MAX_TRIES

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fleet.judge.localization.bisection import Bisection, Conclusion, GroupOutcome, History
+from fleet.judge.localization.bisection import Bisection, GroupOutcome, History, ProbeConclusion
 from fleet.judge.localization.matrix import Pair, PairKind, Suspect, Tolerance
 from fleet.judge.localization.suspects import find_suspects
 from fleet.judge.localization.verdicts import judge_pairs
 
 __all__ = [
     "Bisection",
-    "Conclusion",
     "GroupOutcome",
     "History",
     "Pair",
     "PairKind",
+    "ProbeConclusion",
     "Suspect",
     "Tolerance",
     "find_suspects",

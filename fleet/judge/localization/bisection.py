@@ -40,7 +40,7 @@ History = Sequence[Sequence[GroupOutcome]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conclusion:
+class ProbeConclusion:
     """The result of a finished search."""
 
     suspects: tuple[Suspect, ...]
@@ -63,7 +63,7 @@ class Bisection:
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(dict.fromkeys(hosts))
 
-    def next_launches(self, history: History) -> list[list[str]] | Conclusion:
+    def next_launches(self, history: History) -> list[list[str]] | ProbeConclusion:
         """Return the groups of the next launch (no host is in two groups), or the conclusion.
 
         Args:
@@ -98,7 +98,7 @@ class _Search:
         self.fabric_evidence = ""
         """Why the fabric is the suspect; empty if it is not."""
 
-    def run(self) -> Conclusion:
+    def run(self) -> ProbeConclusion:
         """Return the bad hosts and links. Raise _MissingOutcomesError if an outcome is missing."""
         if len(self._hosts) < WITNESSES:
             return self.conclusion()
@@ -226,13 +226,13 @@ class _Search:
             mask |= 1 << self._bit_of_host[host]
         return mask
 
-    def conclusion(self) -> Conclusion:
+    def conclusion(self) -> ProbeConclusion:
         """Return the suspects and the good hosts found so far."""
         suspects = [self._bad_host(host, witnesses) for host, witnesses in self.bad.items()]
         suspects += [self._bad_link(*link) for link in self.links]
         if self.fabric_evidence:
             suspects.append(Suspect(kind=FABRIC, where="", confidence=0.5, evidence=self.fabric_evidence))
-        return Conclusion(suspects=tuple(suspects), good=tuple(self.good), launches=self._launches)
+        return ProbeConclusion(suspects=tuple(suspects), good=tuple(self.good), launches=self._launches)
 
     def _bad_host(self, host: str, witnesses: int) -> Suspect:
         return Suspect(

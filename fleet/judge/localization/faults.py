@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.bisection import Conclusion
+from fleet.judge.localization.bisection import ProbeConclusion
 from fleet.judge.localization.launches import EVEN_ODDS, UNABLE, Attempt, is_stuck, probe_result
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, VerdictKind
@@ -66,7 +66,7 @@ def _probe_verdicts(
     If two hosts fail only together, both get a verdict, even if one of them worked in a later launch.
     """
     result = probe_result(attempts, attempt) if is_stuck(attempt) else None
-    for suspect in result.suspects if isinstance(result, Conclusion) else ():
+    for suspect in result.suspects if isinstance(result, ProbeConclusion) else ():
         is_bad_link = suspect.kind == LINK and suspect.confidence > EVEN_ODDS
         for host in suspect.hosts or attempt.members:
             if host in views and (is_bad_link or host not in decided):

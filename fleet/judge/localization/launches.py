@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.evidence import Evidence
-from fleet.judge.localization.bisection import Bisection, Conclusion, GroupOutcome
+from fleet.judge.localization.bisection import Bisection, GroupOutcome, ProbeConclusion
 from fleet.judge.localization.matrix import HOST, LINK
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
@@ -162,7 +162,7 @@ def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
     return (*launch.observations, *current)
 
 
-def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
+def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | ProbeConclusion:
     """Return the conclusion of the probes after a launch that failed without a culprit, or the groups to probe next.
 
     The list is empty if a host reports that it cannot take part, because no probe works with it.
@@ -186,7 +186,7 @@ def is_stuck(attempt: Attempt) -> bool:
     return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 
-def hosts_to_exclude(result: Conclusion) -> dict[str, str]:
+def hosts_to_exclude(result: ProbeConclusion) -> dict[str, str]:
     """Return the hosts to exclude so that the rest works: each bad host, and the second host of each bad link."""
     hosts = {item.where: item.evidence for item in result.suspects if item.kind == HOST}
     for item in result.suspects:

@@ -16,10 +16,10 @@ from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.localization import (
     Bisection,
-    Conclusion,
     GroupOutcome,
     Pair,
     PairKind,
+    ProbeConclusion,
     Suspect,
     Tolerance,
     find_suspects,
@@ -727,7 +727,7 @@ PAIRS = ["".join(pair) for pair in itertools.combinations("abcdef", 2)]
 
 def run_bisection(
     size: int, bad: Collection[str] = (), links: Collection[str] = (), most: int = 0, chance: int | None = None
-) -> tuple[Conclusion, int]:
+) -> tuple[ProbeConclusion, int]:
     """Return the conclusion of the planner and the number of launches.
 
     A group fails if it has a bad host or both ends of a bad link, or more than `most` hosts. The group with the number
@@ -743,7 +743,7 @@ def run_bisection(
     planner, launched = Bisection(names), itertools.count()
     for _ in range(60):
         result = planner.next_launches(history)
-        if isinstance(result, Conclusion):
+        if isinstance(result, ProbeConclusion):
             assert result.launches == len(history)
             return result, len(history)
         assert len({host for group in result for host in group}) == sum(map(len, result))
@@ -827,7 +827,7 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
     assert (
         two.suspects[0].evidence == "a and b fail together; the fault may be in either host or in the link between them"
     )
-    assert run_bisection(1)[0] == Conclusion(suspects=(), good=(), launches=0)
+    assert run_bisection(1)[0] == ProbeConclusion(suspects=(), good=(), launches=0)
     no_host, _ = run_bisection(4, bad="abcd")
     assert [(item.kind, item.evidence) for item in no_host.suspects] == [
         ("fabric", "no two of the 4 hosts work together")
@@ -1056,13 +1056,13 @@ def attempts_with_probes(*rounds: list[Launch], after: Sequence[Launch] = ()) ->
     )
 
 
-def run_probes(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Conclusion]:
+def run_probes(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], ProbeConclusion]:
     """Run the requested probes until there is a conclusion. `bad` and `link` are digits of host names."""
     rounds: list[list[Launch]] = []
     while True:
         gang_attempts = attempts_with_probes(*rounds)
         answer = probe_result(gang_attempts, gang_attempts[0])
-        if isinstance(answer, Conclusion):
+        if isinstance(answer, ProbeConclusion):
             return rounds, answer
         groups = ["".join(host.removeprefix("h") for host in group) for group in answer]
         worked = [not set(bad) & set(group) and not (link and set(link) <= set(group)) for group in groups]
@@ -1089,7 +1089,7 @@ def test_second_host_of_a_bad_link_is_excluded() -> None:
         ((link,), {"b": "e"}), ((link, host), {"c": "f", "b": "e"}), ((replace(link, confidence=0.5),), {}),
         ((link, replace(host, where="a")), {"a": "f"}), ((replace(host, kind="fabric"),), {}),
     ):  # fmt: skip
-        assert hosts_to_exclude(Conclusion(suspects=suspects, good=(), launches=1)) == excluded
+        assert hosts_to_exclude(ProbeConclusion(suspects=suspects, good=(), launches=1)) == excluded
 
 
 # Verdicts

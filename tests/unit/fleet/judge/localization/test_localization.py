@@ -15,10 +15,10 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization import (
     Bisection,
-    Conclusion,
     GroupOutcome,
     Pair,
     PairKind,
+    ProbeConclusion,
     Suspect,
     find_suspects,
     judge_pairs,
@@ -338,13 +338,13 @@ def test_confidence_grows_with_the_number_of_comparisons() -> None:
 Faults = tuple[set[str], list[frozenset[str]]]
 
 
-def run_search(size: int, faults: Faults, together: int = 0) -> Conclusion:
+def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
     """Run the launches that the planner requests until it returns a conclusion. Groups of `together` hosts or more fail."""
     bad, links = faults
     planner, history = Bisection([f"h{number}" for number in range(size)]), []
     while True:
         groups = planner.next_launches(history)
-        if isinstance(groups, Conclusion):
+        if isinstance(groups, ProbeConclusion):
             return groups
         hosts = [host for group in groups for host in group]
         assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
@@ -371,7 +371,7 @@ def faulty(size: int, hosts: int, links: int, seed: int) -> Faults:
     return bad, [frozenset(ends[number : number + 2]) for number in range(0, 2 * links, 2)]
 
 
-def suspected(conclusion: Conclusion) -> Faults:
+def suspected(conclusion: ProbeConclusion) -> Faults:
     hosts = {item.where for item in conclusion.suspects if item.kind == "host"}
     return hosts, [frozenset(item.hosts) for item in conclusion.suspects if item.kind == "link"]
 
