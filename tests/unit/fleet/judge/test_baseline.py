@@ -69,7 +69,7 @@ def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
     ],
 )  # fmt: skip
-def test_what_values_are_settled_to(values: list[float], value: float, n: int) -> None:
+def test_robust_level_leaves_out_outliers(values: list[float], value: float, n: int) -> None:
     for ordered in (values, values[::-1]):
         result = robust_level(ordered)
         assert (result.value, result.n, result.left_out) == (value, n, len(values) - n)
@@ -77,7 +77,7 @@ def test_what_values_are_settled_to(values: list[float], value: float, n: int) -
         assert result.sigma == pytest.approx(small_sample_sigma(near))
 
 
-def test_the_deviation_of_few_values_is_made_larger() -> None:
+def test_sigma_of_few_values_is_corrected_for_sample_size() -> None:
     assert small_sample_sigma([]) == small_sample_sigma([3.0]) == 0.0
     for count, share in ((2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.94), (6, 1.0), (20, 1.0)):
         values = [float(at % 2) + at / 100 for at in range(count)]
@@ -88,7 +88,7 @@ def samples(n: int, cv: float = 0.1, exact: float | None = None) -> Samples:
     return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=exact)
 
 
-def test_how_well_a_median_is_known() -> None:
+def test_precision_of_a_median() -> None:
     assert precision(None) is None
     assert precision(samples(1)) is None
     assert precision(samples(1, exact=0.1)) is None
@@ -101,7 +101,7 @@ def made(*values: float) -> Level:
     return level_of("a.b", "W", "gang", "link=1", {"op": "x"}, {f"r{at}": value for at, value in enumerate(values)})
 
 
-def test_a_level_is_known_with_its_noise_from_three_runs_on() -> None:
+def test_level_has_a_sigma_from_three_runs_on() -> None:
     assert made(10.0, 12.0).sigma is None
     result = made(10.0, 11.0, 12.0)
     assert result.sigma == pytest.approx(1 / 0.8862 / 11)
@@ -119,7 +119,7 @@ def test_a_level_is_known_with_its_noise_from_three_runs_on() -> None:
     assert made(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
 
 
-def test_the_noise_is_that_of_one_more_measurement() -> None:
+def test_noise_is_that_of_a_further_measurement() -> None:
     assert noise(level()) == 0.0
     assert noise(level(runs=4, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
     assert noise(level(runs=6, left_out=2, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
@@ -137,7 +137,7 @@ def test_the_noise_is_that_of_one_more_measurement() -> None:
         ("collective.all_reduce.algbw", "B/s", 1), ("x.temperature", "1", -1),
     ],
 )  # fmt: skip
-def test_which_way_is_better(name: str, unit: str, way: int) -> None:
+def test_direction_of_improvement(name: str, unit: str, way: int) -> None:
     assert direction(name, unit) == way
 
 
@@ -160,7 +160,7 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
         (measure("gpu.power.draw", unit="W", params={"phase": "before"}), False), (measure(WIDTH, unit="1"), False),
     ],
 )  # fmt: skip
-def test_what_a_baseline_keeps(what: Observation, right: bool) -> None:
+def test_baseline_figures_are_finite_measured_numbers(what: Observation, right: bool) -> None:
     assert is_baseline_figure(what) is right
 
 
@@ -176,11 +176,11 @@ NAMELESS = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
         ("nic=eth0", "", "nic=eth0"), ("gpu=7", "", "gpu=7"), ("gang=r1", "", "gang=r1"),
     ],
 )  # fmt: skip
-def test_the_part_that_a_scope_is_of(scope: str, part: str, within: str) -> None:
+def test_scope_is_split_into_part_and_rest(scope: str, part: str, within: str) -> None:
     assert part_of_scope(GPUS, scope) == (part, within)
 
 
-def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
+def test_part_is_identified_by_serial_or_uuid() -> None:
     gpu = GPUS["gpu=0"]
     assert identity(gpu) == "h1-0"
     assert identity(replace(gpu, serial="  ")) == "GPU-h1-0"
@@ -190,7 +190,7 @@ def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
     assert part_of_scope({**GPUS, "gpu=1": NAMELESS}, "gpu=0,peer=1") == ("h1-0", "peer=")
 
 
-def test_what_a_figure_is_compared_by() -> None:
+def test_comparison_key_has_name_stage_and_settings() -> None:
     reported = measure(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
     assert comparison_key(reported, "link=1") == (
         "memory.bandwidth", "benchmark", "link=1", (("dtype", "x"), ("op", "copy"), ("size_bytes", 8))
@@ -217,7 +217,7 @@ def test_what_a_figure_is_compared_by() -> None:
         ({"change": -3.0}, level(), 97.0), ({"change": 0.0}, level(precision=9.0), 100.0),
     ],
 )  # fmt: skip
-def test_the_limit_that_an_accepted_figure_makes(asked: Any, of: Level, wanted: float | None) -> None:
+def test_limit_from_an_accepted_figure(asked: Any, of: Level, wanted: float | None) -> None:
     result = limit(rule(**asked), of)
     assert (result and result[0]) == (wanted and pytest.approx(wanted))
     if "change" not in asked and wanted:  # a ceiling lies as far on the other side
@@ -226,7 +226,7 @@ def test_the_limit_that_an_accepted_figure_makes(asked: Any, of: Level, wanted: 
         assert above[0] == pytest.approx(200 - wanted)
 
 
-def test_what_compares_with_no_baseline_has_no_limit() -> None:
+def test_criterion_without_a_baseline_has_no_limit() -> None:
     with pytest.raises(ValueError, match="criterion c compares with no baseline"):
         limit(replace(rule(), baseline=None), level())
 
@@ -267,7 +267,7 @@ HOST, GPU = kept("host", "h1"), kept("gpu", "h1-0", COPY)
 ASKED = rule(fraction=0.9)
 
 
-def test_an_accepted_record_is_asked_by_part() -> None:
+def test_accepted_record_is_looked_up_by_part() -> None:
     known = AcceptedRecord(HostBaseline(host=HOST, gpus={"h1-0": GPU}), list(GPUS.values()))
     figure = builders.results(PLAN, "h1", "benchmark")[0]
     assert known.level(figure) == COPY
@@ -317,7 +317,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
     assert presence(HostBaseline(host=HOST), plan=cpus) == []
 
 
-def test_an_accepted_record_without_any_figure_that_is_compared_is_none() -> None:
+def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     bare = HostBaseline(host=HOST, gpus={"h1-0": kept("gpu", "h1-0")})
     lacks = "has none of the figures that this run is compared by"
     assert presence(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
@@ -339,6 +339,6 @@ def test_an_accepted_record_without_any_figure_that_is_compared_is_none() -> Non
     ]
 
 
-def test_the_presence_is_a_part_of_the_judgement() -> None:
+def test_judge_reports_missing_baselines() -> None:
     verdicts = judge(PLAN, {"h1": replace(host_evidence(PLAN, "h1", reading(1)), baseline=HostBaseline())}, [pack()])
     assert [(item.scope, item.criterion) for item in verdicts] == [("host", "baseline"), ("gpu=0", "baseline")]

@@ -40,13 +40,13 @@ def test_shipped_packs_are_clean(name: str) -> None:
     assert lint(read_pack(name)) == []
 
 
-def test_every_gpu_name_leads_to_one_pack() -> None:
+def test_each_gpu_name_belongs_to_one_pack() -> None:
     names = [name for pack in map(read_pack, shipped_packs()) for name in pack.gpu_names]
     assert len(names) == len(set(names))
     assert {"NVIDIA H200", "NVIDIA GB200", "NVIDIA B300 SXM6 AC", "NVIDIA A100-SXM4-40GB", "Tesla T4"} <= set(names)
 
 
-def test_a_right_limit_is_let_through() -> None:
+def test_plausible_limit_has_no_finding() -> None:
     assert lint_changed() == []
     assert lint_changed(value=None, expected=4.276e12, fraction=0.97) == []
 
@@ -71,7 +71,7 @@ def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
     ],
 )
 @pytest.mark.parametrize("operator", ["eq", "ge"])
-def test_links_under_the_parts_own(name: str, value: int, why: str, operator: str) -> None:
+def test_link_limit_must_match_the_data_sheet(name: str, value: int, why: str, operator: str) -> None:
     (said,) = lint_changed(name=name, value=value, operator=operator, unit="1", where={})
     assert why in said
 
@@ -91,13 +91,13 @@ def test_pcie_gen3_floor_on_a_gen5_part_is_caught() -> None:
         {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.60},
     ],
 )
-def test_a_floor_forty_percent_under_the_baseline_is_caught(limit: dict[str, Any]) -> None:
+def test_floor_far_below_the_expectation_is_reported(limit: dict[str, Any]) -> None:
     assert any(
         "0.6: floor 40 % under the expectation; keep within 25 % of it" in said for said in lint_changed(**limit)
     )
 
 
-def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
+def test_ceiling_far_above_the_expectation_is_reported() -> None:
     latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
     assert "ceiling 40 % over the expectation" in lint_changed(**latency, fleet_fraction=1.4)[0]
     assert "half of the healthy parts miss it" in lint_changed(**latency, fleet_fraction=0.95)[0]
@@ -135,7 +135,7 @@ def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
         ),
     ],
 )
-def test_floors_that_physics_or_units_refute(changes: dict[str, Any], why: str) -> None:
+def test_implausible_floor_is_reported(changes: dict[str, Any], why: str) -> None:
     (said,) = lint_changed(**changes)
     assert why in said
 
@@ -150,7 +150,7 @@ def test_floors_that_physics_or_units_refute(changes: dict[str, Any], why: str) 
         {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "value": None, "fleet_fraction": 0.9},
     ],
 )
-def test_what_physics_allows(changes: dict[str, Any]) -> None:
+def test_plausible_floor_is_accepted(changes: dict[str, Any]) -> None:
     assert lint_changed(**changes) == []
 
 
@@ -194,7 +194,7 @@ def test_what_physics_allows(changes: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_the_catalogue_does_not_know(changes: dict[str, Any], why: str) -> None:
+def test_name_scope_stage_or_unit_outside_the_catalogue_is_reported(changes: dict[str, Any], why: str) -> None:
     (said,) = lint_changed(**changes)
     assert why in said
 
@@ -235,7 +235,7 @@ COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
          {"dtype": "bf16"}, "no such dtype"),
     ],
 )  # fmt: skip
-def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict[str, Any], why: str) -> None:
+def test_unknown_parameter_is_reported(changes: dict[str, Any], where: dict[str, Any], why: str) -> None:
     (said,) = lint_changed(**changes, where=where)
     assert why in said
 
@@ -249,7 +249,7 @@ def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict
         ({"name": "fan.speed", "unit": "1"}, {"chip": "a"}),
     ],
 )
-def test_parameters_that_observations_have(
+def test_known_parameter_is_accepted(
     changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.criteria_lint.lint.COLLECTED", COLLECTED | {"fan"})  # an operator's own collector
@@ -297,7 +297,7 @@ WORSE, BETTER = "higher is better", "lower is better"
         ({"value": None, "fleet_fraction": math.nan}, "not a finite number"),
     ],
 )  # fmt: skip
-def test_limits_that_let_what_is_bad_through(changes: dict[str, Any], why: str) -> None:
+def test_limit_that_passes_faulty_parts_is_reported(changes: dict[str, Any], why: str) -> None:
     (said,) = lint_changed(**changes)
     assert why in said
 
@@ -311,12 +311,12 @@ def test_limits_that_let_what_is_bad_through(changes: dict[str, Any], why: str) 
         {**SHARE, "value": 0.9},
     ],
 )
-def test_limits_at_the_edge_of_sense(changes: dict[str, Any]) -> None:
+def test_strictest_and_loosest_sensible_limits_are_accepted(changes: dict[str, Any]) -> None:
     assert lint_changed(**changes) == []
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
-def test_every_precision_that_standard_asks_for_can_be_judged_on_the_part(name: str) -> None:
+def test_each_dtype_of_the_standard_profile_is_judged_unknown_or_lacking(name: str) -> None:
     """A precision is the part's by its datasheet, or said to be unknown or lacking; what is lacking is not in the datasheet."""
     pack = read_pack(name)
     planned = {"gemm": set(), "stress": set()}
@@ -336,11 +336,11 @@ def test_every_precision_that_standard_asks_for_can_be_judged_on_the_part(name: 
 
 
 @pytest.mark.parametrize("name", ["a10", "a100-sxm-40", "a100-sxm-80", "a100-pcie-40", "a100-pcie-80", "t4"])
-def test_parts_without_fp8_say_that_they_lack_it(name: str) -> None:
+def test_models_without_fp8_list_it_as_lacking(name: str) -> None:
     assert "fp8" in read_pack(name).lacks["gemm.throughput"]["dtype"]
 
 
-def test_nvls_is_asked_for_wherever_a_pack_has_a_figure_with_it() -> None:
+def test_packs_with_nvls_figures_require_nvls() -> None:
     packs = [read_pack(name) for name in shipped_packs()]
     with_figure = {pack.name for pack in packs if any(item.where.get("nvls") is True for item in pack.criteria)}
     asked = {pack.name: item for pack in packs for item in pack.criteria if item.name == "collective.nvls"}
@@ -351,13 +351,13 @@ def test_nvls_is_asked_for_wherever_a_pack_has_a_figure_with_it() -> None:
         assert "fabric manager" in item.note
 
 
-def test_of_two_included_packs_the_later_one_has_the_last_word() -> None:
+def test_later_included_pack_overrides_the_earlier() -> None:
     for name, optional in (("h200-sxm", True), ("gb200", False)):
         (own,) = [item for item in read_pack(name).criteria if item.id == "busbw-vs-fleet"]
         assert own.optional == optional
 
 
-def test_a_model_says_what_it_does_not_know() -> None:
+def test_model_pack_lists_unknown_figures() -> None:
     bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "nobody measured it"})
     said = [str(item) for item in lint(bare)]
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in said[1]
@@ -365,13 +365,13 @@ def test_a_model_says_what_it_does_not_know() -> None:
     assert any("gemm.throughput: neither judged nor listed as unknown" in item for item in said)
 
 
-def test_a_figure_that_is_only_compared_over_the_fleet_is_not_judged_by_the_model() -> None:
+def test_fleet_comparison_does_not_count_as_judged_by_the_model() -> None:
     own = criterion(name="gpu.pcie.width", unit="1", operator="eq", where={}, value=None, same_as_fleet=True)
     said = [str(item) for item in lint(replace(H200, unknown={}, criteria=(own,)))]
     assert any("gpu.pcie.width: neither judged nor listed as unknown" in item for item in said)
 
 
-def test_versions_are_compared_and_rates_are_not() -> None:
+def test_only_versions_may_be_compared_for_equality() -> None:
     same: dict[str, Any] = {"value": None, "same_as_fleet": True, "operator": "eq", "where": {}}
     assert lint_changed(**same, name="gpu.vbios_version", unit="1") == []
     assert lint_changed(**same, name="launch.nccl", scope="host", unit="1") == []
@@ -379,7 +379,7 @@ def test_versions_are_compared_and_rates_are_not() -> None:
     assert "did you mean gpu.vbios_version?" in lint_changed(**same, name="gpu.vbios_versions", unit="1")[0]
 
 
-def test_a_star_stands_for_one_component() -> None:
+def test_wildcard_matches_one_component() -> None:
     every = criterion(name="collective.*.wrong_elements")
     assert every.matches_name("collective.all_reduce.wrong_elements")
     assert not every.matches_name("collective.all_reduce.busbw")
@@ -388,7 +388,7 @@ def test_a_star_stands_for_one_component() -> None:
     assert not criterion().matches_name("memory.bandwidths")
 
 
-def test_correctness_is_judged_in_a_rehearsal_as_on_gpus() -> None:
+def test_rehearsal_judges_correctness() -> None:
     right = {item.id for item in read_pack("correctness").criteria}
     for name in ("rehearsal", "common", "h200-sxm", "t4"):
         assert right <= {item.id for item in read_pack(name).criteria}
@@ -402,7 +402,7 @@ def test_the_power_cap_is_not_judged() -> None:
     assert judged == {"hw_thermal", "sw_thermal", "hw_power_brake"}
 
 
-def test_h200s_measured_floors() -> None:
+def test_h200_floors_follow_measurements() -> None:
     floors = {item.id: (item.expected or math.nan) * item.fraction for item in H200.criteria}
     assert floors["stress-bf16"] == pytest.approx(0.97 * 6.23e14)
     assert floors["stress-power"] == pytest.approx(665)
@@ -429,7 +429,7 @@ def written(path: Path, content: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_a_pack_is_read_with_all_that_it_says(tmp_path: Path) -> None:
+def test_pack_is_read_completely(tmp_path: Path) -> None:
     content = document() | {
         "gpu_names": ["NVIDIA E100"],
         "datasheet": {"power": {"value": 700, "source": "its datasheet"}},
@@ -459,13 +459,13 @@ def test_the_schema_is_strict(tmp_path: Path, changes: dict[str, Any], message: 
     assert message in str(raised.value)
 
 
-def test_a_datasheet_figure_needs_a_source(tmp_path: Path) -> None:
+def test_datasheet_figure_needs_a_source(tmp_path: Path) -> None:
     content = document() | {"datasheet": {"power": {"value": 700}}}
     with pytest.raises(UsageError, match=r"datasheet\.power: 'source' is a required property"):
         read_pack(written(tmp_path / "mine.yml", content))
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_criteria_lint_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["criteria", "lint"]) == 0
     assert f"{len(shipped_packs())} packs with " in capsys.readouterr().out
     assert main(["criteria", "lint", written(tmp_path / "mine.yml", document(name="gemm.thruput"))]) == 1

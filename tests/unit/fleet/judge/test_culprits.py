@@ -79,7 +79,7 @@ def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
         (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one way alone, and four of seven are more than half
     ],
 )
-def test_what_fails_with_most_others_has_its_pairs_laid_to_it(gpus: int, failing: Pairs, bad: set[int]) -> None:
+def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, failing: Pairs, bad: set[int]) -> None:
     expected = {f"gpu={a},peer={b}": f"gpu={b}" for a, b in failing if b in bad and a not in bad}
     assert expected
     assert laid(gpus, of_pairs(gpus, failing)) == expected
@@ -99,7 +99,7 @@ def test_what_fails_with_most_others_has_its_pairs_laid_to_it(gpus: int, failing
         (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
     ],
 )
-def test_where_no_gpu_stands_out_each_pair_stays_where_it_is(gpus: int, failing: Pairs) -> None:
+def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pairs) -> None:
     assert laid(gpus, of_pairs(gpus, failing)) == {}
 
 
@@ -111,7 +111,7 @@ def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
         assert set(laid(8, verdicts).values()) == blamed
 
 
-def test_a_gpu_that_the_host_has_not_is_no_partner() -> None:
+def test_gpu_index_outside_the_host_is_ignored() -> None:
     strange = [
         replace(item, scope=scope)
         for scope in ("gpu=88,peer=6", "gpu=06,peer=6", "gpu=6,peer=6")
@@ -126,7 +126,7 @@ def test_each_criterion_is_judged_separately() -> None:
     assert laid(8, [*one, *other]) == {}
 
 
-def test_a_verdict_that_is_laid_to_a_part_says_so_and_carries_its_serial() -> None:
+def test_attributed_verdict_names_the_part_and_its_serial() -> None:
     result = {item.scope: item for item in with_culprits(view(8), of_pairs(8, around(6)))}
     reported = result["gpu=0,peer=6"]
     assert (reported.verdict, reported.action, reported.serial) == (FAIL, "inspect_hardware", view(8).serial("gpu=6"))
@@ -136,7 +136,7 @@ def test_a_verdict_that_is_laid_to_a_part_says_so_and_carries_its_serial() -> No
     assert result["gpu=6,peer=0"] == next(item for item in of_pairs(8, around(6)) if item.scope == "gpu=6,peer=0")
 
 
-def test_the_summary_has_one_line_and_one_part_is_returned() -> None:
+def test_attributed_pairs_give_one_summary_line_and_one_returned_part() -> None:
     verdicts = with_culprits(view(8), of_pairs(8, around(6)))
     (line,) = map(str, reason_lines(verdicts, {}))
     assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
@@ -170,7 +170,7 @@ def counted(scope: str) -> Verdict:
         ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # an NVSwitch explains it too
     ],
 )
-def test_a_new_xid_is_laid_to_the_one_gpu_that_had_any_and_fails(
+def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
     before: Mapping[str, float], after: Mapping[str, float], part: str
 ) -> None:
     host = view(8, before, after)
@@ -179,7 +179,7 @@ def test_a_new_xid_is_laid_to_the_one_gpu_that_had_any_and_fails(
     assert (result.part, result.serial, result.place) == (part, host.serial(part) if part else "", part or "host")
 
 
-def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
+def test_judge_attributes_slow_pairs() -> None:
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
     def slow(observed: Observation) -> Observation:
@@ -193,7 +193,7 @@ def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
 
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
-def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str, covered: int) -> None:
+def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, covered: int) -> None:
     """Of the 14 pairs of gpu=6, seven are its own and seven are its neighbours', attributed to it."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
@@ -201,7 +201,7 @@ def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str
     assert sum(item.waiver is not None for item in result) == covered
 
 
-def test_the_vendors_papers_have_the_pairs_that_were_laid_to_the_part(tmp_path: Path) -> None:
+def test_rma_document_lists_attributed_pairs(tmp_path: Path) -> None:
     """The figures next to them are those of pairs without this part."""
     assert (
         main(

@@ -57,7 +57,7 @@ def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[Host
         ([*three(BAD), view("h1", digest_of(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
     ],
 )
-def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts: list[str]) -> None:
+def test_majority_needs_more_than_half(views: list[HostView], verdicts: list[str]) -> None:
     assert [item.verdict for item in judged(*views)] == verdicts
 
 
@@ -87,7 +87,7 @@ def test_digest_verdict_texts() -> None:
         (BAD, "1 of the 1 other GPUs of its host differ from the majority too: suspect the host"),
     ],
 )
-def test_the_host_is_suspected_where_its_other_gpus_differ_too(other: str, said: str) -> None:
+def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, said: str) -> None:
     both = view("h1", digest_of(BAD), digest_of(other, "gpu=1"))
     others = [view(host, digest_of(), digest_of(scope="gpu=1")) for host in ("h2", "h3")]
     assert judged(both, *others)[0].reason.endswith(said)
@@ -112,12 +112,12 @@ X = replace(builders.gpu("h1", 0), name="NVIDIA X")
         (view("h1", digest_of(BAD, "host")), False),
     ],
 )
-def test_only_like_gpus_with_like_software_are_compared(odd: HostView, compared: bool) -> None:
+def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, compared: bool) -> None:
     verdicts = digest_verdicts(odd, *three()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
 
 
-def test_the_last_driver_and_the_last_digest_count() -> None:
+def test_last_driver_and_last_digest_are_used() -> None:
     again = [view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
     assert [item.value for item in judged(*again)] == [GOOD] * 3
     taken = host_evidence(PLAN, "h1", driver("550"), observations=(digest_of(BAD),))
@@ -131,14 +131,14 @@ def test_the_last_driver_and_the_last_digest_count() -> None:
 
 
 @pytest.mark.parametrize("status", [ERROR, UNSUPPORTED])
-def test_a_digest_that_could_not_be_had_is_compared_with_none(status: str) -> None:
+def test_unmeasured_digest_is_not_compared(status: str) -> None:
     lost = replace(digest_of(), value=None, status=status, reason="lost")
     assert digest_verdicts(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
     assert digest_verdicts(view("h1", digest_of(), lost), *three()[1:])[0][0] == "h2"
     assert gpu_digests(view("h1"), PLANNED) == []
 
 
-def test_digests_are_the_same_whatever_parts_they_are_put_together_from() -> None:
+def test_digest_counts_merge_from_parts() -> None:
     views = three(BAD)
     parts = [DigestCounts(PLANNED, [one]) for one in views]
     parts[0].update(parts[1])
@@ -149,7 +149,7 @@ def test_digests_are_the_same_whatever_parts_they_are_put_together_from() -> Non
     assert whole.of(("nothing",)) == {}
 
 
-def test_digests_without_another_gpu_to_compare_with_are_named() -> None:
+def test_uncompared_digests_are_listed() -> None:
     odd = view("h1", digest_of(), digest_of(scope="gpu=1", size=1))
     counts = DigestCounts(PLANNED, [odd, *three()[1:]])
     assert uncompared_digests(odd, PLANNED, counts) == [("benchmark", "gpu=1")]

@@ -51,14 +51,14 @@ def findings(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
     return [item for item in verdicts(plan, evidence) if item.verdict != PASS]
 
 
-def test_gpus_that_agree_pass_each_for_each_workload() -> None:
+def test_equal_digests_pass_for_each_gpu_and_workload() -> None:
     plan = alone("h1", gpu_count=4)
     all_verdicts = verdicts(plan, builders.evidence(plan))
     assert Counter(item.verdict for item in all_verdicts) == {PASS: 4 * len(WORKLOADS)}
     assert {item.reason for item in all_verdicts} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
 
 
-def test_the_one_gpu_that_differs_fails_by_serial_and_no_other() -> None:
+def test_only_the_differing_gpu_fails() -> None:
     plan = alone("h1", gpu_count=4)
     [only_verdict] = findings(plan, evidence_of(plan, {("h1", "gpu=2"): BAD}))
     assert (only_verdict.host, only_verdict.scope, only_verdict.serial, only_verdict.verdict, only_verdict.action) == (
@@ -75,14 +75,14 @@ def test_the_one_gpu_that_differs_fails_by_serial_and_no_other() -> None:
     assert "Silent Data Corruptions" in only_verdict.source
 
 
-def test_fleet_of_hosts_with_one_gpu_each_is_compared_across_hosts() -> None:
+def test_single_gpu_hosts_are_compared_with_each_other() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=1)
     [only_verdict] = findings(plan, evidence_of(plan, {("h2", "gpu=0"): BAD}))
     assert (only_verdict.host, only_verdict.serial, only_verdict.verdict) == ("h2", "h2-0", FAIL)
     assert "its host has no other GPU to compare with" in only_verdict.reason
 
 
-def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
+def test_host_with_several_differing_gpus_is_suspected() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=2)
     all_verdicts = findings(plan, evidence_of(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
     assert [(item.host, item.scope, item.verdict) for item in all_verdicts] == [
@@ -102,7 +102,7 @@ def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
     ],
     ids=["two that differ", "two against two", "three kinds", "half is no majority"],
 )
-def test_without_a_majority_every_one_is_inconclusive(gpu_count: int, digests: dict[Any, str]) -> None:
+def test_every_gpu_is_inconclusive_without_a_majority(gpu_count: int, digests: dict[Any, str]) -> None:
     plan = alone("h1", gpu_count=gpu_count)
     all_verdicts = findings(plan, evidence_of(plan, digests))
     assert [item.verdict for item in all_verdicts] == [INCONCLUSIVE] * gpu_count
@@ -182,7 +182,7 @@ def test_unjudged_gpu_is_named() -> None:
     assert any(line.startswith("Digests of 1 of 3 GPUs: NOT JUDGED") for line in report.acceptance.summary)
 
 
-def test_report_of_a_fleet_in_which_all_are_compared_says_nothing_of_it() -> None:
+def test_report_omits_digest_coverage_if_all_are_compared() -> None:
     plan = alone("h1", gpu_count=4)
     report = merge(plan, builders.evidence(plan), PACKS)
     assert not any("digest" in item for item in report.unjudged)

@@ -58,7 +58,7 @@ def levels(one: Series, **over: Any) -> list[float] | None:
     return None if result is None else [round(level, 3) for level in result.levels]
 
 
-def test_a_level_is_the_median_of_three_buckets_as_a_share_of_the_start() -> None:
+def test_level_is_the_median_of_three_buckets_relative_to_the_start() -> None:
     assert levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
     assert levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
     result = rate_course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
@@ -81,13 +81,13 @@ def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> N
         (10 * HOUR, HOUR / 2, 15.0), (100 * HOUR, HOUR / 2, 15.0), (100 * HOUR, HOUR, 10.0),
     ],
 )  # fmt: skip
-def test_the_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
+def test_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
     result = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
     assert result is not None
     assert result.start == start
 
 
-def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
+def test_start_is_weighted_by_sample_count() -> None:
     one = series(10, 20, 30, 40, 50, 60, 70, n=(3, 1, 1, 1, 1, 1, 1))
     result = rate_course(one, soak(one, planned=1200.0))
     assert result is not None
@@ -109,7 +109,7 @@ def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
         ((1, 0.95, 0.9, 0.9, 1, 1, 1), (2, 4)), ((1, 1, 0.9, 0.9), (2, None)), ((1, 1, 0.9, 0.9, 1), (2, None)),
     ],
 )  # fmt: skip
-def test_when_it_was_under_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
+def test_periods_below_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
     result = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert result.fell(0.95) == fell
 
@@ -175,11 +175,11 @@ def test_failing_drift_states_when_it_began() -> None:
         {"name": "drift.memory.bandwidth"}, {"scope": "gpu=7"},
     ],
 )  # fmt: skip
-def test_nothing_is_added_to_what_it_does_not_explain(over: dict[str, Any]) -> None:
+def test_drift_is_not_added_to_other_verdicts(over: dict[str, Any]) -> None:
     assert with_drift_time(view(FALLING), failed(**over)) == failed(**over)
 
 
-def test_times_and_spans_are_written_for_people() -> None:
+def test_times_and_durations_are_readable() -> None:
     assert [format_clock(seconds) for seconds in (0, 45.4, 3599, 3600, 15_120)] == [
         "0 min 00 s", "0 min 45 s", "59 min 59 s", "01:00", "04:12"
     ]  # fmt: skip
@@ -205,7 +205,7 @@ def launch(outcome: str = "finished", reason: str = "", number: int = 1, stage: 
 WELL = soak()
 
 
-def test_a_soak_that_lasted_is_no_shortcoming() -> None:
+def test_complete_soak_has_no_finding() -> None:
     assert drift_verdicts(WELL) == []
     assert drift_verdicts(soak(), None) == []
     assert drift_verdicts(None, plan=PLAN) == []
@@ -224,7 +224,7 @@ def test_a_soak_that_lasted_is_no_shortcoming() -> None:
         ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, and nothing says by what"]),
     ],
 )  # fmt: skip
-def test_what_a_soak_fell_short_by(over: dict[str, Any], said: list[str]) -> None:
+def test_incomplete_soak_is_reported(over: dict[str, Any], said: list[str]) -> None:
     assert drift_verdicts(replace(WELL, **over)) == [("host", text) for text in said]
 
 
@@ -276,7 +276,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
         (figures(10, 10, n=9), {"finished": 0, "failed": 0}, []),
     ],
 )  # fmt: skip
-def test_figures_that_stopped_or_are_few(of: tuple[Series, ...], over: dict[str, Any], scopes: list[str]) -> None:
+def test_stopped_or_rare_figures_are_found(of: tuple[Series, ...], over: dict[str, Any], scopes: list[str]) -> None:
     assert [*ended_early(soak(*of, **over))] == scopes
 
 
@@ -290,7 +290,7 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     assert drift_verdicts(few) == [("gpu=0", f"{RATE} came in 7 of 10 rounds")]
 
 
-def test_a_soak_is_a_part_of_the_judgement() -> None:
+def test_judge_reports_an_incomplete_soak() -> None:
     verdicts = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
     short_of = judge(SOAKING, {"h1": view(replace(WELL, cut=9)).evidence}, [pack()])

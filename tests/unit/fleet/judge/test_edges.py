@@ -76,11 +76,11 @@ def then(evidence: Evidence, *metrics: Metric) -> Evidence:
         ("ge", float("nan"), 0, False), ("le", float("nan"), 0, False), ("eq", float("nan"), float("nan"), False),
     ],
 )  # fmt: skip
-def test_what_holds(how: str, value: Any, limit: Any, right: bool) -> None:
+def test_operator_compares_value_with_limit(how: str, value: Any, limit: Any, right: bool) -> None:
     assert holds(how, value, limit) is right
 
 
-def test_text_is_compared_with_text() -> None:
+def test_text_equals_only_the_same_text() -> None:
     plan = one_figure_plan()
     for value, verdict in (("on", PASS), ("off", FAIL), (1, FAIL)):
         assert summarized(judged(plan, host_evidence(plan, "h1", reading(value)), criterion(value="on"))) == [
@@ -88,7 +88,7 @@ def test_text_is_compared_with_text() -> None:
         ]
 
 
-def test_verdict_names_host_scope_and_criterion() -> None:
+def test_verdict_carries_the_criterion_and_the_part() -> None:
     plan = one_figure_plan()
     (bad,) = judged(
         plan, host_evidence(plan, "h1", reading(2.5)), criterion(unit="W", severity="warning", basis="measured")
@@ -135,13 +135,13 @@ def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope
     assert [item.scope for item in verdicts] == wanted
 
 
-def test_one_gpu_that_was_read_says_nothing_of_the_other() -> None:
+def test_gpu_without_a_reading_is_inconclusive_beside_one_that_passes() -> None:
     plan = one_figure_plan(gpu_count=2)
     verdicts = judged(plan, host_evidence(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link"))
     assert summarized(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
 
 
-def test_a_host_without_gpus_is_not_asked_for_them() -> None:
+def test_gpu_criterion_is_not_evaluated_on_a_cpu_host() -> None:
     plan = one_figure_plan()
     plan = replace(plan, hosts=(replace(plan.hosts[0], device="cpu"),), expected=())
     assert summarized(judged(plan, host_evidence(plan), criterion())) == []
@@ -161,7 +161,7 @@ def test_gpu_without_readings_is_reported_once() -> None:
     ("over", "verdict"),
     [({}, INCONCLUSIVE), ({"best_of_run": True}, PASS), ({"optional": True}, INCONCLUSIVE)],
 )
-def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(over: Any, verdict: str) -> None:
+def test_reading_lost_later_passes_only_for_best_of_run(over: Any, verdict: str) -> None:
     plan = one_figure_plan()
     evidence = then(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
     (only_verdict,) = judged(plan, evidence, criterion(**over))
@@ -170,7 +170,7 @@ def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(ove
     assert only_verdict.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
 
 
-def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
+def test_failure_remains_if_the_reading_is_lost_later() -> None:
     plan = one_figure_plan()
     evidence = then(host_evidence(plan, "h1", reading(2)), reading(absent="error: gone"))
     assert summarized(judged(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
@@ -186,7 +186,7 @@ def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
         ("error: no", "error: no", True, [INCONCLUSIVE]),
     ],
 )
-def test_what_cannot_be_read_is_no_pass_unless_hardware_may_lack_it(
+def test_unreadable_value_is_inconclusive_unless_optional_and_unsupported(
     first: str, last: str, optional: bool, verdicts: list[str]
 ) -> None:
     plan = one_figure_plan()
@@ -196,7 +196,7 @@ def test_what_cannot_be_read_is_no_pass_unless_hardware_may_lack_it(
     assert [item.reason for item in all_verdicts] == [last] * len(verdicts)
 
 
-def test_the_same_settings_in_another_order_are_the_same_figure() -> None:
+def test_order_of_parameters_does_not_matter() -> None:
     plan = one_figure_plan()
     params = [{"a": 1, "b": 2, "phase": "x"}, {"b": 2, "a": 1, "phase": "y"}, {"a": 1, "b": 3}]
     observed = [replace(builders.observation("peer_copy.thing", 1.0, scope="gpu=0"), params=each) for each in params]
@@ -204,7 +204,7 @@ def test_the_same_settings_in_another_order_are_the_same_figure() -> None:
     assert [len(group) for group in series(view, criterion("peer_copy.thing"))] == [2, 1]
 
 
-def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
+def test_stage_separates_benchmark_series_but_not_readings() -> None:
     plan = one_figure_plan()
     observed = tuple(
         builders.observation("memory.thing", 1.0, scope="gpu=0", stage=stage) for stage in ("benchmark", "gang")
@@ -233,7 +233,7 @@ def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
         ({"scope": "mount", "where": {"a": 1, "b": 2}}, "mount=/", {"a": 1}, False),
     ],
 )
-def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool) -> None:
+def test_criterion_matches_name_scope_stage_and_parameters(over: Any, scope: str, params: Any, right: bool) -> None:
     observed = Observation(
         name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params
     )
@@ -258,7 +258,7 @@ def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
     assert (last.verdict, last.stage) == (PASS, "s3")
 
 
-def test_limits_from_the_data_sheet_and_the_inventory() -> None:
+def test_limit_comes_from_the_inventory_or_the_data_sheet() -> None:
     plan = one_figure_plan(gpu_count=2)
     (verdict,) = judged(
         plan, host_evidence(plan, "h1", reading(2, scope="host")), criterion(scope="host", variable="gpu_count")
@@ -270,7 +270,7 @@ def test_limits_from_the_data_sheet_and_the_inventory() -> None:
 
 
 @pytest.mark.parametrize(("gbps", "verdicts"), [(0, []), (8, [PASS]), (16, [FAIL])])
-def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts: list[str]) -> None:
+def test_fabric_limit_follows_the_rate_in_the_inventory(gbps: float, verdicts: list[str]) -> None:
     plan = one_figure_plan(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else one_figure_plan(gpu_count=2)
     rule = criterion(scope="host", variable="fabric_bytes_per_second", fraction=0.5, operator="ge")
     all_verdicts = judged(plan, host_evidence(plan, "h1", reading(1e9, scope="host")), rule)
@@ -283,7 +283,7 @@ def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts
     [((4, 4), PASS), ((4, 5), FAIL), ((5, 1), FAIL), ((5, 0), INCONCLUSIVE)],
     ids=["same", "rose", "anew", "fell"],
 )
-def test_a_counter_is_judged_by_what_it_rose(values: tuple[int, int], verdict: str) -> None:
+def test_counter_is_judged_by_its_increase(values: tuple[int, int], verdict: str) -> None:
     plan = one_figure_plan()
     evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
     assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
@@ -291,7 +291,7 @@ def test_a_counter_is_judged_by_what_it_rose(values: tuple[int, int], verdict: s
     ]
 
 
-def test_a_counter_that_was_read_but_once_is_inconclusive() -> None:
+def test_counter_read_once_is_inconclusive() -> None:
     plan = one_figure_plan()
     for evidence in (then(host_evidence(plan, "h1", reading(0))), then(host_evidence(plan), reading(0))):
         assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
@@ -299,7 +299,7 @@ def test_a_counter_that_was_read_but_once_is_inconclusive() -> None:
         ]
 
 
-def test_a_figure_that_must_have_risen_is_judged_by_its_net_change() -> None:
+def test_required_increase_is_judged_by_the_net_change() -> None:
     plan = one_figure_plan()
     for values, verdict in (((4, 9), PASS), ((4, 8), FAIL), ((9, 4), FAIL)):
         evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
@@ -311,7 +311,9 @@ def test_a_figure_that_must_have_risen_is_judged_by_its_net_change() -> None:
     ("count", "optional", "verdict"), [(4, False, PASS), (1, False, INCONCLUSIVE), (1, True, None)]
 )
 @pytest.mark.parametrize("name", ["gpu.thing", "memory.thing"])
-def test_a_fleet_that_is_too_small_says_nothing(count: int, optional: bool, verdict: str | None, name: str) -> None:
+def test_fleet_criterion_is_inconclusive_in_a_small_fleet(
+    count: int, optional: bool, verdict: str | None, name: str
+) -> None:
     hosts = [f"h{number}" for number in range(1, count + 1)]
     plan = one_figure_plan(*hosts)
 
@@ -373,7 +375,7 @@ WITHIN = "in stage benchmark between its snapshots"
         ((True, 2.5), 1.5, 1, "", "1.5 before stage benchmark", ""),
     ],
 )  # fmt: skip
-def test_what_a_counter_rose_by_and_where(
+def test_counter_increase_is_attributed_to_a_stage(
     values: tuple[Any, ...], total: float, at: int, stage: str, where: str, fell: str
 ) -> None:
     observed = counted(*values)
@@ -399,12 +401,12 @@ def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], said
     assert change(observed).where == f"3 {how} stage gang{said}"
 
 
-def test_a_stage_from_begin_to_end_needs_no_word_on_its_snapshots() -> None:
+def test_change_over_a_whole_stage_names_no_snapshots() -> None:
     observed = [item for item in counted(1, 1, 9, 3) if item.params["phase"] != "during"]
     assert change(observed).where == "2 in stage benchmark"
 
 
-def test_what_is_no_number_has_no_change() -> None:
+def test_non_numeric_counter_fails() -> None:
     for values in ((1, "x"), ("x", 1), ("x", "y")):
         assert isinstance(change(counted(*values)).total, str)
         assert isinstance(net_change(counted(*values)), str)
@@ -416,13 +418,13 @@ def test_what_is_no_number_has_no_change() -> None:
 
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
-def test_the_newest_event_is_not_newer_because_it_was_forgotten(values: tuple[Any, ...], total: Any) -> None:
+def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], total: Any) -> None:
     reported = change(counted(*values, name="xid.last_seen"))
     assert reported.total == total
     assert reported.fell == ""
 
 
-def test_both_ends_of_a_counter_must_have_been_read() -> None:
+def test_counter_needs_a_first_and_a_last_reading() -> None:
     plan = one_figure_plan()
     record = host_evidence(plan).records[0]
     three = [replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}") for at in range(3)]
@@ -486,14 +488,14 @@ def test_part_is_compared_with_its_baseline() -> None:
     assert against(plan, both, level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
 
 
-def test_a_figure_that_the_accepted_record_lacks_is_inconclusive_unless_optional() -> None:
+def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> None:
     plan = one_figure_plan()
     evidence = then(host_evidence(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
     assert against(plan, evidence) == [(INCONCLUSIVE, 8, None, "its accepted record does not have this figure")]
     assert against(plan, evidence, optional=True) == []
 
 
-def test_what_was_accepted_with_too_much_noise_says_nothing() -> None:
+def test_noisy_baseline_is_inconclusive() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
     for noisy, why in ((level(16, sigma=0.2), "scatter by"), (level(16, unit="B/s"), "is not known")):
@@ -538,7 +540,7 @@ def group(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
     return replace(builders.launch("gang", members, outcome, "" if outcome == "finished" else "why"), number=number)
 
 
-def test_a_gang_that_was_measured_together_is_in_order() -> None:
+def test_gang_launched_together_has_no_finding() -> None:
     plan = gang("h1", "h2")
     assert plan.expected
     made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
@@ -556,7 +558,7 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     assert verdicts[0].reason == "launched with h1, h2, and not with h3, h4"
 
 
-def test_a_host_that_took_no_part_is_not_missed_by_the_others_for_it() -> None:
+def test_absent_gang_member_is_reported_on_that_host_only() -> None:
     plan = gang("h1", "h2", "h3")
     made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
     made["h3"] = Evidence(records=made["h1"].records[:1])
@@ -567,7 +569,7 @@ def test_a_host_that_took_no_part_is_not_missed_by_the_others_for_it() -> None:
     ]
 
 
-def test_a_gang_stage_that_left_a_record_and_did_not_start_says_so() -> None:
+def test_gang_stage_without_a_launch_reports_that_it_did_not_start() -> None:
     plan = gang("h1", "h2")
     made = {host: together(plan, host, (), ()) for host in ("h1", "h2")}
     assert {item.reason for item in judged(plan, made) if item.name == "stage.gang"} == {
@@ -577,7 +579,7 @@ def test_a_gang_stage_that_left_a_record_and_did_not_start_says_so() -> None:
     assert {item.reason for item in judged(plan, made) if item.name == "stage.gang"} == {"nothing was observed; why"}
 
 
-def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
+def test_changed_or_duplicate_uuid_fails() -> None:
     plan = one_figure_plan("h1", "h2")
     first, second = (Metric(name="gpu.uuid", unit="1", values={"gpu=0": each}) for each in ("a", "b"))
     lost = Metric(name="gpu.uuid", unit="1", values={}, absent={"gpu=0": "error: x"})
@@ -610,7 +612,7 @@ def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
 # verdict
 
 
-def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None:
+def test_host_without_a_record_has_one_inconclusive_verdict() -> None:
     plan = one_figure_plan("h1", "h2")
     verdicts = judged(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
     assert [(item.host, *summarized([item])[0], item.name, item.reason) for item in verdicts] == [
@@ -675,7 +677,7 @@ def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
 
 
 @pytest.mark.parametrize(("uptimes", "lines"), [((10.0, 20.0), 0), ((20.0, 10.0), 1), ((10.0, 10.0), 0)])
-def test_a_host_that_rebooted_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
+def test_reboot_during_the_run_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
     plan = one_figure_plan()
     made = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
     verdicts = judged(plan, then(host_evidence(plan, "h1", made[0]), made[1]))
@@ -687,7 +689,7 @@ def test_a_host_that_rebooted_is_inconclusive(uptimes: tuple[float, float], line
 # expected
 
 
-def test_the_model_that_the_inventory_names() -> None:
+def test_gpu_model_must_match_the_inventory() -> None:
     plan = one_figure_plan(rackproof_gpu_model="h200-sxm")
     (right,) = judged(plan, host_evidence(plan))
     assert (right.criterion, right.verdict, right.value, right.action) == ("gpu-model", PASS, "NVIDIA H200", "none")
@@ -715,7 +717,7 @@ def test_gpu_model_without_a_pack_is_inconclusive() -> None:
         ((benchmark_launch("failed", "first"), benchmark_launch("deadline", "second")), "second"),
     ],
 )
-def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason: str) -> None:
+def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launch, ...], reason: str) -> None:
     plan = one_figure_plan()
     record = replace(host_evidence(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
     evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
@@ -737,7 +739,7 @@ def test_partial_stage_reports_what_is_missing() -> None:
     assert (verdict.stage, verdict.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
 
 
-def test_the_last_launch_counts() -> None:
+def test_last_launch_of_a_stage_decides() -> None:
     plan = one_figure_plan()
     ended = [benchmark_launch("failed", "why"), benchmark_launch("finished")]
     assert judged(plan, host_evidence(plan, launches=tuple(ended))) == []
@@ -773,9 +775,7 @@ def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchm
         ((figure(), figure("skipped", op="odd")), []),
     ],
 )
-def test_of_a_figure_that_was_made_again_the_last_counts(
-    observed: tuple[Observation, ...], reasons_: list[str]
-) -> None:
+def test_last_observation_of_a_repeated_figure_decides(observed: tuple[Observation, ...], reasons_: list[str]) -> None:
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     verdicts = judged(plan, host_evidence(plan, "h1", reading(1), observations=observed))
@@ -783,7 +783,7 @@ def test_of_a_figure_that_was_made_again_the_last_counts(
     assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
 
 
-def test_what_a_part_does_not_have_is_no_gap() -> None:
+def test_unsupported_figure_that_the_model_lacks_is_not_missing() -> None:
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     lacking = pack(lacks={"memory.bandwidth": {"op": ("copy",)}})
@@ -850,11 +850,11 @@ BAD = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL, c
         ({}, replace(BAD, name="record"), True),
     ],
 )
-def test_what_a_waiver_covers(over: Any, verdict: Verdict, right: bool) -> None:
+def test_waiver_covers_matching_verdicts(over: Any, verdict: Verdict, right: bool) -> None:
     assert covers(waiver(**over), verdict) is right
 
 
-def test_a_waiver_holds_on_its_last_day_and_no_longer() -> None:
+def test_waiver_expires_after_its_last_day() -> None:
     for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
         reported = WaiverMatcher((waiver(),), day).verdict(replace(BAD, detail="x"))
         assert (reported.waiver is not None) is waived
@@ -906,7 +906,7 @@ GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=IN
         ([replace(UNKNOWN, waiver=waiver(absent=True))], ACCEPTED),
     ],
 )
-def test_decision_on_a_host(verdicts: list[Verdict], decision: str) -> None:
+def test_host_decision_follows_its_worst_verdict(verdicts: list[Verdict], decision: str) -> None:
     assert decide(verdicts) == decision
     assert decide(reversed(verdicts)) == decision
 
@@ -920,13 +920,13 @@ def test_decision_on_a_host(verdicts: list[Verdict], decision: str) -> None:
         ([ACCEPTED, INCOMPLETE, REJECTED], REJECTED),
     ],
 )
-def test_decision_on_a_fleet_is_that_of_its_worst_host(hosts: list[str], decision: str) -> None:
+def test_fleet_decision_follows_its_worst_host(hosts: list[str], decision: str) -> None:
     assert worst_decision(hosts) == decision
     assert worst_decision(reversed(hosts)) == decision
 
 
 @pytest.mark.parametrize(("value", "limit"), [(0.3, 0.1 * 3), (216.49999e9, 216.5e9), (1.0 - 1e-16, 1.0)])
-def test_a_value_short_of_its_limit_never_reads_like_it(value: float, limit: float) -> None:
+def test_value_below_its_limit_is_printed_differently(value: float, limit: float) -> None:
     result, wanted = apart(value, limit, "B/s")
     assert result != wanted
 
@@ -970,7 +970,7 @@ def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
     ]
 
 
-def test_who_spoilt_a_gang_stands_first_and_hides_nothing_graver() -> None:
+def test_gang_suspect_is_listed_first_and_hides_no_critical_failure() -> None:
     hosts = [f"h{number}" for number in range(10)]
     named = [replace(BAD, host=host, criterion="localise", reason=f"suspect {host}", severity="") for host in hosts]
     grave = [replace(BAD, host=host, reason="corrupts", severity="critical", action="rma") for host in hosts]
@@ -1030,7 +1030,7 @@ def test_cause_is_listed_before_its_consequences() -> None:
         assert [line.split(": ")[-1] for line in lines if ": x " in line] == reported
 
 
-def test_of_a_part_the_gravest_stands_first_and_what_is_laid_to_it_last() -> None:
+def test_most_severe_finding_of_a_part_is_first_and_attributed_ones_last() -> None:
     result = [
         replace(BAD, criterion="c1", reason="laid", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
         replace(BAD, criterion="c2", reason="slight", action="reboot"),
@@ -1058,7 +1058,7 @@ def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tu
     return report.decision, report.acceptance.status, report.acceptance.summary
 
 
-def test_the_report_on_a_fleet_in_order_and_on_one_that_is_not() -> None:
+def test_report_summary_for_pass_fail_incomplete_and_waived() -> None:
     plan = one_figure_plan("h1", "h2")
     good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
     decision, status, lines = whole(plan, good, criterion())
@@ -1094,7 +1094,7 @@ def test_coverage_counts_each_planned_figure_once() -> None:
     assert reported == (4, 2, 1, 1, 0, 0)
 
 
-def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
+def test_simulated_run_is_never_reported_as_acceptance() -> None:
     plan = replace(one_figure_plan(), simulated=True)
     decision, status, lines = whole(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
     assert decision == ACCEPTED
@@ -1123,7 +1123,7 @@ def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_the_fleet_is_the_same_whatever_parts_it_is_put_together_from(parts: int) -> None:
+def test_fleet_median_is_the_same_after_merging_parts(parts: int) -> None:
     values = {"h1": 100.0, "h2": 90.0, "h3": 101.0, "h4": 99.0, "h5": 100.0}
     reported = fleet_of(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
     assert [(item.host, item.verdict, item.limit) for item in reported] == [
@@ -1133,7 +1133,7 @@ def test_the_fleet_is_the_same_whatever_parts_it_is_put_together_from(parts: int
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_a_version_is_the_same_whatever_parts_the_fleet_is_put_together_from(parts: int) -> None:
+def test_fleet_version_is_the_same_after_merging_parts(parts: int) -> None:
     values = {"h1": "a", "h2": "a", "h3": "b"}
     reported = fleet_of(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
     assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in reported] == [
@@ -1142,7 +1142,7 @@ def test_a_version_is_the_same_whatever_parts_the_fleet_is_put_together_from(par
     assert [item.detail for item in reported] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
 
 
-def test_where_as_many_show_one_version_as_another_each_fails_and_some_are_named() -> None:
+def test_tie_of_versions_fails_all_and_lists_up_to_four() -> None:
     rule = criterion(value=None, same_as_fleet=True)
     reported = fleet_of({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
     assert {(item.verdict, item.limit, item.operator) for item in reported} == {(FAIL, None, "")}
@@ -1151,7 +1151,7 @@ def test_where_as_many_show_one_version_as_another_each_fails_and_some_are_named
     assert reported[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
 
 
-def test_deviations_from_the_median_either_way() -> None:
+def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
     values = {f"h{at}": 100.0 + at % 3 for at in range(1, 16)}
     assert len(values) >= outliers.MIN_PEERS_FOR_DEVIATION
     sigma = outliers.SIGMA_OF_MAD * 1.0
@@ -1180,7 +1180,7 @@ def test_deviations_from_the_median_either_way() -> None:
 
 
 @pytest.mark.parametrize("count", [outliers.MIN_PEERS_FOR_MEDIAN - 1, outliers.MIN_PEERS_FOR_MEDIAN])
-def test_how_many_a_median_needs(count: int) -> None:
+def test_median_needs_a_minimum_of_peers(count: int) -> None:
     reported = fleet_of({f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge"))
     assert {item.verdict for item in reported} == {PASS if count == outliers.MIN_PEERS_FOR_MEDIAN else INCONCLUSIVE}
     assert (f"a median needs at least {outliers.MIN_PEERS_FOR_MEDIAN}" in reported[0].reason) == (
@@ -1188,7 +1188,7 @@ def test_how_many_a_median_needs(count: int) -> None:
     )
 
 
-def test_gang_figure_counts_once_and_each_scope_separately() -> None:
+def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
     fleet = FleetFigures(Planned(one_figure_plan()))
     key = ("m", "n", "s", "gpu", ())
     for host in range(3):
@@ -1214,7 +1214,7 @@ def test_gang_figure_counts_once_and_each_scope_separately() -> None:
     assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", ()), "gpu=0").model) == ("m", "this kind")
 
 
-def test_what_is_no_finite_number_is_in_no_median() -> None:
+def test_non_numeric_value_is_not_in_the_median() -> None:
     plan = one_figure_plan("h1", "h2", "h3")
     rule = criterion(fleet_fraction=0.9, operator="ge")
     fleet = FleetFigures(Planned(plan))
@@ -1228,7 +1228,7 @@ def test_what_is_no_finite_number_is_in_no_median() -> None:
 # what else the plan asks
 
 
-def test_launches_of_other_stages_say_nothing_of_this_one() -> None:
+def test_launch_of_another_stage_is_ignored() -> None:
     plan = one_figure_plan()
     other = builders.launch("gang", ("h1",), "failed", "of another stage")
     finished, failed = (benchmark_launch("finished"), other), (benchmark_launch("failed", "own"), other)
@@ -1239,7 +1239,7 @@ def test_launches_of_other_stages_say_nothing_of_this_one() -> None:
     assert (missing.reason, ended.reason) == ("not observed; own", "failed: own")
 
 
-def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> None:
+def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
     plan = gang("h1", "h2", "h3")
     asked = replace(plan.expected[0], stage="gang", name="digest.value", scope="device", params={"workload": "gemm"})
     plan = replace(plan, expected=(asked,))
@@ -1258,7 +1258,7 @@ def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> No
     assert [(item.host, item.name) for item in verdicts] == [("h3", "record")]
 
 
-def test_reasons_show_parameters_and_fold_by_benchmark_and_criterion() -> None:
+def test_reasons_show_parameters_and_are_merged_by_benchmark_and_criterion() -> None:
     one = replace(BAD, name="gemm.throughput", params={"op": "copy", "dtype": "bf16"}, action="none")
     other = replace(one, name="gemm.other", criterion="d")
     same = replace(one, name="gemm.more")
@@ -1296,7 +1296,7 @@ def named(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list
     return [(item.name, item.verdict, item.reason) for item in snapshot]
 
 
-def test_a_gpu_that_a_host_and_its_gang_name_otherwise_was_swapped() -> None:
+def test_gpu_identity_that_differs_between_records_fails() -> None:
     assert named({}, {}) == []
     assert named({}, {"serial": "new"}) == [("gpu.serial", FAIL, "changed during the run: h1-0, then new")]
     assert named({}, {"uuid": "GPU-new"}) == [("gpu.uuid", FAIL, "changed during the run: GPU-h1-0, then GPU-new")]
@@ -1307,7 +1307,7 @@ def test_a_gpu_that_a_host_and_its_gang_name_otherwise_was_swapped() -> None:
     assert named({}, serials=("a", "b")) == [("gpu.serial", FAIL, "changed during the run: a, then b")]
 
 
-def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
+def test_figures_without_a_launch_are_inconclusive() -> None:
     plan = one_figure_plan()
     (only_verdict,) = judged(plan, host_evidence(plan, launches=()))
     assert (only_verdict.name, only_verdict.verdict, only_verdict.stage) == (
@@ -1322,7 +1322,7 @@ def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
 # What is known of the whole fleet
 
 
-def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
+def test_fleet_statistics_merge_from_parts() -> None:
     plan = one_figure_plan("h1", "h2", "h3")
     figures = (
         builders.observation("straggler.compute", 0.02, scope="gpu=0"),
@@ -1371,7 +1371,7 @@ def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
     ]
 
 
-def test_gpus_without_serials_are_no_duplicates() -> None:
+def test_gpus_without_serials_are_not_duplicates() -> None:
     plan = one_figure_plan("h1", "h2")
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
     values = {name: host_evidence(plan, name, gpus=gpus) for name in ("h1", "h2")}

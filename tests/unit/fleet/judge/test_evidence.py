@@ -54,7 +54,7 @@ def host_view(made: Evidence, *packs: Pack, plan: Plan = PLAN) -> HostView:
     ("bus_id", "address"),
     [("00000000:1B:00.0", "0000:1b:00.0"), ("0000:1b:00.0", "0000:1b:00.0"), ("00000001:1B:00.0", "0001:1b:00.0")],
 )
-def test_a_pci_address_is_spelled_in_one_way(bus_id: str, address: str) -> None:
+def test_pci_address_is_normalized(bus_id: str, address: str) -> None:
     assert pci_address(bus_id) == address
 
 
@@ -69,7 +69,7 @@ def test_pci_readings_are_attributed_to_the_gpu() -> None:
     assert nameless.gpu_scopes() == {}
 
 
-def test_snapshots_of_all_records_come_in_the_order_of_time() -> None:
+def test_snapshots_of_all_records_are_ordered_by_time() -> None:
     first = evidence(shot(1), shot(4)).records[0]
     other = replace(first, gang="r1", snapshots=(shot(0, stage="gang"), shot(3, stage="gang")))
     made = Evidence(records=(first, other))
@@ -80,7 +80,7 @@ def test_snapshots_of_all_records_come_in_the_order_of_time() -> None:
     assert (nothing.first_snapshot, nothing.last_snapshot) == (("", ""), ("", ""))
 
 
-def test_gpus_launches_and_versions_are_those_of_all_records() -> None:
+def test_gpus_launches_and_versions_merge_over_records() -> None:
     one, two = (replace(builders.gpu("h1", index), serial=serial) for index, serial in ((1, "B"), (0, "A")))
     again = replace(one, serial="C")
     records = (
@@ -95,7 +95,7 @@ def test_gpus_launches_and_versions_are_those_of_all_records() -> None:
     assert made.software() == {"torch": "2", "nccl": "3"}
 
 
-def test_versions_are_judged_as_readings_of_the_host() -> None:
+def test_versions_become_host_observations() -> None:
     made = evidence(software={"Torch CUDA-arch": "x", "nccl": "2"})
     reported = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in made.versions()]
     assert reported == [
@@ -104,7 +104,7 @@ def test_versions_are_judged_as_readings_of_the_host() -> None:
     ]
 
 
-def test_what_a_host_shows_by_name() -> None:
+def test_observation_index_finds_by_name() -> None:
     made = evidence(
         shot(0, reading(1)), shot(1, reading(2), reading(3, name="gpu.other")),
         observations=(measure(), measure("gpu.thing", value=9)), software={"nccl": "2"},
@@ -162,14 +162,14 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
         ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
     ],
 )  # fmt: skip
-def test_the_observation_that_an_expectation_asks_for(made: list[Observation], result: int | None) -> None:
+def test_expectation_finds_its_observation(made: list[Observation], result: int | None) -> None:
     wanted = None if result is None else made[result]
     assert ObservationLookup(made).find(ASKED, "gpu=0") is wanted
     named = ObservationLookup(ObservationIndex(evidence(observations=tuple(made))))
     assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
 
 
-def test_settings_are_what_the_plan_names_and_the_memory_and_the_ranks() -> None:
+def test_settings_have_planned_parameters_numa_and_ranks() -> None:
     planned = Planned(PLAN)
     values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
     assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
@@ -179,30 +179,30 @@ def test_settings_are_what_the_plan_names_and_the_memory_and_the_ranks() -> None
     assert planned.params(measure(params=values, stage="gang")) == values
 
 
-def test_a_host_record_and_not_a_gangs_is_the_hosts_own() -> None:
+def test_own_record_is_the_one_without_a_gang() -> None:
     assert host_view(Evidence(records=(RECORD,))).has_record
     assert not host_view(Evidence(records=(replace(RECORD, gang="r1"),))).has_record
     assert not host_view(Evidence()).has_record
 
 
-def test_serials_are_those_of_the_gpu_that_a_scope_begins_with() -> None:
+def test_serial_is_that_of_the_first_gpu_in_the_scope() -> None:
     view = host_view(host_evidence(PLAN))
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
-def test_a_pack_of_the_operators_own_is_none_that_is_shipped() -> None:
+def test_site_pack_is_not_shipped() -> None:
     packs = [pack(), pack(name="common"), pack(name="common", chosen=True), pack(name="mine", chosen=True)]
     assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine"}
 
 
-def test_what_a_part_lacks() -> None:
+def test_unsupported_figures_of_a_model() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(ASKED, params=params)) is lacks
     assert not view.lacks(replace(ASKED, name="memory.latency"))
 
 
-def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
+def test_later_pack_overrides_a_criterion() -> None:
     one, two = pack(criterion(value=1), criterion(id="d")), pack(criterion(value=2))
     packs = [one, two]
     assert {key: item.value for key, item in criteria_by_id(packs).items()} == {"c": 2, "d": 1}
@@ -210,7 +210,7 @@ def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
     assert criteria_by_id([two, one])["c"].value == 1
 
 
-def test_unjudgeable_evidence_is_its_own_verdict() -> None:
+def test_unjudgeable_evidence_has_its_own_verdict() -> None:
     view = host_view(host_evidence(PLAN))
     reported = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
     assert (reported.host, reported.scope, reported.serial, reported.name, reported.stage) == (
@@ -245,7 +245,7 @@ def test_unjudgeable_evidence_is_its_own_verdict() -> None:
         ("", "NVIDIA H100", ["common", "mine"], "no criteria pack for NVIDIA H100"),
     ],
 )
-def test_the_packs_that_judge_a_host(model: str, gpus: str, names: list[str], why: str) -> None:
+def test_packs_are_selected_by_model(model: str, gpus: str, names: list[str], why: str) -> None:
     shipped = [
         pack(), pack(name="common", gpu_names=()), pack(name="rehearsal", gpu_names=()), pack(name="mine", chosen=True),
         pack(name="twin-a", gpu_names=("NVIDIA H100",)), pack(name="twin-b", gpu_names=("NVIDIA H100",)),
@@ -265,11 +265,11 @@ def test_the_packs_that_judge_a_host(model: str, gpus: str, names: list[str], wh
         ("launch.torch", False),
     ],
 )  # fmt: skip
-def test_what_a_benchmark_makes(name: str, right: bool) -> None:
+def test_benchmark_figures_are_told_from_readings(name: str, right: bool) -> None:
     assert from_benchmark(name) is right
 
 
-def test_what_is_remembered_never_grows_beyond_its_size() -> None:
+def test_bounded_cache_keeps_its_size() -> None:
     kept: BoundedCache[int, int] = BoundedCache(3)
     for number in range(3):
         kept[number] = number
@@ -278,6 +278,6 @@ def test_what_is_remembered_never_grows_beyond_its_size() -> None:
     assert dict(kept) == {3: 3}
 
 
-def test_an_unsupported_reading_is_no_measurement() -> None:
+def test_unsupported_reading_is_not_a_measurement() -> None:
     made = evidence(observations=(measure(status=UNSUPPORTED),))
     assert host_view(made).unmeasured_gpus == ["gpu=0", "gpu=1"]

@@ -121,7 +121,7 @@ def test_slow_or_wrong_benchmark_fails(name: str, where: dict[str, Any], value: 
     assert verdicts == {("h1", scope, criterion, FAIL)}
 
 
-def test_host_without_record_is_inconclusive_and_alone() -> None:
+def test_only_the_host_without_a_record_is_inconclusive() -> None:
     plan = builders.plan("h1", "h2", "h3")
     evidence = builders.evidence(plan)
     evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
@@ -139,7 +139,7 @@ def test_host_missing_in_the_evidence_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize("status", ["error", "skipped", "unsupported"])
-def test_what_was_not_measured_is_inconclusive_with_its_reason(status: str) -> None:
+def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
 
@@ -158,7 +158,7 @@ def test_what_was_not_measured_is_inconclusive_with_its_reason(status: str) -> N
     ]
 
 
-def test_every_expected_observation_is_missed() -> None:
+def test_each_missing_observation_is_reported() -> None:
     """Whichever single benchmark result is gone, the judge names it."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
@@ -176,7 +176,7 @@ def test_every_expected_observation_is_missed() -> None:
             )
 
 
-def test_every_inspection_is_missed() -> None:
+def test_each_missing_reading_is_reported() -> None:
     """Whichever reading on which a criterion rests is gone from all snapshots, the judge says so for every GPU."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=2)
     complete = builders.evidence(plan)
@@ -272,7 +272,7 @@ def test_unknown_gpu_model_is_inconclusive_and_names_the_remedy() -> None:
     assert "no criteria pack for NVIDIA Z900" in verdicts[0].reason
 
 
-def test_other_model_than_the_inventory_says_fails() -> None:
+def test_model_that_differs_from_the_inventory_fails() -> None:
     plan = builders.plan(rackproof_gpu_model="h100-sxm")
     failed = [item for item in findings(plan, builders.evidence(plan)) if item.criterion == "gpu-model"]
     assert {item.verdict for item in failed} == {FAIL}
@@ -313,7 +313,7 @@ def test_thermal_slowdown_in_any_snapshot_fails_and_power_cap_does_not() -> None
     ]
 
 
-def test_xid_before_the_run_is_not_blamed_on_it_but_one_during_is() -> None:
+def test_only_an_xid_during_the_run_fails() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
 
@@ -460,7 +460,7 @@ def test_counter_reset_hides_no_increase(values: Sequence[int]) -> None:
     assert "; fell from " in result.reason
 
 
-def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
+def test_counter_reset_to_zero_is_inconclusive() -> None:
     result = counted(5, 5, 5, 0, 0, 0)
     assert (result.verdict, result.reason) == (
         INCONCLUSIVE,
@@ -469,7 +469,7 @@ def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
     assert counted(5, 5, 5, 5, 5, 5).verdict == PASS
 
 
-def test_time_of_the_newest_event_falls_when_the_log_forgets_it() -> None:
+def test_time_of_newest_event_falls_if_the_log_drops_it() -> None:
     assert counted(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
     newer = counted(30, 30, 30, 0, 0, 86_460, name="gpu.event.last_seen")
     assert (newer.verdict, newer.stage, newer.detail) == (
@@ -489,14 +489,14 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
     )
 
 
-def test_stage_that_was_run_again_after_the_gang_is_read_in_the_order_of_time() -> None:
+def test_snapshots_of_a_repeated_stage_are_ordered_by_time() -> None:
     """The record of the host comes before that of its gang, whichever was written last."""
     result = counted(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
     assert (result.verdict, result.value, result.stage) == (FAIL, 3, "")
     assert result.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
 
 
-def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:
+def test_fabric_is_judged_only_if_the_inventory_states_its_rate() -> None:
     silent = builders.plan(gpu_count=2)
     assert "fabric-all-reduce" not in {item.criterion for item in judge(silent, builders.evidence(silent), PACKS)}
     stated = builders.plan(gpu_count=2, rackproof_fabric_gbps=400)
@@ -506,7 +506,7 @@ def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:
     assert {(item.host, item.verdict, item.limit) for item in verdicts} == {("h1", PASS, 8e10), ("h2", PASS, 8e10)}
 
 
-def test_gang_is_to_be_as_fast_as_the_slowest_of_those_who_took_part() -> None:
+def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
     plan = builders.plan("h1", "h2", "h3", gpu_count=2, rackproof_fabric_gbps=400)
     hosts = tuple(replace(host, fabric_gbps={"h1": 200.0, "h2": 0.0}.get(host.name, 400.0)) for host in plan.hosts)
     mixed = replace(plan, hosts=hosts)
@@ -539,7 +539,7 @@ def test_operators_at_their_limit(operator: str, passes: Callable[[float, float]
 
 
 @pytest.mark.parametrize(("limit", "value"), [(0, False), (True, 1), (10.0, "10"), ("10", 10), ("a", "b"), (1, True)])
-def test_a_value_of_another_kind_than_its_limit_fails(limit: Any, value: Any) -> None:
+def test_value_of_another_type_than_its_limit_fails(limit: Any, value: Any) -> None:
     assert _single("eq", limit, value) == FAIL
 
 
@@ -603,7 +603,7 @@ def lost(name: str) -> Snapshot:
 
 
 @pytest.mark.parametrize("name", ["gpu.ecc.uncorrectable_volatile", "gpu.nvlink.active_links", "gpu.pcie.replays"])
-def test_reading_that_is_lost_after_the_run_is_not_made_good_by_an_earlier_one(name: str) -> None:
+def test_reading_lost_after_the_run_is_inconclusive_despite_an_earlier_one(name: str) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h1"] = builders.with_snapshot(evidence["h1"], lost(name))
@@ -661,7 +661,7 @@ def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
 
 
 @pytest.mark.parametrize("before", [(), ("h1", "h2", "h3", "h4")], ids=["at once", "after one that measured nothing"])
-def test_gang_that_was_measured_in_parts_is_inconclusive(before: tuple[str, ...]) -> None:
+def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) -> None:
     plan = builders.plan("h1", "h2", "h3", "h4")
     evidence = builders.evidence(plan)
     for host in evidence:
@@ -730,7 +730,7 @@ def against_fleet(plan: Any, evidence: dict[str, Evidence], pack: Pack | None = 
     return [item for item in judge(plan, evidence, [*PACKS, pack or relative()]) if item.criterion == "relative"]
 
 
-def test_part_below_the_fleets_median_fails_and_the_sentence_says_of_what() -> None:
+def test_gpu_below_the_fleet_median_fails_with_the_median_in_its_reason() -> None:
     plan = builders.plan("h1", "h2")
     evidence = with_gemm(plan, {("h1", "gpu=0"): 7.9e14, ("h2", "gpu=1"): 7.5e14})
     verdicts = {(item.host, item.scope): item for item in against_fleet(plan, evidence)}
@@ -746,7 +746,7 @@ def test_part_below_the_fleets_median_fails_and_the_sentence_says_of_what() -> N
     assert slow.reason == f"found 750 TFLOP/s, wanted ≥ 755.2 TFLOP/s ({slow.detail})"
 
 
-def test_one_part_far_out_does_not_move_what_the_others_are_measured_by() -> None:
+def test_one_outlier_does_not_move_the_fleet_median() -> None:
     plan = builders.plan("h1", "h2")
     evidence = with_gemm(plan, {("h2", "gpu=1"): 1.0})
     assert [(item.host, item.scope) for item in against_fleet(plan, evidence) if item.verdict == FAIL] == [
@@ -755,14 +755,14 @@ def test_one_part_far_out_does_not_move_what_the_others_are_measured_by() -> Non
 
 
 @pytest.mark.parametrize(("hosts", "verdict"), [(("h1", "h2"), INCONCLUSIVE), (("h1", "h2", "h3"), PASS)])
-def test_fleet_of_two_parts_has_no_median_to_go_by(hosts: tuple[str, ...], verdict: str) -> None:
+def test_median_needs_three_parts(hosts: tuple[str, ...], verdict: str) -> None:
     plan = builders.plan(*hosts, gpu_count=1)
     verdicts = against_fleet(plan, builders.evidence(plan))
     assert [item.verdict for item in verdicts] == [verdict] * len(hosts)
     assert ("2 GPUs of NVIDIA H200" in verdicts[0].reason) == (verdict == INCONCLUSIVE)
 
 
-def test_parts_of_another_model_are_no_fleet_of_ones_own() -> None:
+def test_gpus_are_compared_within_their_model() -> None:
     plan = builders.plan("h1", "h2", gpu_count=3)
     evidence = with_gemm(plan, {("h2", f"gpu={index}"): 4e14 for index in range(3)})
     other = tuple(
@@ -773,7 +773,7 @@ def test_parts_of_another_model_are_no_fleet_of_ones_own() -> None:
     assert {item.verdict for item in against_fleet(plan, evidence)} == {PASS}
 
 
-def test_what_a_gang_did_together_counts_once() -> None:
+def test_gang_figure_is_one_sample_of_the_fleet() -> None:
     plan = builders.plan("h1", "h2", "h3")
     pack = relative(name="training.throughput", scope="gang")
     verdicts = against_fleet(plan, builders.evidence(plan), pack)
@@ -816,7 +816,7 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
         ("gang", "NET/IB", True, "the ranks talk over NET/IB without GPUDirect RDMA"),
     ],
 )
-def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str, nvls: bool, clause: str) -> None:
+def test_lost_fast_path_is_reported_instead_of_hardware(stage: str, transport: str, nvls: bool, clause: str) -> None:
     verdicts = slow_collectives(transport, nvls, stage)
     assert verdicts
     for item in verdicts:
@@ -830,7 +830,7 @@ def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str,
     ("stage", "transport"), [("benchmark", "P2P/CUMEM"), ("benchmark", "P2P/IPC"), ("gang", "NET/IB/GDRDMA+P2P/CUMEM")]
 )
 @pytest.mark.parametrize("nvls", [True, False])
-def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transport: str, nvls: bool) -> None:
+def test_slow_collective_on_the_fast_path_is_attributed_to_hardware(stage: str, transport: str, nvls: bool) -> None:
     """With NVLS or without: the ring's floors hold for both, and a bad NVLink is not excused by a setting."""
     verdicts = slow_collectives(transport, nvls, stage)
     assert verdicts
@@ -838,7 +838,7 @@ def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transp
     assert all(item.reason.startswith("found 2 GB/s") and not item.detail for item in verdicts)
 
 
-def test_figure_of_an_older_catalogue_is_neither_judged_nor_missed() -> None:
+def test_figure_of_an_older_catalogue_is_ignored() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -847,7 +847,7 @@ def test_figure_of_an_older_catalogue_is_neither_judged_nor_missed() -> None:
     assert findings(plan, evidence) == []
 
 
-def test_copy_from_remote_memory_does_not_make_up_for_one_from_local_memory_that_failed() -> None:
+def test_failed_local_copy_is_reported_despite_a_remote_copy() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -871,7 +871,7 @@ def _without(evidence: Evidence, name: str, status: str, **params: Any) -> Evide
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
-def test_what_the_part_does_not_have_is_no_gap_and_only_that(status: str, gaps: int) -> None:
+def test_only_an_unsupported_figure_of_a_lacking_model_is_not_missing(status: str, gaps: int) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h2"] = _without(evidence["h2"], "gemm.throughput", status, dtype="fp8")
@@ -884,7 +884,7 @@ def test_what_the_part_does_not_have_is_no_gap_and_only_that(status: str, gaps: 
     ] * 2
 
 
-def test_ampere_has_no_fp8_and_turing_neither_that_nor_bf16() -> None:
+def test_packs_list_dtypes_that_ampere_and_turing_lack() -> None:
     lacks = {pack.name: pack.lacks["gemm.throughput"]["dtype"] for pack in PACKS if pack.lacks}
     assert {"a10", "a100-pcie-40", "a100-pcie-80", "a100-sxm-40", "a100-sxm-80"} == {
         name for name, dtypes in lacks.items() if list(dtypes) == ["fp8"]
@@ -893,7 +893,7 @@ def test_ampere_has_no_fp8_and_turing_neither_that_nor_bf16() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "planned"), [(2, True), (3, False), (4, True), (6, False), (8, True)])
-def test_a_hypercube_is_planned_where_it_has_its_corners(gpus: int, planned: bool) -> None:
+def test_hypercube_is_planned_for_powers_of_two(gpus: int, planned: bool) -> None:
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
     names = {item.name for item in plan.expected_of(plan.hosts[0])}
     assert ("collective.hypercube.busbw" in names) == planned
@@ -914,7 +914,7 @@ def of_eight(change: Callable[[Observation], Observation]) -> list[Verdict]:
     return findings(plan, {"h1": left})
 
 
-def test_eight_gpus_in_order_have_no_finding() -> None:
+def test_eight_healthy_gpus_have_no_finding() -> None:
     assert of_eight(lambda observation: observation) == []
 
 
@@ -936,7 +936,7 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("op", BENCHMARKS["collective"].settings["ops"])
-def test_no_operation_may_crawl_on_eight_gpus(op: str) -> None:
+def test_each_slow_operation_fails_on_eight_gpus(op: str) -> None:
     def slow(observation: Observation) -> Observation:
         return replace(observation, value=1e9) if observation.name == f"collective.{op}.busbw" else observation
 
@@ -1000,14 +1000,14 @@ def slow_h2(host: str, observation: Observation) -> Observation:
     )
 
 
-def test_transport_over_which_others_are_fast_explains_nothing() -> None:
+def test_transport_that_is_fast_on_other_hosts_is_no_cause() -> None:
     verdicts = slow_over("SHM/direct/direct", slow_h2, "h200-sxm")
     assert {(item.host, item.action) for item in verdicts} == {("h2", "inspect_hardware")}
     assert all(item.reason.startswith("found") for item in verdicts)
 
 
 @pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "none")])
-def test_transport_through_the_host_is_normal_where_the_part_has_no_peer_access(model: str, action: str) -> None:
+def test_transport_through_the_host_is_normal_without_peer_access(model: str, action: str) -> None:
     def slow(_: str, observation: Observation) -> Observation:
         return replace(observation, value=1e10) if observation.name == "collective.all_reduce.busbw" else observation
 
@@ -1070,11 +1070,11 @@ def test_unplanned_error_is_reported(lost: Observation) -> None:
 
 
 @pytest.mark.parametrize("status", ["skipped", "unsupported"])
-def test_unplanned_observation_that_was_not_tried_is_no_gap(status: str) -> None:
+def test_unplanned_skipped_observation_is_not_missing(status: str) -> None:
     assert with_more(builders.plan(), stray("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
 
 
-def test_planned_error_is_reported_once_and_a_corrected_one_never() -> None:
+def test_planned_error_is_reported_once_unless_repeated_successfully() -> None:
     plan = builders.plan()
     planned = stray("gemm.throughput", "gpu=0", dtype="bf16")
     assert with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: it said so")]
@@ -1084,14 +1084,14 @@ def test_planned_error_is_reported_once_and_a_corrected_one_never() -> None:
     assert with_more(plan, good, lost) == [("h1", "gemm.throughput", "gpu=0", "error: it said so")]
 
 
-def test_hypercube_of_three_ranks_is_no_error_of_theirs() -> None:
+def test_failed_hypercube_of_three_ranks_is_not_reported() -> None:
     plan = builders.plan(gpu_count=3, rackproof_gang="none")
     why = stray("collective.hypercube.busbw", "host", size_bytes=8, placement="out_of_place")
     assert with_more(plan, why) == []
 
 
 @pytest.mark.parametrize(("network", "judged"), [("resnet18", True), ("convnet", False)])
-def test_data_loading_is_judged_for_the_network_that_the_line_was_drawn_for(network: str, judged: bool) -> None:
+def test_dataloader_criterion_applies_to_its_network_only(network: str, judged: bool) -> None:
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
 
     def other(observation: Observation) -> Observation:
@@ -1104,7 +1104,7 @@ def test_data_loading_is_judged_for_the_network_that_the_line_was_drawn_for(netw
     assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())
 
 
-def test_pairs_with_a_lost_host_are_reported_on_that_host_alone() -> None:
+def test_missing_pairs_with_an_absent_host_are_reported_on_that_host_only() -> None:
     plan = builders.plan("h1", "h2", "h3")
     evidence = builders.evidence(plan) | {"h3": Evidence()}
     for host in ("h1", "h2"):
@@ -1122,7 +1122,7 @@ def test_pairs_with_a_lost_host_are_reported_on_that_host_alone() -> None:
     assert missing == {("h1", "pairs.bandwidth"), ("h1", "pairs.latency")}
 
 
-def test_link_that_loses_lanes_fails_however_wide_it_was_before() -> None:
+def test_pcie_link_that_loses_lanes_fails() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     hot = builders.snapshot(range(2), stage="gang", phase="after", gpu__pcie__width=8)
@@ -1131,7 +1131,7 @@ def test_link_that_loses_lanes_fails_however_wide_it_was_before() -> None:
     assert verdicts == {("h1", scope, "pcie-width", "fail") for scope in ("gpu=0", "gpu=1")}
 
 
-def test_xid_that_only_the_journal_still_has_did_not_happen_again() -> None:
+def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records

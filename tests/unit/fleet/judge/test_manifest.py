@@ -60,11 +60,11 @@ RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic",
     ],
     ids=["plain", "bom", "crlf", "semicolons", "tabs", "spaces", "blank", "trailing", "nvml", "short"],
 )
-def test_csv_as_spreadsheets_write_it(tmp_path: Path, content: str | bytes) -> None:
+def test_csv_dialects_of_spreadsheets_are_read(tmp_path: Path, content: str | bytes) -> None:
     assert parts(tmp_path, content) == RIGHT
 
 
-def test_yaml_takes_every_value_as_it_is_written(tmp_path: Path) -> None:
+def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
     text = (
         "- {host: r12-h01, kind: gpu, serial: 01650123000456, slot: 3}\n"
         "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # a number of base 60, to YAML
@@ -77,7 +77,7 @@ def test_yaml_takes_every_value_as_it_is_written(tmp_path: Path) -> None:
     ]
 
 
-def test_each_part_knows_its_line(tmp_path: Path) -> None:
+def test_part_has_its_source_line(tmp_path: Path) -> None:
     path = manifest(tmp_path, CSV.replace("\nr12-h02", "\n\nr12-h02"))
     assert [part.origin for part in read_manifest(str(path), HOSTS)] == ["order.csv line 2", "order.csv line 4"]
 
@@ -189,7 +189,7 @@ def line_of(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
     return next((line for line in report.acceptance.summary if line.startswith("Manifest")), "")
 
 
-def test_fleet_as_ordered_passes_part_by_part_and_says_so() -> None:
+def test_fleet_as_ordered_passes() -> None:
     made = plan(ordered("h1", "h2"))
     all_verdicts = verdicts(made)
     assert [(item.host, item.scope, item.serial, item.verdict) for item in all_verdicts] == [
@@ -203,7 +203,7 @@ def test_fleet_as_ordered_passes_part_by_part_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("slot", ["1", "0000:01:00.0", ""])
-def test_serial_is_the_same_however_it_is_written(slot: str) -> None:
+def test_serial_is_compared_independent_of_notation(slot: str) -> None:
     made = plan([gpu("h1", 0), gpu("h1", 1, serial="00H1-1", slot=slot), *ordered("h2")])
     assert summarized(verdicts(made)) == []
 
@@ -297,14 +297,14 @@ def guids(**values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("serial", [GUID, "0x0C42A10300658B2E", "0c-42-a1-03-00-65-8b-2e", "0c:42:a1:65:8b:2e"])
 @pytest.mark.parametrize("slot", ["", "mlx5_0", "0000:5e:00.0"])
-def test_nic_is_known_by_its_guid_or_the_address_in_it(serial: str, slot: str) -> None:
+def test_nic_is_identified_by_guid_or_mac_address(serial: str, slot: str) -> None:
     made = plan([nic(serial, slot=slot)])
     evidence = with_nics(made, **guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
     all_verdicts = verdicts(made, evidence)
     assert [(item.scope, item.verdict) for item in all_verdicts] == [("hca=mlx5_0", PASS)]
 
 
-def test_ethernet_port_is_known_by_its_address_and_others_are_no_extras() -> None:
+def test_ethernet_port_is_identified_by_mac_and_other_ports_are_not_extra() -> None:
     made = plan([nic("5c:25:73:00:00:01", slot="eth0")])
     evidence = with_nics(made, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
     assert [(item.name, item.scope, item.verdict) for item in verdicts(made, evidence)] == [
@@ -312,7 +312,7 @@ def test_ethernet_port_is_known_by_its_address_and_others_are_no_extras() -> Non
     ]
 
 
-def test_nic_in_another_slot_missing_or_not_ordered() -> None:
+def test_misplaced_missing_and_unordered_nics_fail() -> None:
     where = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
     made = plan([nic(GUID, slot="0000:1b:00.0")])
     assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID), **where))) == [
@@ -342,12 +342,12 @@ def test_nic_of_a_host_without_readings_is_not_reported_missing(readings: dict[s
     assert summarized(verdicts(made, with_nics(made, **readings))) == [("h1", "host", verdict, reason)]
 
 
-def test_manifest_of_gpus_says_nothing_of_nics() -> None:
+def test_manifest_of_gpus_does_not_judge_nics() -> None:
     made = plan(ordered("h1", "h2"))
     assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == []
 
 
-def test_run_without_manifest_and_rehearsal_judge_no_part() -> None:
+def test_parts_are_not_judged_without_a_manifest_or_in_a_rehearsal() -> None:
     assert verdicts(plan([])) == []
     assert line_of(plan([])) == ""
     made = builders.plan(profile="rehearsal")
@@ -356,7 +356,7 @@ def test_run_without_manifest_and_rehearsal_judge_no_part() -> None:
     assert line_of(made, {}) == ""
 
 
-def test_report_says_in_every_format_how_much_is_as_ordered() -> None:
+def test_report_formats_show_the_manifest_summary() -> None:
     made = plan(ordered("h1", "h2"))
     report = merge(made, builders.evidence(made), (NOTHING,))
     assert "- Manifest: 4 of 4 parts as ordered\n" in render_summary(report)
@@ -366,7 +366,7 @@ def test_report_says_in_every_format_how_much_is_as_ordered() -> None:
     )
 
 
-def test_plan_with_a_manifest_comes_back_from_its_json() -> None:
+def test_plan_with_a_manifest_survives_json() -> None:
     made = plan([gpu("h1", 0, slot="1"), nic(GUID), *ordered("h2")])
     document = json.loads(json.dumps(to_json(made)))
     documents.validate(document, "plan", source="plan")
@@ -389,7 +389,7 @@ def test_manifest_and_inventory_must_agree_on_the_number_of_gpus() -> None:
         make_plan(smoke, hosts, **common)
 
 
-def test_the_verb_freezes_the_manifest_in_the_plan(tmp_path: Path) -> None:
+def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     path = manifest(tmp_path, "host,kind,serial\nh1,gpu,165\nh2,gpu,166\n")
     variables = {"rackproof_gpu_count": 1, "rackproof_rack": "r1", "rackproof_manifest": str(path)}
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", **variables} for name in ("h1", "h2")}

@@ -76,13 +76,13 @@ def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], ext
         assert item.source == "manifest: order.csv"
 
 
-def test_a_guid_is_made_of_its_ports_address_and_only_such_a_one() -> None:
+def test_guid_is_derived_from_a_mac_address() -> None:
     for serial, verdict in ((MAC, PASS), ("0c:42:a1:65:8b:2f", INCONCLUSIVE)):
         assert judged(plan(part(serial)), guid())[0].verdict == verdict
     assert judged(plan(part("0c:42:a1:65:8b:2e")), guid("0c42:a104:0065:8b2e"))[0].verdict != PASS
 
 
-def test_serials_are_compared_as_spreadsheets_and_tools_write_them() -> None:
+def test_serial_notations_are_normalized() -> None:
     assert identity("gpu", " 00ab1 ") == identity("gpu", "AB1") == "AB1"
     assert (
         identity("nic", "0x0C42-A103") == identity("nic", "0c42:a103") == identity("nic", " 0c42.a1 03") == "0c42a103"
@@ -131,7 +131,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert judged(replace(of, rehearsal=True)) == judged(replace(of, manifest=())) == []
 
 
-def test_what_a_host_says_of_its_adapters_is_its_last_word() -> None:
+def test_last_adapter_reading_is_used() -> None:
     of = plan(part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)

@@ -102,7 +102,7 @@ def on_bus(slot: int) -> str:
     return f"on the PCI bus and not with the driver: 0000:{slot:02}:00.0 (the kernel log says why)"
 
 
-def test_of_two_the_bus_still_has_one() -> None:
+def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have one"
     result = host("h2", [0, 3], on_bus=[1])
     assert counts(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
@@ -121,14 +121,14 @@ def test_contradictory_slots_name_no_slot() -> None:
     assert counts(findings(h2=off_bus)) == {DRIVER: "", BUS: ""}
 
 
-def test_what_the_bus_showed_last_counts() -> None:
+def test_last_bus_reading_is_used() -> None:
     (first, *_), now = host("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host("h2", LEFT)
     alone, *rest = now.records
     left = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
     assert counts(findings(h2=left)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
 
 
-def test_by_its_module_where_the_buses_are_numbered_otherwise() -> None:
+def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
     reported = "nothing in module 8, where 2 of 2 hosts of its build have one"
     result = counts(findings(h2=host("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0")))
     assert result == {"gpu.count": reported, "gpu.pci_count": reported}
@@ -152,12 +152,12 @@ def reason_for(module: int) -> str:
     return f"nothing at PCI 0000:01:00.0 (module {module}), where 2 of 2 hosts of its build have one"
 
 
-def test_by_its_serial_where_the_host_was_accepted_with_it() -> None:
+def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
     reported = "accepted with it, and not there now: serial h2-1 at PCI 0000:01:00.0"
     assert counts(findings(h2=accepted(host("h2", LEFT), *ALL))) == {"gpu.count": reported, "gpu.pci_count": reported}
 
 
-def test_no_slot_of_the_accepted_record_where_another_gpu_is_now() -> None:
+def test_occupied_slot_is_not_reported_as_missing() -> None:
     """The GPU of slot 3 came in place of that of slot 2: the one of slot 3 is gone, and slot 3 is empty."""
     moved = named(host("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu)
     reported = "accepted with it, and not there now: serial h2-2"
@@ -215,7 +215,7 @@ def test_no_slot_if_indices_do_not_start_at_0() -> None:
     assert not HostView(PLAN, PLAN.host("h2"), left, read_packs([])).is_beyond_driver("gpu=4")
 
 
-def test_half_of_the_hosts_are_not_most() -> None:
+def test_slot_needs_more_than_half_of_the_hosts() -> None:
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host("h1", ALL, modules=modules), read_packs([])))
@@ -247,7 +247,7 @@ def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -
     assert counts(findings(h2=host("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
 
 
-def test_more_are_missing_than_the_slots_explain() -> None:
+def test_more_missing_gpus_than_known_slots() -> None:
     """The plan has eight and the others have four: where four of the eight would be, nobody knows."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
     left = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
@@ -255,7 +255,7 @@ def test_more_are_missing_than_the_slots_explain() -> None:
     assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
 
 
-def test_whose_rank_has_no_gpu_is_the_host_in_its_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rank whose number has no GPU is not the rank of the GPU that is missing."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)

@@ -57,14 +57,14 @@ def test_outlier_fails_alone_with_the_spread() -> None:
     assert "over 12 GPUs" in verdicts[("h2", "gpu=0")].detail
 
 
-def test_spread_of_few_parts_is_not_known() -> None:
+def test_deviation_limit_needs_eight_parts() -> None:
     verdicts = judged(criterion(fleet_deviations=6.0), fleet(3, h2=(0.5, 1.0)))
     assert {item.verdict for item in verdicts.values()} == {INCONCLUSIVE}
     assert "a deviation needs at least 8" in next(iter(verdicts.values())).reason
     assert judged(criterion(fleet_deviations=6.0, optional=True), fleet(3)) == {}
 
 
-def test_of_share_and_deviations_the_farther_counts() -> None:
+def test_looser_of_fraction_and_deviations_is_the_limit() -> None:
     """1.2 % under the median: many deviations, and yet within the 2 % that are always allowed."""
     slow = fleet(6, h2=(0.988, 1.0))
     assert judged(criterion(fleet_deviations=4.0), slow)[("h2", "gpu=0")].verdict == FAIL
@@ -106,7 +106,7 @@ criteria:
         ("eq", "vs_fleet: {deviations: 5}", "no two measurements"),
     ],
 )
-def test_pack_says_so_and_the_lint_knows_it(operator: str, limit: str, finding: str, tmp_path: Path) -> None:
+def test_lint_checks_fleet_and_baseline_limits(operator: str, limit: str, finding: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.yml"
     path.write_text(PACK.format(operator=operator, limit=limit))
     result = [str(item) for item in lint(read_pack(str(path)))]
@@ -123,7 +123,7 @@ def test_pack_says_so_and_the_lint_knows_it(operator: str, limit: str, finding: 
         "vs_baseline: {fraction: 0.9}, value: 1.0",
     ],
 )
-def test_limit_that_says_nothing_or_two_things_is_refused(limit: str, tmp_path: Path) -> None:
+def test_empty_or_ambiguous_limit_is_refused(limit: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.yml"
     path.write_text(PACK.format(operator="ge", limit=limit))
     with pytest.raises(UsageError):

@@ -42,13 +42,13 @@ def only(path: Path, **asked: Any) -> Criterion:
          {"severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}}),
     ],
 )  # fmt: skip
-def test_a_limit_is_read_as_it_is_written(tmp_path: Path, asked: dict[str, Any], reported: dict[str, Any]) -> None:
+def test_limit_is_read_from_the_pack(tmp_path: Path, asked: dict[str, Any], reported: dict[str, Any]) -> None:
     result = only(tmp_path, **asked)
     assert {key: getattr(result, key) for key in reported} == reported
     assert (result.id, result.origin, result.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
 
 
-def test_a_pack_has_what_it_includes_and_the_last_word(tmp_path: Path) -> None:
+def test_pack_includes_another_pack(tmp_path: Path) -> None:
     shipped = {item.id: item for item in read_pack("common").criteria}
     path = read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
     assert {item.id for item in path.criteria} == {*shipped, "c0"}
@@ -57,7 +57,7 @@ def test_a_pack_has_what_it_includes_and_the_last_word(tmp_path: Path) -> None:
     assert read_pack("common") is read_pack("common")
 
 
-def test_a_criterion_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_criterion_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the criterion c0 stands twice"):
         read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, {"value": 2.0, "id": "c0"}))
 
@@ -82,12 +82,12 @@ def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
         ("a.*", "a.b.c", False), ("a.*.c", "a.B.c", True), ("a.*.c", "x.b.c", False),
     ],
 )  # fmt: skip
-def test_names_that_a_criterion_matches(own: str, other: str, right: bool) -> None:
+def test_wildcard_in_a_criterion_name_matches_one_component(own: str, other: str, right: bool) -> None:
     made = Criterion(id="c", name=own, operator="ge", unit="1", action="rma", source="x", value=1)
     assert made.matches_name(other) is right
 
 
-def test_how_grave_a_failure_is_follows_from_what_is_to_be_done() -> None:
+def test_severity_of_a_criterion_defaults_to_its_action() -> None:
     def severity(action: str, reported: str = "") -> str:
         return Criterion(
             id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=reported

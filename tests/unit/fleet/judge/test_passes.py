@@ -335,7 +335,7 @@ def test_parameters_distinguish_figures() -> None:
 
 
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
-def test_farthest_figures_are_the_same(operator: str) -> None:
+def test_worst_figures_are_the_same(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
     reported = fleet(**each(lambda at: with_figure(SPEED + at * 1e9)))
     assert odd_hosts(reported, replace(FLOOR, operator=operator, value=limit)) == []

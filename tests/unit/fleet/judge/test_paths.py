@@ -52,7 +52,7 @@ def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (
         ("P2P/CUMEM", ""), ("", ""), (7, ""),
     ],
 )  # fmt: skip
-def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str) -> None:
+def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, named: str) -> None:
     verdicts = judged(slow(), path_by(transport))
     if not named:
         assert verdicts == slow()
@@ -77,7 +77,7 @@ def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str)
         ("P2P/CUMEM", ""),
     ],
 )
-def test_between_hosts_sockets_and_copies_through_the_host_are_slow_paths(transport: str, said: str) -> None:
+def test_sockets_and_copies_without_gdr_are_slow_paths_between_hosts(transport: str, said: str) -> None:
     gang = slow(scope="gang=r1", stage="gang")
     verdicts = judged(gang, path_by(transport, scope="gang=r1", stage="gang"))
     assert (said in verdicts.reason) if said else verdicts == gang
@@ -96,7 +96,7 @@ def test_observed_path_precedes_the_previous_detail() -> None:
         ({"name": "collective.all_reduce.latency"}, False), ({"name": "memory.busbw"}, False),
     ],
 )  # fmt: skip
-def test_only_a_bandwidth_that_fails_is_explained(over: Any, explained: bool) -> None:
+def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> None:
     verdict = slow(**over)
     assert (judged(verdict, path_by("SHM")) != verdict) is explained
     assert is_bandwidth(slow())
@@ -113,7 +113,7 @@ def test_only_a_bandwidth_that_fails_is_explained(over: Any, explained: bool) ->
         (slow(name="memory.bandwidth"), "none"),
     ],
 )
-def test_a_bad_link_is_acted_on_whatever_the_path(other: Verdict, action: str) -> None:
+def test_failed_link_keeps_its_action_despite_a_slow_path(other: Verdict, action: str) -> None:
     assert judged(slow(), path_by("SHM"), others=(other,)).action == action
 
 
@@ -143,7 +143,7 @@ def test_path_over_which_others_are_fast_explains_no_failure(
 
 @pytest.mark.parametrize("best_of_run", [False, True])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: bool) -> None:
+def test_path_is_fast_if_it_passes_on_the_fleet(parts: int, best_of_run: bool) -> None:
     hosts = ("h1", "h2", "h3", "h4")
     plan = one_figure_plan(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
@@ -166,7 +166,7 @@ def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: b
     assert {path[-1] for path in first.paths.paths} - {"P2P"} == {"SHM"}
 
 
-def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> None:
+def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
     for verdict, transport in (
         ([path_by("P2P"), path_by("SHM")], "SHM"), ([path_by("SHM"), path_by("P2P")], "P2P"),
         ([path_by("SHM"), path_by(None, status=ERROR)], "SHM"), ([path_by("SHM", stage="gang")], None),
@@ -184,7 +184,7 @@ def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> Non
         ((replace(ACCESS, name="peer_copy.*"),), True), ((criterion("memory.bandwidth", value=True),), False),
     ],
 )  # fmt: skip
-def test_gpus_that_do_not_reach_each_other_go_through_the_host_by_nature(rules: Any, explained: bool) -> None:
+def test_host_path_is_normal_without_peer_access(rules: Any, explained: bool) -> None:
     assert (judged(slow(), path_by("SHM"), rules=rules) != slow()) is explained
     between = slow(scope="gang=r1", stage="gang")
     assert judged(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between

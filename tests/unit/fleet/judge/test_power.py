@@ -73,7 +73,7 @@ def gate_of(result: Power, criterion: str = "floor") -> Gate:
     return next(item for item in result.gates if item.criterion == criterion)
 
 
-def test_parts_that_repeat_exactly_have_no_noise_and_every_slowdown_down_to_the_floor_is_hidden() -> None:
+def test_identical_runs_have_no_noise_and_hide_slowdowns_above_the_floor() -> None:
     gate = gate_of(power(runs(lambda number, host, scope: 8e14), [*PACKS, GATE]))
     assert (gate.n, gate.parts, gate.mean, gate.sigma, gate.limit) == (12, 4, 8e14, 0.0, FLOOR)
     assert gate.false_alarm == 0.0
@@ -99,7 +99,7 @@ def test_detectable_slowdown_is_detected_in_99_percent() -> None:
     assert NormalDist(gate.mean * (1 - gate.could_find), gate.sigma).cdf(best) == pytest.approx(0.99)
 
 
-def test_spread_from_part_to_part_is_in_the_false_alarms() -> None:
+def test_false_alarms_include_spread_between_parts() -> None:
     """Each part repeats exactly, but the four are not alike."""
     rates = {"gpu=0": 7.6e14, "gpu=1": 7.8e14, "gpu=2": 8.2e14, "gpu=3": 8.4e14}
     gate = gate_of(power(runs(lambda number, host, scope: rates[scope]), [*PACKS, GATE]))
@@ -123,7 +123,7 @@ def test_floor_under_the_noise_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
-def test_robust_sigma_is_right_on_the_average_and_one_wild_value_does_not_matter(count: int) -> None:
+def test_robust_sigma_is_unbiased_and_ignores_one_outlier(count: int) -> None:
     dice = random.Random(count)  # noqa: S311 - noise, no secret
     samples = [[dice.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
     assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)
@@ -131,7 +131,7 @@ def test_robust_sigma_is_right_on_the_average_and_one_wild_value_does_not_matter
         assert robust_sigma([*samples[0][1:], 1e9]) < 10
 
 
-def test_what_is_judged_is_what_repeats_or_does_not() -> None:
+def test_noise_is_measured_on_the_judged_value() -> None:
     """The value, and not the median of the samples: that of the power is a mean."""
     made = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(made):
@@ -156,12 +156,12 @@ def test_what_is_judged_is_what_repeats_or_does_not() -> None:
         ([100.0], 0.0),
     ],
 )
-def test_few_values_hide_nothing(values: list[float], sigma: float) -> None:
+def test_sigma_of_few_values_is_not_underestimated(values: list[float], sigma: float) -> None:
     assert mad_sigma(values) == pytest.approx(sigma, rel=0.02)
     assert mad_sigma(values) >= robust_sigma(values)
 
 
-def test_slow_run_of_three_is_in_the_false_alarms() -> None:
+def test_false_alarms_include_one_slow_run_of_three() -> None:
     result = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
     gate = gate_of(result)
     assert gate.run_sigma > 9e13
@@ -169,12 +169,12 @@ def test_slow_run_of_three_is_in_the_false_alarms() -> None:
     assert "the\nlarger of that and the standard deviation" in render_power(result)
 
 
-def test_one_wild_value_of_many_still_does_not_matter() -> None:
+def test_one_outlier_of_many_does_not_change_sigma() -> None:
     values = [100.0, 100.1, 99.9, 100.2, 99.8, 50.0]
     assert mad_sigma(values) == robust_sigma(values) < 1
 
 
-def test_groups_that_documents_quote() -> None:
+def test_groups_match_those_of_the_documentation() -> None:
     result = power(runs(lambda number, host, scope: 8e14), PACKS)
     assert {item.name for item in result.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
     assert {item.name for item in result.repeats if item.group == "HBM"} == {"memory.bandwidth"}
@@ -186,7 +186,7 @@ def test_groups_that_documents_quote() -> None:
     assert all(item.params["size_bytes"] >= 64 << 20 for item in large)  # type: ignore[operator]
 
 
-def test_what_a_gang_did_together_is_one_part() -> None:
+def test_gang_is_one_part() -> None:
     made = []
     for number in range(3):
         plan = replace(builders.plan(profile="smoke", rackproof_fabric_gbps=400), nonce=f"{number:032x}")
@@ -273,6 +273,6 @@ def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixt
     assert set(document["worst"]) == {"sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more"}
 
 
-def test_command_exits_64_where_runs_are_too_few(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_exits_64_with_too_few_runs(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*directories[:2]) == 64
     assert "2 run directories: give at least 3" in capsys.readouterr().err

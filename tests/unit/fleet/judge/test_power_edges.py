@@ -86,13 +86,13 @@ def test_least_repeatable_part_and_figure_are_named() -> None:
         ("collective.all_reduce.algbw", {"size_bytes": LARGE_MESSAGE}, ""), ("overlap.busbw", {"size_bytes": LARGE_MESSAGE}, ""),
     ],
 )  # fmt: skip
-def test_figures_that_are_quoted_together(name: str, params: Any, group: str) -> None:
+def test_figures_are_grouped(name: str, params: Any, group: str) -> None:
     (repeat,) = gated(lambda number, host: [figure(100.0 + number, name, **params)]).repeats
     assert repeat.group == group
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, True, "x", float("nan")])
-def test_what_is_no_positive_number_is_no_figure(value: Any) -> None:
+def test_value_that_is_not_positive_is_ignored(value: Any) -> None:
     result = gated(lambda number, host: [figure(100.0 if host == "h1" else value)])
     assert [item.parts for item in result.repeats] == [1]
     assert [item.parts for item in gated(lambda number, host: [figure(0.5)]).repeats] == [2]
@@ -112,7 +112,7 @@ def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
     assert gated(lambda number, host: [figure(100.0)], reading).gates == ()
 
 
-def test_a_figure_that_too_few_runs_have_is_left_out() -> None:
+def test_figure_with_too_few_runs_is_left_out() -> None:
     result = gated(lambda number, host: [figure(100.0)] if number else [])
     assert (result.gates, result.repeats, result.worst) == ((), (), {})
     assert result.left_out == ("memory.bandwidth (c)",)
@@ -120,7 +120,7 @@ def test_a_figure_that_too_few_runs_have_is_left_out() -> None:
     assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
 
 
-def test_what_a_gang_did_is_one_part_and_a_new_serial_is_another() -> None:
+def test_gang_is_one_part_and_a_new_serial_is_another_part() -> None:
     shared = gated(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
     assert [(gate.parts, gate.n) for gate in shared.gates] == [(1, 6)]
     assert shared.repeats[0].where == "gang=g"

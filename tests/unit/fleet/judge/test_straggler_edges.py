@@ -90,7 +90,7 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
         ({"cpus": 16.0}, NOTHING), ({"cpus": 0.0}, NOTHING), ({"cpus": 17.0}, NOTHING),
     ],
 )  # fmt: skip
-def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> None:
+def test_deviating_condition_is_the_cause(own: dict[str, Any], said: str) -> None:
     verdicts = annotated(**own)
     assert verdicts.detail.partition(": ")[2] == said
     assert verdicts.action == "inspect_hardware"
@@ -106,11 +106,11 @@ def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> Non
         ({"temperature": 60.0}, {"temperature": None}),
     ],
 )  # fmt: skip
-def test_condition_shared_by_the_others_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
+def test_condition_shared_by_the_peers_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
     assert annotated(peers=peers, **own).detail.endswith(NOTHING)
 
 
-def test_a_wait_for_a_processor_counts_from_twice_the_others() -> None:
+def test_cpu_wait_is_a_cause_from_twice_the_peers() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotated(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     # Where launching takes as long as elsewhere, a little more or less, it explains nothing.
@@ -133,7 +133,7 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
         ({"cpus": 4.0, "temperature": 90.0}, "inspect_hardware"), ({"cpu_pressure": 0.9}, "inspect_hardware"),
     ],
 )  # fmt: skip
-def test_a_setting_that_withholds_the_cpu_is_no_broken_part(own: dict[str, Any], action: str) -> None:
+def test_cpu_limit_by_configuration_needs_no_hardware_action(own: dict[str, Any], action: str) -> None:
     assert annotated(**own).action == action
     assert "stopped it in 6 % of the periods" in annotated(cpu_throttled_share=0.06).detail
 
@@ -151,7 +151,7 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
         (0.0, 0.0015, " (the others wait 1.5 ms a step; it is the last in 90 % of them)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
-def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: str) -> None:
+def test_wait_of_the_peers_is_reported(own: float, others: float, said: str) -> None:
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
@@ -180,7 +180,7 @@ def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
         ((launch("benchmark", (7, 0)), launch("benchmark", (9, 0))), "rank 9 (h1 gpu=0)"),
     ],
 )  # fmt: skip
-def test_the_rank_is_that_of_the_last_launch_of_the_stage(launches: tuple[Launch, ...], who: str) -> None:
+def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], who: str) -> None:
     here = view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
@@ -190,7 +190,7 @@ def test_the_rank_is_that_of_the_last_launch_of_the_stage(launches: tuple[Launch
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
 
-def test_all_other_verdicts_are_left_as_they_are() -> None:
+def test_other_verdicts_are_unchanged() -> None:
     views = [view("h1", compute=0.030), view("h2"), view("h3")]
     others = [slow(verdict=PASS), slow(name="straggler.wait"), slow(value="slow"), slow(host="h9")]
     assert with_straggler_causes(views, others) == others
@@ -217,7 +217,7 @@ def test_readings_of_a_rank() -> None:
     ]
 
 
-def test_ranks_are_compared_with_the_others_whatever_parts_they_came_in() -> None:
+def test_rank_figures_merge_from_parts() -> None:
     views = [view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
     kind = ("NVIDIA H200", "benchmark")
     whole, parts, fed = RankFigures(views), [RankFigures([one]) for one in views], RankFigures()

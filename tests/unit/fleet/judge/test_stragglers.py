@@ -182,7 +182,7 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
     ],
 )
-def test_rank_that_the_others_wait_for_is_named_with_its_cause(figures: Any, reported: str, action: str) -> None:
+def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, action: str) -> None:
     of = plan()
     slow = figures["compute"] - 0.0158
     waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
@@ -210,13 +210,13 @@ def test_gpu_slow_in_the_host_stage_is_named() -> None:
     assert only_verdict.reason.startswith("rank 1 (h2 gpu=1) computes 29 % longer than its peers: its SM clock")
 
 
-def test_all_slow_ranks_are_named() -> None:
+def test_each_slow_rank_is_reported() -> None:
     of = plan("h1", "h2", "h3")
     slow = {("gang", "h2", "gpu=1"): HOT, ("gang", "h3", "gpu=0"): QUOTA}
     assert named(judged(of, evidence(of, slow))) == [("gang", "h2", "gpu=1"), ("gang", "h3", "gpu=0")]
 
 
-def test_of_two_gpus_neither_is_named() -> None:
+def test_no_straggler_among_two_gpus() -> None:
     """Which of them is out of line nobody can tell; the report lists the figure as not judged."""
     of = plan(gpu_count=1)
     assert judged(of, evidence(of, {("gang", "h2", "gpu=0"): HOT})) == []
@@ -232,7 +232,7 @@ def test_rehearsal_has_no_straggler() -> None:
 
 
 @pytest.mark.parametrize("name", ["compute", "wait", "clock", "last_share", "cpu_time"])
-def test_figure_that_could_not_be_had_is_inconclusive(name: str) -> None:
+def test_missing_straggler_figure_is_inconclusive(name: str) -> None:
     of = plan()
     left = evidence(of)
     hit = _lost(f"straggler.{name}", "h2")
@@ -261,7 +261,7 @@ def _lost(name: str, status: str) -> Callable[[Observation], Observation]:
     return change
 
 
-def test_one_hiccup_does_not_show_and_every_tenth_step_does() -> None:
+def test_trimmed_mean_ignores_one_slow_step_but_not_every_tenth() -> None:
     assert trimmed_mean([0.01] * 39 + [5.0]) == pytest.approx(0.01)
     assert trimmed_mean([0.01] * 36 + [0.05] * 4) > 0.011
 
@@ -294,7 +294,7 @@ def kernel(root: Path, *, delays: int, pressure: int | None, cgroup: str, **grou
         ("3:cpu:/pod/box\n0::/\n", "cpu/pod/box"),
     ],
 )
-def test_quota_of_a_cgroup_and_of_those_above_it(tmp_path: Path, cgroup: str, group: str) -> None:
+def test_quota_is_read_from_the_cgroup_and_its_parents(tmp_path: Path, cgroup: str, group: str) -> None:
     root = kernel(tmp_path, delays=0, pressure=0, cgroup=cgroup, **{group: (100, 10)})
     first = replace(host_cpu.read_counters(root), time=10.0)
     kernel(tmp_path, delays=3_000_000, pressure=500_000, cgroup=cgroup, **{group: (120, 18)})
@@ -302,7 +302,7 @@ def test_quota_of_a_cgroup_and_of_those_above_it(tmp_path: Path, cgroup: str, gr
     assert spent == host_cpu.CpuUsage(waited=0.006, pressure=0.25, throttled=0.4)
 
 
-def test_kernel_that_counts_nothing_of_it_says_so(tmp_path: Path) -> None:
+def test_missing_kernel_counters_are_reported(tmp_path: Path) -> None:
     spent = host_cpu.usage_between(host_cpu.read_counters(tmp_path), host_cpu.read_counters(tmp_path))
     assert spent == host_cpu.CpuUsage(
         waited=host_cpu.NO_DELAYS, pressure=host_cpu.NO_PRESSURE, throttled=host_cpu.NO_QUOTA
@@ -380,7 +380,7 @@ def _starve() -> Iterator[Callable[[int], None]]:
         ),
     ],
 )
-def test_rank_that_is_slowed_is_named(
+def test_slowed_real_rank_is_reported(
     tmp_path: Path, slow_down: Callable[[], contextlib.AbstractContextManager[Callable[[int], None]]], cause: str
 ) -> None:
     """One of three gloo ranks is slowed from outside from its first timed step on."""

@@ -73,7 +73,7 @@ def test_row_reports_its_verdicts() -> None:
         ("ge", (1.0, 1.0, 1.5), ["h0", "h1", "h2"]),
     ],
 )  # fmt: skip
-def test_the_farthest_on_the_wrong_side_come_first(operator: str, values: Any, order: list[str]) -> None:
+def test_worst_values_come_first(operator: str, values: Any, order: list[str]) -> None:
     for turned in (1, -1):
         one = row(operator=operator)
         for position, value in [*enumerate(values)][::turned]:
@@ -81,7 +81,7 @@ def test_the_farthest_on_the_wrong_side_come_first(operator: str, values: Any, o
         assert hosts(one.judged({})) == order
 
 
-def test_what_fails_comes_before_what_is_unknown_and_that_before_what_passes() -> None:
+def test_failures_come_before_inconclusive_before_passes() -> None:
     one = row()
     for position, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
         add(one, position, value, state)
@@ -100,7 +100,7 @@ def test_only_the_worst_values_are_listed(parts: int) -> None:
 
 
 @pytest.mark.parametrize("operator", ["ge", "le"])
-def test_a_number_that_passes_is_counted_alike_by_the_short_way(operator: str) -> None:
+def test_add_pass_equals_add(operator: str) -> None:
     values = [float(number * 7 % 50) for number in range(45)]
     plain, short = row(operator=operator), row(operator=operator)
     short.add_limit(5.0)
@@ -132,7 +132,7 @@ def test_failure_is_listed_after_ten_passes() -> None:
 @pytest.mark.parametrize(
     ("value", "reported"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)]
 )
-def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, reported: int | None) -> None:
+def test_add_repeated_equals_add(value: Any, reported: int | None) -> None:
     plain, short = row(operator="eq"), row(operator="eq")
     for position in range(14):
         plain.add(PASS, value, value, position, f"h{position}", "host", "")
@@ -154,7 +154,7 @@ def test_count_never_exceeds_the_number_of_values() -> None:
     assert verdicts.spread.n == 2
 
 
-def test_parts_are_named_only_where_something_differs() -> None:
+def test_parts_are_named_only_if_values_differ() -> None:
     for values, named in (
         ((1.0, 1.0), False),
         ((1.0, 2.0), True),
@@ -213,7 +213,7 @@ def test_text_values_are_sorted_by_frequency() -> None:
     assert [*tie.judged({}).values] == ["True", "a", "b"]
 
 
-def test_how_values_lie() -> None:
+def test_spread_of_values() -> None:
     one = row()
     for position in range(101):
         add(one, position, float(position + 200))
@@ -237,7 +237,7 @@ def test_how_values_lie() -> None:
         ((float(1 << 53), 0.5), (2, 0.5, 0.5, float(1 << 53), None)),
     ],
 )  # fmt: skip
-def test_values_at_the_edge(values: tuple[float, ...], reported: tuple[Any, ...]) -> None:
+def test_spread_of_extreme_values(values: tuple[float, ...], reported: tuple[Any, ...]) -> None:
     one = row()
     for position, value in enumerate(values):
         add(one, position, value)
@@ -255,7 +255,7 @@ def test_values_at_the_edge(values: tuple[float, ...], reported: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_from_a_thousand_values_on_they_are_rounded(more: int) -> None:
+def test_values_are_rounded_from_a_thousand_on(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     one, halves = row(), [row(), row()]
     for position, value in enumerate(values):
@@ -269,7 +269,7 @@ def test_from_a_thousand_values_on_they_are_rounded(more: int) -> None:
     assert all(min(abs(value - kept) for kept in one.numbers) <= value * 2**-14 for value in values[::97])
 
 
-def test_a_rounded_row_takes_one_that_is_not_and_the_other_way() -> None:
+def test_rounded_and_exact_rows_merge() -> None:
     def filled(count: int, first: float) -> Row:
         made = row()
         for position in range(count):
@@ -293,7 +293,7 @@ def test_a_rounded_row_takes_one_that_is_not_and_the_other_way() -> None:
     assert 100.12345 not in many.numbers
 
 
-def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_values_are_counted_before_they_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.judge.row.MAX_BUFFERED", 4)
     one = row()
     one.add_limit(0.0)
@@ -308,7 +308,7 @@ def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
+def test_worse_value_replaces_the_last_listed_one(short: bool) -> None:
     def pass_(value: float, position: int) -> None:
         if short:
             one.add_pass(value, position, f"h{position}", "gpu=0")
@@ -337,7 +337,7 @@ def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
     assert [far[5] for far in one.farthest][:2] == ["h99", "h7"]
 
 
-def test_words_and_numbers_of_one_row_come_in_the_order_of_the_plan() -> None:
+def test_mixed_text_and_numbers_keep_the_plan_order() -> None:
     for values in (("a", 5.0), (5.0, "a")):
         one = row(operator="eq")
         for position, value in enumerate(values):
@@ -366,7 +366,7 @@ def test_integers_have_no_decimal_point() -> None:
         assert str(spread.min) == reported
 
 
-def test_of_several_descriptions_always_the_same_one_stands() -> None:
+def test_description_of_a_merged_row_is_deterministic() -> None:
     reported = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
     for order in (reported, reported[::-1]):
         one = row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
@@ -376,7 +376,7 @@ def test_of_several_descriptions_always_the_same_one_stands() -> None:
         assert (one.source, one.basis, one.unit, one.operator) == ("a", "measured", "W", "gt")
 
 
-def test_the_graver_of_two_actions() -> None:
+def test_more_severe_action_wins() -> None:
     assert worst("none", "rma") == worst("rma", "none") == "rma"
     assert worst("reboot", "inspect_hardware") == "inspect_hardware"
     assert worst("unheard", "none") == worst("none", "unheard") == "none"
@@ -411,12 +411,12 @@ def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
     assert len(tallied(*pairs).judged()) == 1
 
 
-def test_what_passes_asks_for_nothing() -> None:
+def test_passing_row_has_no_action() -> None:
     (result,) = tallied(verdict(action="rma")).judged()
     assert result.action == "none"
 
 
-def test_rows_come_by_criterion_name_and_settings() -> None:
+def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
     mixed = [
         verdict(criterion="b"), verdict(criterion="a", name="z.x", params={"size": 2}),
         verdict(criterion="a", name="z.x", params={"size": 10}), verdict(criterion="a"),
@@ -428,7 +428,7 @@ def test_rows_come_by_criterion_name_and_settings() -> None:
         ]  # fmt: skip
 
 
-def test_descriptions_of_two_packs_do_not_depend_on_who_came_first() -> None:
+def test_descriptions_of_two_packs_do_not_depend_on_order() -> None:
     for source, operator in (("a", "gt"), ("a", "ge"), ("b", "gt")):
         two = [
             verdict(source="b", operator="ge"),
@@ -440,7 +440,7 @@ def test_descriptions_of_two_packs_do_not_depend_on_who_came_first() -> None:
             assert (result.source, result.operator) == (source, operator)
 
 
-def test_tallies_are_put_together() -> None:
+def test_tallies_merge() -> None:
     one, other = tallied(verdict("h1")), tallied(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     one.update(other)
     both = tallied(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))

@@ -73,7 +73,7 @@ def summarized(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
     return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
 
 
-def test_the_odd_host_fails_and_the_others_pass() -> None:
+def test_differing_host_fails_and_the_others_pass() -> None:
     made = plan(*FOUR)
     all_verdicts = verdicts(
         made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
@@ -86,7 +86,7 @@ def test_the_odd_host_fails_and_the_others_pass() -> None:
 
 
 @pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), ("h1", "h3")])
-def test_values_that_differ_read_differently(hosts: tuple[str, ...]) -> None:
+def test_different_values_are_printed_differently(hosts: tuple[str, ...]) -> None:
     pack = replace(PACK, criteria=(replace(PACK.criteria[0], id="size", name="host.memory.total", unit="B"),))
     sizes = {"h1": 2164194971648, "h2": 2164194971648, "h3": 2164194967552}
     made = plan(*hosts)
@@ -97,14 +97,14 @@ def test_values_that_differ_read_differently(hosts: tuple[str, ...]) -> None:
     assert {"1.96832386032 TiB", "1.96832385659 TiB"} == set(re.findall(r"1\.968\d+ TiB", reason))
 
 
-def test_hosts_that_are_alike_pass_and_say_so() -> None:
+def test_equal_hosts_pass() -> None:
     made = plan(*FOUR)
     all_verdicts = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
     assert [item.reason for item in all_verdicts] == ["found 580.159.04, as on all 4 hosts"] * 4
     assert {item.verdict for item in all_verdicts} == {PASS}
 
 
-def test_the_odd_gpu_is_named_with_its_serial_among_the_gpus_of_all_hosts() -> None:
+def test_differing_gpu_fails_with_its_serial() -> None:
     made = plan(*FOUR)
     alike = {"gpu=0": NEW, "gpu=1": NEW}
     all_verdicts = verdicts(
@@ -114,7 +114,7 @@ def test_the_odd_gpu_is_named_with_its_serial_among_the_gpus_of_all_hosts() -> N
     assert [item.serial for item in all_verdicts if item.verdict == FAIL] == ["h2-1"]
 
 
-def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
+def test_both_sides_of_a_tie_fail() -> None:
     made = plan("h1", "h2")
     all_verdicts = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
     why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
@@ -125,13 +125,13 @@ def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
     assert {item.limit for item in all_verdicts} == {None}
 
 
-def test_the_commonest_value_holds_though_it_is_not_on_half_of_them() -> None:
+def test_most_common_value_is_the_reference_even_below_half() -> None:
     made = plan(*FOUR)
     all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
     assert [(host, verdict) for host, _, verdict, _ in summarized(all_verdicts)] == [("h3", FAIL), ("h4", FAIL)]
 
 
-def test_one_host_alone_has_nothing_to_be_compared_with() -> None:
+def test_single_host_has_no_comparison() -> None:
     made = plan("h1")
     assert verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"})) == []
 
@@ -143,7 +143,7 @@ def test_gpus_of_one_host_are_compared_with_each_other() -> None:
     assert summarized(all_verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
 
 
-def test_gangs_are_compared_each_by_itself() -> None:
+def test_each_gang_is_compared_separately() -> None:
     made = builders.plan(*FOUR, profile="smoke")
     hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in made.hosts)
     made = replace(made, hosts=hosts)
@@ -152,7 +152,7 @@ def test_gangs_are_compared_each_by_itself() -> None:
     assert len(summarized(verdicts(made, fleet(made, "driver.version", values | {"h2": "b"})))) == 2
 
 
-def test_gpus_of_other_models_are_other_groups() -> None:
+def test_gpu_models_are_compared_separately() -> None:
     made = plan(*FOUR)
     values = {
         host: {"gpu=0": OLD if host in ("h1", "h2") else NEW, "gpu=1": OLD if host in ("h1", "h2") else NEW}
@@ -169,7 +169,7 @@ def test_gpus_of_other_models_are_other_groups() -> None:
     assert summarized(verdicts(made, evidence)) == []
 
 
-def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
+def test_adapters_are_compared_by_name() -> None:
     made = plan("h1", "h2", "h3")
     alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
     values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
@@ -192,7 +192,7 @@ def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     assert summarized(all_verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
-def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() -> None:
+def test_unsupported_reading_is_ignored_if_optional() -> None:
     made = plan("h1", "h2")
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
     assert summarized(verdicts(made, fleet(made, "gpu.vbios_version", values))) == []
@@ -201,7 +201,7 @@ def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() 
     assert all_verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
 
 
-def test_number_is_compared_as_it_was_at_the_end() -> None:
+def test_last_value_of_a_number_is_compared() -> None:
     """What a cpuset or a regulator took back is no difference between hosts."""
     made = plan("h1", "h2")
     evidence = fleet(made, "host.cpu.count", {"h1": 192, "h2": 96})
@@ -209,7 +209,7 @@ def test_number_is_compared_as_it_was_at_the_end() -> None:
     assert {item.verdict for item in verdicts(made, evidence)} == {PASS}
 
 
-def test_version_that_changed_during_the_run_is_no_version_of_the_fleet() -> None:
+def test_version_that_changed_during_the_run_fails() -> None:
     made = plan("h1", "h2", "h3")
     evidence = fleet(made, "driver.version", dict.fromkeys(("h1", "h2", "h3"), "550.90.07"))
     for host in ("h1", "h2", "h3"):
@@ -225,7 +225,7 @@ def test_version_that_changed_during_the_run_is_no_version_of_the_fleet() -> Non
 
 
 @pytest.mark.parametrize("component", ["torch", "cuda", "nccl", "cudnn"])
-def test_software_of_the_ranks_is_compared_as_well(component: str) -> None:
+def test_rank_software_is_compared(component: str) -> None:
     made = plan("h1", "h2", "h3")
     evidence = builders.evidence(made)
     for host in evidence:
@@ -239,7 +239,7 @@ def test_software_of_the_ranks_is_compared_as_well(component: str) -> None:
     assert all_verdicts[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
 
 
-def test_what_the_shipped_pack_leaves_alone() -> None:
+def test_shipped_packs_do_not_compare_memory_and_ecc() -> None:
     """Memory differs by bytes between healthy hosts, and ECC has a criterion of its own."""
     names = {item.name for item in PACK.criteria}
     assert not names & {"host.memory.total", "gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
@@ -260,7 +260,7 @@ def mixed(path: Path, **over: Any) -> Pack:
     return replace(read_pack(str(path)), chosen=True)
 
 
-def test_an_operator_switches_the_comparison_off_by_its_id(tmp_path: Path) -> None:
+def test_site_pack_disables_a_comparison_by_id(tmp_path: Path) -> None:
     made = plan("h1", "h2")
     evidence = fleet(made, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
     assert len(summarized(verdicts(made, evidence))) == 2
@@ -275,7 +275,7 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_a_comparison_can_only_ask_for_the_same(tmp_path: Path, over: dict[str, Any]) -> None:
+def test_comparison_allows_equality_only(tmp_path: Path, over: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         mixed(tmp_path / "mine.yml", **over)
 
@@ -310,7 +310,7 @@ def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
     assert '<span class="note">torch</span> <code>2.11.0</code>' in html
 
 
-def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
+def test_matrix_names_parts_if_a_host_has_two_versions() -> None:
     odd = {"gpu.vbios_version[gpu=0]": NEW, "gpu.vbios_version[gpu=1]": NEW, "gpu.vbios_version[gpu=2]": OLD}
     result, _, _ = matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
     assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
@@ -319,7 +319,7 @@ def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
     ]
 
 
-def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
+def test_matrix_is_shortened_if_all_hosts_differ() -> None:
     result, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(30)))
     assert (len(result[0].versions), result[0].left_out) == (10, 20)
     assert "and 20 more versions" in html

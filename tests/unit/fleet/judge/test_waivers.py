@@ -68,11 +68,13 @@ def written(path: Path, *waivers: dict[str, object]) -> Path:
         ({"absent": True, "name": "gpu"}, {"verdict": INCONCLUSIVE, "name": "gpu"}, False),
     ],
 )
-def test_what_a_waiver_is_for(waiver: dict[str, object], verdict: dict[str, object], holds: bool) -> None:
+def test_waiver_applies_by_criterion_host_and_scope(
+    waiver: dict[str, object], verdict: dict[str, object], holds: bool
+) -> None:
     assert covers(replace(WAIVER, **waiver), failed(**verdict)) is holds  # type: ignore[arg-type]
 
 
-def test_waived_verdict_stays_what_it_is_and_carries_the_waiver() -> None:
+def test_waived_verdict_keeps_its_state_and_carries_the_waiver() -> None:
     verdict = WaiverMatcher([WAIVER], builders.WHEN).verdict(failed())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
     assert not verdict.stands
@@ -80,25 +82,23 @@ def test_waived_verdict_stays_what_it_is_and_carries_the_waiver() -> None:
 
 
 @pytest.mark.parametrize(("day", "waived"), [("2026-12-30", True), ("2026-12-31", True), ("2027-01-01", False)])
-def test_waiver_holds_through_its_last_day_by_the_day_of_the_plan(day: str, waived: bool) -> None:
+def test_waiver_is_valid_through_its_last_day(day: str, waived: bool) -> None:
     verdict = WaiverMatcher([WAIVER], f"{day}T23:59:59Z").verdict(failed())
     assert (verdict.waiver is not None) is waived
     reported = "its waiver by Ada Example expired on 2026-12-31 (known slow, replaced in May)"
     assert (reported in verdict.reason) is not waived
 
 
-def test_of_two_waivers_the_one_that_still_holds_counts() -> None:
+def test_valid_waiver_is_preferred_to_an_expired_one() -> None:
     old = replace(WAIVER, until="2026-01-01")
     assert WaiverMatcher([old, WAIVER], builders.WHEN).verdict(failed()).waiver == WAIVER
 
 
-def test_passes_are_left_alone() -> None:
+def test_passing_verdict_is_not_waived() -> None:
     assert WaiverMatcher([WAIVER], builders.WHEN).verdict(failed(verdict=PASS)).waiver is None
 
 
-def test_run_with_a_waived_failure_is_accepted_as_such_and_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "r1", change=SLOW)
     assert call("report", run) == 1
     plain = {item["criterion"] for item in report_of(run)["verdicts"] if item["verdict"] == FAIL}
@@ -117,7 +117,7 @@ def test_run_with_a_waived_failure_is_accepted_as_such_and_names_it(
         assert "PASS WITH WAIVERS" in (run / view).read_text()
 
 
-def test_expired_waiver_rejects_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expired_waiver_does_not_prevent_rejection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "r1", change=SLOW)
     waivers = written(tmp_path / "w.yml", {"host": "h1", "until": "2026-11-20"})
     assert call("report", run, "--waivers", waivers) == 1
@@ -134,7 +134,7 @@ def test_unused_waiver_is_reported_and_changes_nothing(tmp_path: Path, capsys: p
     assert "Waiver not used: hbm-copy on h2 (by Ada Example until 2026-12-31)" in shown
 
 
-def test_absence_is_waived_by_host_and_name_alone(tmp_path: Path) -> None:
+def test_missing_figure_is_waived_by_host_and_name(tmp_path: Path) -> None:
     def without(record: builders.Record) -> builders.Record:
         kept = tuple(
             observation
@@ -172,7 +172,7 @@ def test_host_without_record_cannot_be_waived(tmp_path: Path) -> None:
         ({"host": "h1", "name": "stage.gang", "absent": True}, "cannot be waived"),
     ],
 )
-def test_waiver_that_cannot_be_meant_is_refused(line: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_invalid_waiver_is_refused(line: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_waivers(str(written(tmp_path / "w.yml", line)), {"h1"})
     assert message in str(refused.value)
@@ -184,7 +184,7 @@ def test_day_needs_no_quotes(tmp_path: Path) -> None:
     assert [waiver.until for waiver in read_waivers(str(path), {"h1"})] == ["2026-12-31"]
 
 
-def test_waivers_of_the_inventory_stand_in_the_plan_and_judge_without_the_file(tmp_path: Path) -> None:
+def test_waivers_are_stored_in_the_plan(tmp_path: Path) -> None:
     path = written(tmp_path / "w.yml", {"host": "h1"}, {"host": "elsewhere"}, {"serial": "S9"})
     waivers = read_waivers(str(path), {"h1", "h2"})
     assert [waiver.host or waiver.serial for waiver in waivers] == ["h1", "S9"]
