@@ -1,4 +1,4 @@
-"""Which culprit is named among several: each test changes one fact of a case with or without a culprit."""
+"""Which host or rank is named as the culprit, and when no culprit is named yet."""
 
 from __future__ import annotations
 
@@ -7,218 +7,511 @@ from typing import Any
 
 import pytest
 
-from agent.gang.culprit import HOST_SILENT_S, START_S, GangSnapshot, describe_exit, find_culprit, join_timeout_s
-from agent.gang.rank_state import parse_rank_state
-from tests.unit.agent.gang.test_heartbeat import (
-    LATE,
-    LOST,
-    SETTLED,
-    SILENT,
-    TIMED_OUT,
-    TIMEOUT_S,
-    rank,
-    timed_out,
-    view,
+from agent.gang.culprit import (
+    HOST_SILENT_S,
+    RANK_SILENT_S,
+    START_S,
+    GangSnapshot,
+    describe_exit,
+    find_culprit,
+    join_timeout_s,
 )
+from agent.gang.rank_state import parse_rank_state
+from tests.gangs import (
+    LATE_STATUS_AGE_S,
+    LOST_STATUS_AGE_S,
+    NOW,
+    SETTLED_S,
+    SILENT_RANK_S,
+    TIMED_OUT_FIELDS,
+    TIMEOUT_S,
+    gang_snapshot,
+    rank_state,
+    timed_out_ranks,
+)
+
+NO_CULPRIT: dict[str, GangSnapshot] = {
+    "all ranks running": gang_snapshot(),
+    "a host is late but not yet silent": gang_snapshot(ages={"h2": LATE_STATUS_AGE_S}),
+    "a host is lost and another is late": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LATE_STATUS_AGE_S}),
+    "a finished host sends nothing": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S}, finished=("h2",)),
+    "a host has not joined yet": replace(gang_snapshot(ages={"h2": -1}), began=NOW - join_timeout_s(TIMEOUT_S) + 1),
+    "a rank is late": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S - 1)),
+    "a rank holds the GIL": gang_snapshot(r3=rank_state(3, silent_s=30.0, busy=True)),
+    "a rank imports torch": gang_snapshot(r3=rank_state(3, phase="start", silent_s=SILENT_RANK_S, grouped=False)),
+    "a silent rank on which no other depends": gang_snapshot(
+        **{f"r{n}": rank_state(n, grouped=False, silent_s=SILENT_RANK_S if n == 3 else 0.1) for n in range(6)}
+    ),
+    "a rank compiles for long while others wait": gang_snapshot(
+        r3=rank_state(3, sequence=6, waiting_s=None, progress_s=50.0),
+        **{f"r{n}": rank_state(n, waiting_s=50.0) for n in (0, 1, 2, 4, 5)},
+    ),
+    "a rank ended a moment ago; another may have ended first": gang_snapshot(
+        r3=rank_state(3, ended_s=0.5, exit_code=-9)
+    ),
+    "a rank ended while a host is late": gang_snapshot(
+        ages={"h2": LATE_STATUS_AGE_S}, r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
+    ),
+    "a rank ended while another is late": gang_snapshot(
+        r3=rank_state(3, silent_s=3.0), r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
+    ),
+    "a rank ended with exit code 0": gang_snapshot(r3=rank_state(3, ended_s=60.0, exit_code=0)),
+    "a rank was ended by its launcher": gang_snapshot(
+        r3=rank_state(3, ended_s=SETTLED_S, exit_code=-15, terminated_by_launcher=True)
+    ),
+    "all ranks timed out": gang_snapshot(**{f"r{n}": rank_state(n, **TIMED_OUT_FIELDS) for n in range(6)}),
+    "all ranks failed at the same time": gang_snapshot(
+        **{f"r{n}": rank_state(n, failure="error", failure_age_s=5.0) for n in range(6)}
+    ),
+    "a rank failed and the others still wait": gang_snapshot(r3=rank_state(3, failure="error", failure_age_s=5.0)),
+}
+
+
+@pytest.mark.parametrize("snapshot", NO_CULPRIT.values(), ids=NO_CULPRIT.keys())
+def test_no_culprit_while_uncertain(snapshot: GangSnapshot) -> None:
+    assert find_culprit(snapshot) is None
+
+
+RANK_3 = 'gpu=1 rank 3 in phase "collective all_reduce 8 B"'
+CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
+    "a lost host": (
+        gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}),
+        "host_silent",
+        ("h3",),
+        "host h3: no messages for 10 s: its link, host or supervisor; last seen gpu=0 rank 4 in phase "
+        '"collective all_reduce 8 B"; gpu=1 rank 5 in phase "collective all_reduce 8 B"',
+    ),
+    "two lost hosts": (
+        gang_snapshot(hosts=4, ages={"h3": LOST_STATUS_AGE_S, "h4": LOST_STATUS_AGE_S}),
+        "host_silent",
+        ("h3", "h4"),
+        "hosts h3, h4: no messages",
+    ),
+    "two hosts that lost each other": (
+        gang_snapshot(hosts=2, ages={"h2": LOST_STATUS_AGE_S}),
+        "host_silent",
+        ("h1", "h2"),
+        "hosts h1 and h2: no messages between them for 10 s: the link, either host, or its supervisor",
+    ),
+    "the first host lost all others": (
+        gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LOST_STATUS_AGE_S}),
+        "cut_off",
+        ("h1",),
+        "host h1: no messages from any other host for 10 s: its own link, or the links of all others",
+    ),
+    "a host lost both watchers": (
+        gang_snapshot(me="h3", ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
+        "cut_off",
+        ("h3",),
+        "host h3: no messages",
+    ),
+    "the second host lost the first": (
+        gang_snapshot(me="h2", ages={"h1": LOST_STATUS_AGE_S}),
+        "host_silent",
+        ("h1",),
+        "host h1: no messages for 10 s",
+    ),
+    "a host did not join": (
+        gang_snapshot(ages={"h2": -1}),
+        "host_absent",
+        ("h2",),
+        "host h2: did not join the gang within 120 s; hosts h1, h3 did",
+    ),
+    "a stopped rank": (
+        gang_snapshot(r3=rank_state(3, silent_s=SILENT_RANK_S, stopped=True)),
+        "rank_silent",
+        ("h2",),
+        f"host h2 {RANK_3}: silent for 8 s: its process is stopped",
+    ),
+    "a rank stopped during its start": (
+        gang_snapshot(r3=rank_state(3, silent_s=SILENT_RANK_S, stopped=True, phase="start", grouped=False)),
+        "rank_silent",
+        ("h2",),
+        'host h2 gpu=1 rank 3 in phase "start": silent for 8 s: its process is stopped',
+    ),
+    "a frozen rank": (
+        gang_snapshot(r3=rank_state(3, silent_s=SILENT_RANK_S)),
+        "rank_silent",
+        ("h2",),
+        f"host h2 {RANK_3}: silent for 8 s: its process is frozen, or gets no CPU time",
+    ),
+    "a silent rank after the independent ranks ended": (
+        gang_snapshot(
+            **{
+                f"r{n}": rank_state(n, grouped=False, silent_s=SILENT_RANK_S)
+                if n == 3
+                else rank_state(n, grouped=False, ended_s=20.0, exit_code=0)
+                for n in range(6)
+            }
+        ),
+        "rank_silent",
+        ("h2",),
+        f"host h2 {RANK_3}: silent for 8 s",
+    ),
+    "a rank did not start": (
+        gang_snapshot(r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S + 1)),
+        "rank_absent",
+        ("h2",),
+        'host h2 gpu=1 rank 3 in phase "start": did not start within 60 s',
+    ),
+    "a killed rank": (
+        gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=-9)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: killed by SIGKILL",
+    ),
+    "a killed rank; others aborted or failed at the same moment": (
+        gang_snapshot(
+            r3=rank_state(3, ended_s=SETTLED_S, exit_code=-9),
+            r2=rank_state(2, ended_s=SETTLED_S, exit_code=-15, terminated_by_launcher=True),
+            r0=rank_state(0, ended_s=SETTLED_S + 0.2, exit_code=-6),
+            r5=rank_state(5, ended_s=SETTLED_S + 0.1, exit_code=1),
+        ),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: killed by SIGKILL",
+    ),
+    "a failed rank; others aborted later": (
+        gang_snapshot(
+            r3=rank_state(3, ended_s=SETTLED_S + 3, exit_code=1), r5=rank_state(5, ended_s=SETTLED_S, exit_code=-6)
+        ),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: ended with exit code 1",
+    ),
+    "the older status has the earlier end": (
+        gang_snapshot(
+            ages={"h2": 1.0},
+            r3=rank_state(3, ended_s=SETTLED_S, exit_code=1),
+            r5=rank_state(5, ended_s=SETTLED_S, exit_code=1),
+        ),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: ended with exit code 1",
+    ),
+    "a rank and its guard are gone": (
+        gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: gone without an exit code, as is its guard process",
+    ),
+    "a SIGTERM from outside without another explanation": (
+        gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=-15)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: killed by SIGTERM",
+    ),
+    "a rank behind at the time-out": (
+        gang_snapshot(**timed_out_ranks(rank_state(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S))),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {RANK_3}: alive, but the others waited for it until their time-out of 60 s",
+    ),
+    "the only rank without a time-out": (
+        gang_snapshot(**timed_out_ranks(rank_state(3, waiting_s=None, progress_s=TIMEOUT_S))),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {RANK_3}: alive, but",
+    ),
+    "a rank behind when NCCL's watchdog aborted the others": (
+        gang_snapshot(
+            r3=rank_state(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S),
+            **{f"r{n}": rank_state(n, waiting_s=TIMEOUT_S, ended_s=SETTLED_S, exit_code=-6) for n in (0, 1, 2, 4, 5)},
+        ),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {RANK_3}: alive, but",
+    ),
+    "a rank failed on its own long before the time-out": (
+        gang_snapshot(**timed_out_ranks(rank_state(3, failure="error", failure_age_s=TIMEOUT_S))),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {RANK_3}: failed on its own, and the others waited",
+    ),
+}
+
+
+@pytest.mark.parametrize(("snapshot", "kind", "hosts", "text"), CULPRITS.values(), ids=CULPRITS.keys())
+def test_culprit_is_named(snapshot: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
+    culprit = find_culprit(snapshot)
+    assert culprit is not None
+    assert (culprit.kind, culprit.hosts) == (kind, hosts)
+    assert culprit.text.startswith(text)
+    if kind.startswith("rank"):
+        assert (culprit.rank, culprit.scope) == (3, "gpu=1")
+
+
+@pytest.mark.parametrize(
+    "invalid_field",
+    [
+        {"rank": True},
+        {"rank": "3"},
+        {"phase": "x" * 513},
+        {"silent_s": None},
+        {"other": 1},
+        {"terminated_by_launcher": 1},
+    ],
+    ids=str,
+)
+def test_invalid_rank_state_is_refused(invalid_field: dict[str, Any]) -> None:
+    valid = asdict(rank_state(3))
+    assert parse_rank_state(valid) == rank_state(3)
+    with pytest.raises(ValueError, match="not a rank state"):
+        parse_rank_state({**valid, **invalid_field})
+
+
+# ---- variations of one fact ----
 
 WAITED = "the others waited for it until their time-out of 60 s"
 
 
-def text(known: GangSnapshot) -> str:
-    result = find_culprit(known)
-    return result.text if result else ""
+def culprit_text(snapshot: GangSnapshot) -> str:
+    culprit = find_culprit(snapshot)
+    return culprit.text if culprit else ""
 
 
-def test_settled_end_is_named_despite_a_recent_one() -> None:
-    known = view(r3=rank(3, ended_s=SETTLED, exit_code=1), r5=rank(5, ended_s=0.1, exit_code=1))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+def test_settled_end_is_named_despite_a_recent_end() -> None:
+    snapshot = gang_snapshot(
+        r3=rank_state(3, ended_s=SETTLED_S, exit_code=1), r5=rank_state(5, ended_s=0.1, exit_code=1)
+    )
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_first_of_two_simultaneous_deaths_is_named() -> None:
-    known = view(r3=rank(3, ended_s=SETTLED + 0.3, exit_code=-9), r5=rank(5, ended_s=SETTLED, exit_code=-9))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+def test_earlier_of_two_kills_is_named() -> None:
+    snapshot = gang_snapshot(
+        r3=rank_state(3, ended_s=SETTLED_S + 0.3, exit_code=-9), r5=rank_state(5, ended_s=SETTLED_S, exit_code=-9)
+    )
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_rank_that_fails_with_a_lost_launcher_is_not_named() -> None:
-    left = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL")
-    known = view(r3=left, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, failure="error"))
-    assert text(known).endswith('rank 3 in phase "collective all_reduce 8 B": its launcher was killed by SIGKILL')
+def test_rank_of_a_killed_launcher_is_named_before_ranks_that_fail_later() -> None:
+    launcher_killed = rank_state(3, ended_s=SETTLED_S, why="its launcher was killed by SIGKILL")
+    snapshot = gang_snapshot(
+        r3=launcher_killed, r5=rank_state(5, ended_s=SETTLED_S + 0.3, exit_code=1, failure="error")
+    )
+    assert culprit_text(snapshot).endswith(
+        'rank 3 in phase "collective all_reduce 8 B": its launcher was killed by SIGKILL'
+    )
 
 
-def test_killed_launcher_is_named_before_its_victims() -> None:
-    """All at the same moment, before any rank started."""
-    began: dict[str, Any] = {"alive_s": None, "phase": ""}
-    killed = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL before any rank started", **began)
-    known = view(r3=killed, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, why="its launcher ended", **began))
-    assert text(known).endswith('rank 3 in phase "start": its launcher was killed by SIGKILL before any rank started')
+def test_killed_launcher_is_named_before_launchers_that_fail_later() -> None:
+    """Both launchers end at the same moment, before any rank started."""
+    not_started: dict[str, Any] = {"alive_s": None, "phase": ""}
+    killed = rank_state(
+        3, ended_s=SETTLED_S, why="its launcher was killed by SIGKILL before any rank started", **not_started
+    )
+    snapshot = gang_snapshot(
+        r3=killed, r5=rank_state(5, ended_s=SETTLED_S + 0.3, exit_code=1, why="its launcher ended", **not_started)
+    )
+    assert culprit_text(snapshot).endswith(
+        'rank 3 in phase "start": its launcher was killed by SIGKILL before any rank started'
+    )
 
 
 def test_failure_after_an_abort_names_no_culprit() -> None:
-    failed = view(r3=rank(3, ended_s=SETTLED, exit_code=1))
-    assert text(failed).startswith("host h2 gpu=1 rank 3")
-    left = {**failed.statuses, "h1": replace(failed.statuses["h1"], aborted=True)}
-    assert text(replace(failed, statuses=left)) == ""
+    failed = gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1))
+    assert culprit_text(failed).startswith("host h2 gpu=1 rank 3")
+    statuses = {**failed.statuses, "h1": replace(failed.statuses["h1"], aborted=True)}
+    assert culprit_text(replace(failed, statuses=statuses)) == ""
 
 
 def test_later_kill_does_not_explain_an_earlier_failure() -> None:
-    known = view(r3=rank(3, ended_s=SETTLED + 3, exit_code=1), r5=rank(5, ended_s=SETTLED, exit_code=-9))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+    snapshot = gang_snapshot(
+        r3=rank_state(3, ended_s=SETTLED_S + 3, exit_code=1), r5=rank_state(5, ended_s=SETTLED_S, exit_code=-9)
+    )
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_termination_signal_is_named_last() -> None:
-    known = view(r3=rank(3, ended_s=SETTLED, exit_code=1), r5=rank(5, ended_s=SETTLED + 3, exit_code=-15))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+def test_rank_ended_by_sigterm_is_not_named_before_a_failed_rank() -> None:
+    snapshot = gang_snapshot(
+        r3=rank_state(3, ended_s=SETTLED_S, exit_code=1), r5=rank_state(5, ended_s=SETTLED_S + 3, exit_code=-15)
+    )
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_early_abort_is_the_ranks_own_failure() -> None:
-    early = rank(3, ended_s=SETTLED, exit_code=-6, waiting_s=5.0)
-    assert text(view(r3=early)).endswith("killed by SIGABRT")
-    assert text(view(r3=replace(early, waiting_s=TIMEOUT_S))) == ""
-    assert text(view(r3=replace(early, waiting_s=None, progress_s=TIMEOUT_S))) == ""
-    assert text(view(r3=replace(early, waiting_s=TIMEOUT_S, exit_code=-11))).endswith("killed by SIGSEGV")
+def test_abort_before_the_time_out_is_the_ranks_own_failure() -> None:
+    early = rank_state(3, ended_s=SETTLED_S, exit_code=-6, waiting_s=5.0)
+    assert culprit_text(gang_snapshot(r3=early)).endswith("killed by SIGABRT")
+    assert culprit_text(gang_snapshot(r3=replace(early, waiting_s=TIMEOUT_S))) == ""
+    assert culprit_text(gang_snapshot(r3=replace(early, waiting_s=None, progress_s=TIMEOUT_S))) == ""
+    assert culprit_text(gang_snapshot(r3=replace(early, waiting_s=TIMEOUT_S, exit_code=-11))).endswith(
+        "killed by SIGSEGV"
+    )
 
 
 def test_rank_silent_during_start_is_absent() -> None:
-    start = rank(3, phase="start", silent_s=START_S + 1, alive_s=START_S + 5, grouped=False)
-    assert text(view(r3=start)) == 'host h2 gpu=1 rank 3 in phase "start": silent for 60 s during its start'
-    assert text(view(r3=replace(start, busy=True))) == ""
-    assert text(view(r3=replace(start, silent_s=START_S - 1))) == ""
-    assert text(view(r3=replace(start, phase="gemm", busy=True, grouped=True))) == ""
+    start = rank_state(3, phase="start", silent_s=START_S + 1, alive_s=START_S + 5, grouped=False)
+    assert (
+        culprit_text(gang_snapshot(r3=start))
+        == 'host h2 gpu=1 rank 3 in phase "start": silent for 60 s during its start'
+    )
+    assert culprit_text(gang_snapshot(r3=replace(start, busy=True))) == ""
+    assert culprit_text(gang_snapshot(r3=replace(start, silent_s=START_S - 1))) == ""
+    assert culprit_text(gang_snapshot(r3=replace(start, phase="gemm", busy=True, grouped=True))) == ""
 
 
 def test_rank_without_heartbeats_is_in_start() -> None:
-    result = find_culprit(view(r3=rank(3, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1)))
-    assert result is not None
-    assert (result.kind, result.phase) == ("rank_absent", "start")
-    result = find_culprit(view(r3=rank(3, ended_s=SETTLED)))
-    assert result is not None
-    assert result.phase == "collective all_reduce 8 B"
+    culprit = find_culprit(
+        gang_snapshot(r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S + 1))
+    )
+    assert culprit is not None
+    assert (culprit.kind, culprit.phase) == ("rank_absent", "start")
+    culprit = find_culprit(gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S)))
+    assert culprit is not None
+    assert culprit.phase == "collective all_reduce 8 B"
 
 
 def test_unstarted_rank_is_absent_once_another_has_run_long() -> None:
-    never = rank(3, alive_s=None, phase="")
-    others = {f"r{number}": rank(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
-    assert text(view(r3=never, **others)) == ""
-    assert text(view(**{f"r{number}": rank(number, alive_s=None, phase="") for number in range(6)})) == ""
+    not_started = rank_state(3, alive_s=None, phase="")
+    others = {f"r{number}": rank_state(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
+    assert culprit_text(gang_snapshot(r3=not_started, **others)) == ""
+    assert (
+        culprit_text(gang_snapshot(**{f"r{number}": rank_state(number, alive_s=None, phase="") for number in range(6)}))
+        == ""
+    )
 
 
 def test_silent_rank_precedes_an_absent_one() -> None:
-    known = view(r3=rank(3, silent_s=SILENT), r4=rank(4, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+    snapshot = gang_snapshot(
+        r3=rank_state(3, silent_s=SILENT_RANK_S),
+        r4=rank_state(4, alive_s=None, phase=""),
+        r0=rank_state(0, alive_s=START_S + 1),
+    )
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
 def test_silent_rank_is_named_once_another_depends_on_it() -> None:
-    known = view(r3=rank(3, silent_s=SILENT), r0=rank(0, grouped=False), r4=rank(4, grouped=False))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+    snapshot = gang_snapshot(
+        r3=rank_state(3, silent_s=SILENT_RANK_S), r0=rank_state(0, grouped=False), r4=rank_state(4, grouped=False)
+    )
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
 def test_first_of_two_silent_ranks_is_named() -> None:
-    known = view(r3=rank(3, silent_s=SILENT + 1), r4=rank(4, silent_s=SILENT))
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+    snapshot = gang_snapshot(r3=rank_state(3, silent_s=SILENT_RANK_S + 1), r4=rank_state(4, silent_s=SILENT_RANK_S))
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
 def test_failure_together_with_timeouts_is_not_named() -> None:
-    failed = rank(3, failure="error", failure_age_s=SETTLED + 1)
-    assert text(view(**timed_out(failed))) == ""
-    assert text(view(**timed_out(replace(failed, failure_age_s=SETTLED + 3)))).endswith(
+    failed = rank_state(3, failure="error", failure_age_s=SETTLED_S + 1)
+    assert culprit_text(gang_snapshot(**timed_out_ranks(failed))) == ""
+    assert culprit_text(gang_snapshot(**timed_out_ranks(replace(failed, failure_age_s=SETTLED_S + 3)))).endswith(
         f"failed on its own, and {WAITED}"
     )
 
 
 def test_failure_is_as_old_as_the_status_of_its_host() -> None:
-    failed = rank(3, failure="error", failure_age_s=1.0)
-    known = view(ages={"h2": 20.0}, finished=("h2",), **{**timed_out(failed), "r2": rank(2, ended_s=1.0, exit_code=0)})
-    assert text(known).endswith(f"failed on its own, and {WAITED}")
+    failed = rank_state(3, failure="error", failure_age_s=1.0)
+    snapshot = gang_snapshot(
+        ages={"h2": 20.0},
+        finished=("h2",),
+        **{**timed_out_ranks(failed), "r2": rank_state(2, ended_s=1.0, exit_code=0)},
+    )
+    assert culprit_text(snapshot).endswith(f"failed on its own, and {WAITED}")
 
 
 def test_failure_after_the_first_timeout_is_not_named() -> None:
-    first = replace(rank(0, **TIMED_OUT), failure_age_s=10.0)
-    assert text(view(**timed_out(rank(3, failure="error", failure_age_s=5.0), first))) == ""
+    first = replace(rank_state(0, **TIMED_OUT_FIELDS), failure_age_s=10.0)
+    assert (
+        culprit_text(gang_snapshot(**timed_out_ranks(rank_state(3, failure="error", failure_age_s=5.0), first))) == ""
+    )
 
 
-def test_rank_level_with_a_timed_out_rank_is_not_behind() -> None:
-    ahead, waiting = replace(rank(0, **TIMED_OUT), sequence=9), rank(2, waiting_s=TIMEOUT_S)
-    assert text(view(**timed_out(ahead, waiting, rank(3, sequence=8, waiting_s=None)))) == ""
+def test_rank_at_the_same_operation_as_a_timed_out_rank_is_not_behind() -> None:
+    ahead, waiting = replace(rank_state(0, **TIMED_OUT_FIELDS), sequence=9), rank_state(2, waiting_s=TIMEOUT_S)
+    assert (
+        culprit_text(gang_snapshot(**timed_out_ranks(ahead, waiting, rank_state(3, sequence=8, waiting_s=None)))) == ""
+    )
 
 
 def test_first_of_two_failures_is_named() -> None:
-    known = view(
-        **timed_out(rank(3, failure="error", failure_age_s=50.0), rank(4, failure="error", failure_age_s=40.0))
+    snapshot = gang_snapshot(
+        **timed_out_ranks(
+            rank_state(3, failure="error", failure_age_s=50.0), rank_state(4, failure="error", failure_age_s=40.0)
+        )
     )
-    assert text(known).startswith("host h2 gpu=1 rank 3")
+    assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
 def test_waiting_rank_is_not_the_culprit() -> None:
-    working = rank(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S)
-    waiting = rank(2, sequence=6, waiting_s=TIMEOUT_S)
+    working = rank_state(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S)
+    waiting = rank_state(2, sequence=6, waiting_s=TIMEOUT_S)
     assert (
-        text(view(**timed_out(working, waiting)))
+        culprit_text(gang_snapshot(**timed_out_ranks(working, waiting)))
         == f'host h2 gpu=1 rank 3 in phase "{working.phase}": alive, but {WAITED}'
     )
-    assert text(view(**timed_out(waiting))) == ""
-    assert text(view(**timed_out(replace(working, sequence=7), replace(waiting, sequence=7)))) == ""
+    assert culprit_text(gang_snapshot(**timed_out_ranks(waiting))) == ""
+    assert (
+        culprit_text(gang_snapshot(**timed_out_ranks(replace(working, sequence=7), replace(waiting, sequence=7)))) == ""
+    )
 
 
 def test_furthest_behind_or_longest_idle_rank_is_named() -> None:
-    lagging = [rank(number, sequence=6, waiting_s=None, progress_s=30.0) for number in (2, 3)]
-    assert "rank 3" in text(view(**timed_out(lagging[0], replace(lagging[1], sequence=5))))
-    assert "rank 3" in text(view(**timed_out(lagging[0], replace(lagging[1], progress_s=31.0))))
+    lagging = [rank_state(number, sequence=6, waiting_s=None, progress_s=30.0) for number in (2, 3)]
+    assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], sequence=5))))
+    assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], progress_s=31.0))))
 
 
 def test_recent_timeout_is_not_settled() -> None:
-    fresh = {**TIMED_OUT, "failure_age_s": 0.5}
-    ranks = {f"r{number}": rank(number, **fresh) for number in (0, 1, 2, 4, 5)}
-    lagging = rank(3, sequence=6, waiting_s=None)
-    assert text(view(**ranks, r3=lagging)) == ""
-    ranks["r0"] = rank(0, **TIMED_OUT)
-    assert text(view(**ranks, r3=lagging)).endswith(WAITED), "the first was long enough ago"
+    fresh = {**TIMED_OUT_FIELDS, "failure_age_s": 0.5}
+    ranks = {f"r{number}": rank_state(number, **fresh) for number in (0, 1, 2, 4, 5)}
+    lagging = rank_state(3, sequence=6, waiting_s=None)
+    assert culprit_text(gang_snapshot(**ranks, r3=lagging)) == ""
+    ranks["r0"] = rank_state(0, **TIMED_OUT_FIELDS)
+    assert culprit_text(gang_snapshot(**ranks, r3=lagging)).endswith(WAITED), "the first time-out is old enough"
 
 
 def test_stale_status_of_a_silent_host_is_ignored() -> None:
-    """Three hosts have lost one another; the first decides by its own ranks."""
-    gone = rank(5, ended_s=0.5, exit_code=-9)
-    assert text(view(ages={"h3": LOST}, r5=gone)).startswith("host h3: no messages for 10 s")
-    assert text(view(ages={"h3": 30.0}, finished=("h3",), r5=gone)).startswith("host h3 gpu=1 rank 5")
+    """The ranks of a lost host are not judged by its last status."""
+    ended = rank_state(5, ended_s=0.5, exit_code=-9)
+    assert culprit_text(gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}, r5=ended)).startswith(
+        "host h3: no messages for 10 s"
+    )
+    assert culprit_text(gang_snapshot(ages={"h3": 30.0}, finished=("h3",), r5=ended)).startswith("host h3 gpu=1 rank 5")
 
 
 def test_lost_host_is_reported_with_its_running_ranks() -> None:
-    result = text(view(ages={"h3": LOST}, r4=rank(4, ended_s=60.0, exit_code=0)))
-    assert result.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
-    both = {f"r{number}": rank(number, ended_s=60.0, exit_code=0) for number in (4, 5)}
-    assert text(view(ages={"h3": LOST}, **both)).endswith("its link, host or supervisor")
+    text = culprit_text(gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}, r4=rank_state(4, ended_s=60.0, exit_code=0)))
+    assert text.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
+    all_ended = {f"r{number}": rank_state(number, ended_s=60.0, exit_code=0) for number in (4, 5)}
+    assert culprit_text(gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}, **all_ended)).endswith(
+        "its link, host or supervisor"
+    )
 
 
 def test_absent_hosts_are_named_with_those_that_joined() -> None:
-    known = replace(view(hosts=4, ages={"h2": -1, "h4": -1}), began=980.0, timeout_s=1.0)
-    assert text(known) == ""
-    known = replace(known, began=979.0)
-    assert text(known) == "hosts h2, h4: did not join the gang within 20 s; hosts h1, h3 did"
+    snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), began=980.0, timeout_s=1.0)
+    assert culprit_text(snapshot) == ""
+    snapshot = replace(snapshot, began=979.0)
+    assert culprit_text(snapshot) == "hosts h2, h4: did not join the gang within 20 s; hosts h1, h3 did"
 
 
 def test_long_host_lists_are_shortened() -> None:
-    result = text(view(hosts=23, ages={f"h{number}": LOST for number in range(4, 24)}))
-    assert "h22, h23: no messages" in result, "twenty are listed"
-    result = text(view(hosts=24, ages={f"h{number}": LOST for number in range(4, 25)}))
-    assert "h23 and 1 more: no messages" in result
-    hosts = {f"h{number}": LOST for number in range(4, 29)}
-    result = text(view(hosts=28, ages=hosts))
-    assert result.startswith("hosts h4, h5,")
-    assert "h23 and 5 more: no messages" in result
-    assert "h24" not in result
-    assert len(result) <= 2000
+    text = culprit_text(gang_snapshot(hosts=23, ages={f"h{number}": LOST_STATUS_AGE_S for number in range(4, 24)}))
+    assert "h22, h23: no messages" in text, "twenty are listed"
+    text = culprit_text(gang_snapshot(hosts=24, ages={f"h{number}": LOST_STATUS_AGE_S for number in range(4, 25)}))
+    assert "h23 and 1 more: no messages" in text
+    hosts = {f"h{number}": LOST_STATUS_AGE_S for number in range(4, 29)}
+    text = culprit_text(gang_snapshot(hosts=28, ages=hosts))
+    assert text.startswith("hosts h4, h5,")
+    assert "h23 and 5 more: no messages" in text
+    assert "h24" not in text
+    assert len(text) <= 2000
 
 
-def test_late_finished_host_delays_nothing() -> None:
-    known = view(ages={"h2": LATE}, finished=("h2",), r5=rank(5, ended_s=SETTLED, exit_code=1))
-    assert text(known).endswith('rank 5 in phase "collective all_reduce 8 B": ended with exit code 1')
+def test_late_status_of_a_finished_host_delays_no_verdict() -> None:
+    snapshot = gang_snapshot(
+        ages={"h2": LATE_STATUS_AGE_S}, finished=("h2",), r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
+    )
+    assert culprit_text(snapshot).endswith('rank 5 in phase "collective all_reduce 8 B": ended with exit code 1')
 
 
 @pytest.mark.parametrize(
-    ("patience_s", "result"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
+    ("timeout_s", "expected_s"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
 )
-def test_join_timeout_is_twice_the_group_timeout_within_bounds(patience_s: float, result: float) -> None:
-    assert join_timeout_s(patience_s) == result
-    assert result > HOST_SILENT_S
+def test_join_timeout_is_twice_the_group_timeout_within_bounds(timeout_s: float, expected_s: float) -> None:
+    assert join_timeout_s(timeout_s) == expected_s
+    assert expected_s > HOST_SILENT_S
 
 
 @pytest.mark.parametrize(
@@ -236,6 +529,6 @@ def test_exit_code_in_words(code: int | None, expected: str) -> None:
     assert describe_exit(code) == expected
 
 
-def test_longest_valid_text_is_accepted() -> None:
-    longest = replace(rank(3), phase="x" * 512)
+def test_phase_of_the_maximum_length_is_accepted() -> None:
+    longest = replace(rank_state(3), phase="x" * 512)
     assert parse_rank_state(asdict(longest)) == longest

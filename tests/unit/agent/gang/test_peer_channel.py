@@ -1,15 +1,13 @@
-"""How the first host of a gang handles each message, and when a supervisor may leave."""
+"""How the first host of a gang handles each message, and when a supervisor may close its channel."""
 
 from __future__ import annotations
 
 import json
-import secrets
 import select
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,119 +18,114 @@ from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang
 from agent.gang.transport import listen
 from schemas.records import Culprit, to_json
-from tests.unit.agent.gang.test_heartbeat import MEMBERS, gang, hung_up, port, rank, until, word
+from tests.gangs import MEMBERS, is_closed, loopback_address, make_gang, poll_until, rank_state, status_line
 
-__all__ = ["port"]
 VERDICT = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="gpu=0", rank=4, phase="training")
 
 
-@cache
-def address_of(port: int) -> str:
-    """Return a loopback address of this test only, so that other processes use none of its ports."""
-    return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
+def loopback_gang(me: str, port: int) -> Gang:
+    """Return a gang whose hosts share one random loopback address."""
+    return make_gang(me, port, addresses=dict.fromkeys(MEMBERS, loopback_address(port)))
 
 
-def here(me: str, port: int) -> Gang:
-    return gang(me, port, addresses=dict.fromkeys(MEMBERS, address_of(port)))
-
-
-class Caller:
-    """A member that sends line by line."""
+class RawMember:
+    """A connection of h3 to the first host, for single messages."""
 
     def __init__(self, head: PeerChannel, port: int) -> None:
         self._head, self._port = head, port
-        self.channel = socket.create_connection((address_of(port), port))
+        self.channel = socket.create_connection((loopback_address(port), port))
         self.channel.setblocking(False)
-        self._came = b""
-        self.greeting = str(self.answer()["greeting"])
+        self._received = b""
+        self.greeting = str(self.receive_answer()["greeting"])
 
-    def answer(self) -> dict[str, Any]:
-        ends = time.monotonic() + 5
-        while b"\n" not in self._came:
-            assert time.monotonic() < ends, "no answer"
+    def receive_answer(self) -> dict[str, Any]:
+        end = time.monotonic() + 5
+        while b"\n" not in self._received:
+            assert time.monotonic() < end, "no answer"
             self._head.poll(0.005)
             try:
-                self._came += self.channel.recv(1 << 16)
+                self._received += self.channel.recv(1 << 16)
             except BlockingIOError:
                 continue
-        line, _, self._came = self._came.partition(b"\n")
-        said = gang("h3", self._port).verify(line)
-        assert said is not None
-        return said
+        line, _, self._received = self._received.partition(b"\n")
+        message = make_gang("h3", self._port).verify(line)
+        assert message is not None
+        return message
 
-    def say(self, **over: Any) -> dict[str, Any]:
-        self.channel.send(word(self._port, self.greeting, **over))
-        return self.answer()
+    def send_status(self, **fields: Any) -> dict[str, Any]:
+        self.channel.send(status_line(self._port, self.greeting, **fields))
+        return self.receive_answer()
 
-    def gone(self) -> bool:
-        ends = time.monotonic() + 5
-        while not hung_up(self.channel, self._head):
-            if time.monotonic() > ends:
+    def wait_until_closed(self) -> bool:
+        """Return whether the first host closes the connection within 5 s."""
+        end = time.monotonic() + 5
+        while not is_closed(self.channel, self._head):
+            if time.monotonic() > end:
                 return False
         return True
 
 
 @pytest.fixture
 def head(port: int) -> Iterator[PeerChannel]:
-    made = PeerChannel(here("h1", port))
-    yield made
-    made.close()
+    channel = PeerChannel(loopback_gang("h1", port))
+    yield channel
+    channel.close()
 
 
 def test_status_is_stored_and_answered_with_its_number(head: PeerChannel, port: int) -> None:
-    caller = Caller(head, port)
-    answer = caller.say(ranks=[asdict(rank(4))], token="mine")
+    caller = RawMember(head, port)
+    answer = caller.send_status(ranks=[asdict(rank_state(4))], token="mine")
     assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "aborted": False, "verdict": None}
-    assert head.statuses["h3"].ranks == (rank(4),)
+    assert head.statuses["h3"].ranks == (rank_state(4),)
     assert not head.statuses["h3"].finished
     assert time.monotonic() - head.statuses["h3"].at < 5
-    assert caller.say(number=2, token="mine")["number"] == 2
+    assert caller.send_status(number=2, token="mine")["number"] == 2
     caller.channel.close()
 
 
-def test_finished_is_final(head: PeerChannel, port: int) -> None:
-    caller = Caller(head, port)
-    caller.say(finished=True)
+def test_finished_status_is_final(head: PeerChannel, port: int) -> None:
+    caller = RawMember(head, port)
+    caller.send_status(finished=True)
     assert head.statuses["h3"].finished
-    caller.say(number=2, finished=False)
+    caller.send_status(number=2, finished=False)
     assert head.statuses["h3"].finished
     caller.channel.close()
 
 
 @pytest.mark.parametrize("number", [1, 2, 0, -1])
 def test_repeated_status_is_refused(head: PeerChannel, port: int, number: int) -> None:
-    caller = Caller(head, port)
-    caller.say(number=2)
-    caller.channel.send(word(port, caller.greeting, number=number))
-    assert caller.gone()
+    caller = RawMember(head, port)
+    caller.send_status(number=2)
+    caller.channel.send(status_line(port, caller.greeting, number=number))
+    assert caller.wait_until_closed()
     caller.channel.close()
 
 
 def test_each_launch_numbers_its_own_statuses(head: PeerChannel, port: int) -> None:
-    first = Caller(head, port)
-    first.say(number=7)
-    second = Caller(head, port)
-    assert second.say(number=1, token="other")["number"] == 1
-    assert first.gone(), "a host has one connection"
+    first = RawMember(head, port)
+    first.send_status(number=7)
+    second = RawMember(head, port)
+    assert second.send_status(number=1, token="other")["number"] == 1
+    assert first.wait_until_closed(), "a host has one connection"
     for caller in (first, second):
         caller.channel.close()
 
 
 def test_only_identified_members_receive_the_verdict(head: PeerChannel, port: int) -> None:
-    known, stranger = Caller(head, port), Caller(head, port)
-    known.say(number=4)
+    member, stranger = RawMember(head, port), RawMember(head, port)
+    member.send_status(number=4)
     head.announce_verdict(VERDICT)
-    answer = known.answer()
+    answer = member.receive_answer()
     assert (answer["number"], answer["verdict"]["text"]) == (4, VERDICT.text)
-    assert not hung_up(stranger.channel, head)
-    assert stranger._came == b""
-    for caller in (known, stranger):
+    assert not is_closed(stranger.channel, head)
+    assert stranger._received == b""
+    for caller in (member, stranger):
         caller.channel.close()
 
 
 def test_closing_channel_sends_finished(head: PeerChannel, port: int) -> None:
-    caller = Caller(head, port)
-    caller.say()
+    caller = RawMember(head, port)
+    caller.send_status()
     head.finished = True
     head.close()
     assert json.loads(caller.channel.recv(1 << 16).partition(b" ")[2])["finished"] is True
@@ -140,182 +133,185 @@ def test_closing_channel_sends_finished(head: PeerChannel, port: int) -> None:
     caller.channel.close()
 
 
-def test_all_members_and_some_strangers_can_connect_at_once(head: PeerChannel, port: int) -> None:
-    most = transport.MAX_UNPROVEN + len(MEMBERS)
-    callers = [Caller(head, port) for _ in range(most)]
-    assert not any(hung_up(caller.channel, head) for caller in callers)
-    callers.append(Caller(head, port))
-    assert callers[0].gone(), "the oldest makes room"
-    assert not any(hung_up(caller.channel, head) for caller in callers[1:])
-    assert callers[-1].say()["number"] == 1, "the new connection is accepted"
+def test_number_of_unproven_connections_is_limited(head: PeerChannel, port: int) -> None:
+    max_connections = transport.MAX_UNPROVEN + len(MEMBERS)
+    callers = [RawMember(head, port) for _ in range(max_connections)]
+    assert not any(is_closed(caller.channel, head) for caller in callers)
+    callers.append(RawMember(head, port))
+    assert callers[0].wait_until_closed(), "the oldest connection is closed"
+    assert not any(is_closed(caller.channel, head) for caller in callers[1:])
+    assert callers[-1].send_status()["number"] == 1, "the new connection is accepted"
     for caller in callers:
         caller.channel.close()
 
 
 def test_identified_member_may_be_silent_longer(head: PeerChannel, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, stranger = Caller(head, port), Caller(head, port)
-    known.say()
-    real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + transport.PROOF_S + 1)
+    member, stranger = RawMember(head, port), RawMember(head, port)
+    member.send_status()
+    real_clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + transport.PROOF_S + 1)
     head.poll(0.0)
-    assert (hung_up(known.channel, head), hung_up(stranger.channel, head)) == (False, True)
-    monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * HOST_SILENT_S + 1)
+    assert (is_closed(member.channel, head), is_closed(stranger.channel, head)) == (False, True)
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + 2 * HOST_SILENT_S + 1)
     head.poll(0.0)
-    assert hung_up(known.channel, head)
-    for caller in (known, stranger):
+    assert is_closed(member.channel, head)
+    for caller in (member, stranger):
         caller.channel.close()
 
 
-# ---- a member, and its two watchers ----
+# ---- a member and its two watchers ----
 
 
 @pytest.fixture
-def three(port: int) -> Iterator[list[PeerChannel]]:
-    result = [PeerChannel(here(host, port)) for host in MEMBERS]
-    until(lambda: all(set(MEMBERS) <= set(each.statuses) for each in result), *result)
-    yield result
-    for each in result:
-        each.close()
+def channels(port: int) -> Iterator[list[PeerChannel]]:
+    channels = [PeerChannel(loopback_gang(host, port)) for host in MEMBERS]
+    poll_until(lambda: all(set(MEMBERS) <= set(channel.statuses) for channel in channels), *channels)
+    yield channels
+    for channel in channels:
+        channel.close()
 
 
-def test_both_watchers_learn_that_a_member_finished(three: list[PeerChannel]) -> None:
-    one, two, last = three
-    last.finished = True
-    last.publish_status([rank(4), rank(5)], at_once=True)
-    until(lambda: one.statuses["h3"].finished and two.statuses["h3"].finished, one, two)
-    assert (one.statuses["h3"].ranks, last.statuses["h3"].finished) == ((rank(4), rank(5)), True)
-    assert not one.statuses["h2"].finished
+def test_both_watchers_learn_that_a_member_finished(channels: list[PeerChannel]) -> None:
+    first, second, third = channels
+    third.finished = True
+    third.publish_status([rank_state(4), rank_state(5)], at_once=True)
+    poll_until(lambda: first.statuses["h3"].finished and second.statuses["h3"].finished, first, second)
+    assert (first.statuses["h3"].ranks, third.statuses["h3"].finished) == ((rank_state(4), rank_state(5)), True)
+    assert not first.statuses["h2"].finished
 
 
-def test_status_is_sent_once_a_second_or_at_once(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
-    last = three[2]
-    last.publish_status([], at_once=True)
-    before, now = last._number, time.monotonic()
+def test_status_is_sent_once_a_second_or_at_once(channels: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+    third = channels[2]
+    third.publish_status([], at_once=True)
+    before, now = third._number, time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    last.publish_status([rank(4)])
-    assert last._number == before
-    assert last.statuses["h3"].ranks == (rank(4),), "its own status is always current"
-    last.publish_status([], at_once=True)
-    assert last._number == before + 1
+    third.publish_status([rank_state(4)])
+    assert third._number == before
+    assert third.statuses["h3"].ranks == (rank_state(4),), "its own status is always current"
+    third.publish_status([], at_once=True)
+    assert third._number == before + 1
     monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)
-    last.publish_status([])
-    assert last._number == before + 2
+    third.publish_status([])
+    assert third._number == before + 2
 
 
-def test_delivery_needs_an_answer_of_every_watcher(three: list[PeerChannel]) -> None:
-    one, two, last = three
-    last.publish_status([], at_once=True)
-    assert not last.is_delivered()
-    until_answered(last, one)
-    assert not last.is_delivered(), "the other one has not answered"
-    until_answered(last, two)
-    assert last.is_delivered()
+def test_last_status_is_delivered_once_every_watcher_answered(channels: list[PeerChannel]) -> None:
+    first, second, third = channels
+    third.publish_status([], at_once=True)
+    assert not third.is_delivered()
+    poll_until_answered(third, first)
+    assert not third.is_delivered(), "the second watcher has not answered"
+    poll_until_answered(third, second)
+    assert third.is_delivered()
 
 
-def until_answered(member: PeerChannel, watcher: PeerChannel) -> None:
-    ends = time.monotonic() + 5
+def poll_until_answered(member: PeerChannel, watcher: PeerChannel) -> None:
+    end = time.monotonic() + 5
     while member._answered[watcher.gang.me] < member._number:
-        assert time.monotonic() < ends
+        assert time.monotonic() < end
         watcher.poll(0.005)
         member.poll(0.005)
 
 
-def test_delivery_does_not_wait_for_finished_or_lost_watchers(three: list[PeerChannel]) -> None:
-    one, two, last = three
-    last.publish_status([], at_once=True)
-    until_answered(last, one)
-    known = last.statuses["h2"]
-    last.statuses["h2"] = PeerStatus(at=known.at, finished=True)
-    assert last.is_delivered()
-    last.statuses["h2"] = PeerStatus(at=time.monotonic() - peer_channel.LOST_S - 1)
-    assert last.is_delivered()
-    last.statuses["h2"] = PeerStatus(at=time.monotonic())
-    assert not last.is_delivered()
-    assert two.gang.me == "h2"
+def test_delivery_ignores_finished_and_lost_watchers(channels: list[PeerChannel]) -> None:
+    first, second, third = channels
+    third.publish_status([], at_once=True)
+    poll_until_answered(third, first)
+    status = third.statuses["h2"]
+    third.statuses["h2"] = PeerStatus(at=status.at, finished=True)
+    assert third.is_delivered()
+    third.statuses["h2"] = PeerStatus(at=time.monotonic() - peer_channel.LOST_S - 1)
+    assert third.is_delivered()
+    third.statuses["h2"] = PeerStatus(at=time.monotonic())
+    assert not third.is_delivered()
+    assert second.gang.me == "h2"
 
 
-def test_first_verdict_is_kept(three: list[PeerChannel]) -> None:
-    one, two, last = three
+def test_first_verdict_is_kept(channels: list[PeerChannel]) -> None:
+    first, second, third = channels
     other = Culprit(kind="cut_off", hosts=("h2",), text="host h2 …")
-    one.announce_verdict(VERDICT)
-    until(lambda: last.verdict == VERDICT, last)
-    two.announce_verdict(other)
-    until_answered(last, two)
-    last.publish_status([], at_once=True)
-    until_answered(last, two)
-    assert last.verdict == VERDICT
-    assert last.statuses["h1"].ranks == ()
+    first.announce_verdict(VERDICT)
+    poll_until(lambda: third.verdict == VERDICT, third)
+    second.announce_verdict(other)
+    poll_until_answered(third, second)
+    third.publish_status([], at_once=True)
+    poll_until_answered(third, second)
+    assert third.verdict == VERDICT
+    assert third.statuses["h1"].ranks == ()
 
 
-def test_silent_watcher_is_reconnected(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _, last = three
-    line = last._watchers["h1"]
-    real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + peer_channel.RECONNECT_S - 0.5)
-    last.poll(0.0)
-    assert last._watchers["h1"] is line, "not yet"
-    monkeypatch.setattr(time, "monotonic", lambda: real() + peer_channel.RECONNECT_S + 1)
-    last.poll(0.0)
-    assert last._watchers["h1"].socket is None
-    before = one.statuses["h3"].at
-    until(lambda: one.statuses["h3"].at > before, one, last)
+def test_silent_watcher_is_reconnected(channels: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, third = channels
+    line = third._watchers["h1"]
+    real_clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + peer_channel.RECONNECT_S - 0.5)
+    third.poll(0.0)
+    assert third._watchers["h1"] is line, "not yet"
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + peer_channel.RECONNECT_S + 1)
+    third.poll(0.0)
+    assert third._watchers["h1"].socket is None
+    before = first.statuses["h3"].at
+    poll_until(lambda: first.statuses["h3"].at > before, first, third)
 
 
-def test_finished_watcher_is_not_reconnected(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _, last = three
-    one.finished = True
-    one.close()
-    gone = peer_channel.RECONNECT_S - 0.5  # at once, not because answers are missing
-    until(lambda: last.statuses["h1"].finished and last._watchers["h1"].socket is None, last, patience_s=gone)
-    real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + 10.0)
-    last.poll(0.0)
-    assert last._watchers["h1"].socket is None
+def test_finished_watcher_is_not_reconnected(channels: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, third = channels
+    first.finished = True
+    first.close()
+    before_reconnect_s = peer_channel.RECONNECT_S - 0.5  # before missing answers would close the connection
+    poll_until(
+        lambda: third.statuses["h1"].finished and third._watchers["h1"].socket is None,
+        third,
+        timeout_s=before_reconnect_s,
+    )
+    real_clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + 10.0)
+    third.poll(0.0)
+    assert third._watchers["h1"].socket is None
 
 
 def test_impostor_on_a_watchers_port_is_ignored(port: int) -> None:
-    member = PeerChannel(here("h3", port))
-    with listen(address_of(port), port) as listener:
-        until(lambda: bool(select.select([listener], [], [], 0)[0]), member)
+    member = PeerChannel(loopback_gang("h3", port))
+    with listen(loopback_address(port), port) as listener:
+        poll_until(lambda: bool(select.select([listener], [], [], 0)[0]), member)
         channel, _ = listener.accept()
         verdict = {"host": "h1", "number": 1, "token": member._token, "finished": True, "verdict": to_json(VERDICT)}
         channel.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         channel.send(json.dumps(verdict).encode() + b"\n")
-        for over in ({"host": "h2"}, {"token": "of another launch"}, {"number": "one"}):
-            channel.send(gang("h1", port).sign({**verdict, **over}))
+        for fields in ({"host": "h2"}, {"token": "of another launch"}, {"number": "one"}):
+            channel.send(make_gang("h1", port).sign({**verdict, **fields}))
         for _ in range(5):
             member.poll(0.01)
         assert (member.verdict, member.statuses.keys() - {"h3"}) == (None, set())
-        channel.send(gang("h1", port).sign(verdict))
-        until(lambda: member.verdict == VERDICT, member)
+        channel.send(make_gang("h1", port).sign(verdict))
+        poll_until(lambda: member.verdict == VERDICT, member)
         channel.close()
     member.close()
 
 
-def test_pause_is_compensated_in_the_statuses(three: list[PeerChannel]) -> None:
-    one = three[0]
-    one.statuses["h2"] = PeerStatus(at=10.0, ranks=(rank(2),), finished=True)
-    one.compensate_pause(5.0)
-    assert one.statuses["h2"] == PeerStatus(at=15.0, ranks=(rank(2),), finished=True)
+def test_pause_of_the_supervisor_does_not_age_statuses(channels: list[PeerChannel]) -> None:
+    first = channels[0]
+    first.statuses["h2"] = PeerStatus(at=10.0, ranks=(rank_state(2),), finished=True)
+    first.compensate_pause(5.0)
+    assert first.statuses["h2"] == PeerStatus(at=15.0, ranks=(rank_state(2),), finished=True)
 
 
 def test_watcher_decides_if_all_before_it_are_silent_or_finished(port: int) -> None:
-    members = ("h1", "h2", "h3")
-    two = PeerChannel(here("h2", port))
-    last = PeerChannel(here("h3", port))
+    second = PeerChannel(loopback_gang("h2", port))
+    third = PeerChannel(loopback_gang("h3", port))
     now = time.monotonic()
-    assert two.is_decider(now), "no statuses yet"
-    for each, statuses, so in (
-        (two, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
-        (two, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
-        (two, {"h1": PeerStatus(at=now, finished=True)}, True),
-        (last, {"h1": PeerStatus(at=now, finished=True), "h2": PeerStatus(at=now)}, False),
-        (last, {"h1": PeerStatus(at=now, finished=True), "h2": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
+    assert second.is_decider(now), "no statuses yet"
+    for channel, statuses, is_decider in (
+        (second, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
+        (second, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
+        (second, {"h1": PeerStatus(at=now, finished=True)}, True),
+        (third, {"h1": PeerStatus(at=now, finished=True), "h2": PeerStatus(at=now)}, False),
+        (third, {"h1": PeerStatus(at=now, finished=True), "h2": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
     ):
-        each.statuses = dict(statuses)
-        assert each.is_decider(now) is so, (each.gang.me, statuses, members)
-    two.close()
-    last.close()
+        channel.statuses = dict(statuses)
+        assert channel.is_decider(now) is is_decider, (channel.gang.me, statuses)
+    second.close()
+    third.close()
 
 
 def test_poll_returns_for_data_on_another_socket(head: PeerChannel) -> None:

@@ -36,6 +36,8 @@ from agent.launch.process_tree import ProcessTree
 from agent.run import work_directory
 from agent.run.record import HostRun
 from agent.run.work_directory import (
+    MAX_ARCHIVED_ATTEMPTS,
+    MAX_LOG_BYTES,
     archive_logs,
     benchmark_start_times,
     read_rank_end,
@@ -51,13 +53,9 @@ from collectors.base import Family
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
 from schemas.stages import CELL, PROBE, SOAK
 from tests import builders
+from tests.gangs import FakeClock, FakeProc, loopback_address, send_to_receiver
 from tests.launches import launch_program
-from tests.unit.agent.gang.test_heartbeat import port
-from tests.unit.agent.gang.test_peer_channel import address_of
-from tests.unit.agent.gang.test_rank_state import Clock, Proc, say
 from tests.unit.agent.sampling.test_oom import Tree
-
-__all__ = ["port"]
 
 # ---- which snapshots are kept ----
 
@@ -124,15 +122,15 @@ class Table:
     """Processes in a /proc of our own, and the signals that they got; SIGKILL, and SIGTERM unless stubborn, ends one."""
 
     def __init__(self, root: Path) -> None:
-        self.proc, self.root = Proc(root), root
+        self.proc, self.root = FakeProc(root), root
         self.sent: list[tuple[int, signal.Signals]] = []
         self.stubborn: set[int] = set()
         (root / "self").mkdir(parents=True)
         (root / "99").mkdir()  # gone between two looks
         self.proc.put(1, parent=0)
 
-    def put(self, pid: int, parent: int, born: int = 7, state: str = "S") -> None:
-        self.proc.put(pid, state, parent=parent, born=born)
+    def put(self, pid: int, parent: int, start_time: int = 7, state: str = "S") -> None:
+        self.proc.put(pid, state, parent=parent, start_time=start_time)
 
     def remove(self, pid: int) -> None:
         (self.root / str(pid) / "stat").unlink()
@@ -176,7 +174,7 @@ def test_a_stranger_with_the_number_of_one_that_ended_is_none_of_the_tree(table:
     table.put(10, 1)
     table.put(11, 10)
     tree = ProcessTree(10)
-    table.put(11, 1, born=8)
+    table.put(11, 1, start_time=8)
     table.put(12, 11)
     tree.scan()
     assert tree.alive() == [10]
@@ -203,7 +201,7 @@ def test_a_tree_is_asked_to_end_and_then_ended(table: Table, monkeypatch: pytest
 
 
 def test_who_ends_within_the_grace_is_not_killed_and_who_comes_meanwhile_is(
-    table: Table, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    table: Table, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.put(10, 1)
     table.put(11, 10)
@@ -226,7 +224,7 @@ def test_who_ends_within_the_grace_is_not_killed_and_who_comes_meanwhile_is(
     assert len(waited) == 5, "no longer than the grace"
 
 
-def test_a_tree_that_has_ended_costs_no_time(table: Table, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_that_has_ended_costs_no_time(table: Table, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         process_tree, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waited"), monotonic=clock)
     )
@@ -235,13 +233,6 @@ def test_a_tree_that_has_ended_costs_no_time(table: Table, clock: Clock, monkeyp
     tree.end(60.0)
     tree.end(60.0)
     assert [pid for pid, number in table.sent if number == signal.SIGKILL] == []
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "monotonic", made)
-    return made
 
 
 # ---- how it ended, in words ----
@@ -395,6 +386,26 @@ def test_the_oldest_attempts_of_the_same_stage_make_room(tmp_path: Path) -> None
     assert [path.name for path in work.iterdir()] == ["request.json"]
 
 
+def test_logs_and_dumps_of_an_attempt_are_kept_and_bounded(tmp_path: Path) -> None:
+    for attempt in range(MAX_ARCHIVED_ATTEMPTS + 2):
+        work = tmp_path / "work" / "gang"
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "rank0.log").write_text(f"attempt {attempt}")
+        (work / "flight.rank0").write_bytes(b"\x80")
+        os.mkfifo(work / "flight.rank0.pipe")
+        with (work / "launcher.log").open("wb") as log:
+            log.truncate(MAX_LOG_BYTES + 1)
+        truncate_logs(work)
+        assert not (work / "flight.rank0.pipe").exists()
+        archive_logs(work, tmp_path / "logs")
+        assert list(work.iterdir()) == []
+    kept = sorted((tmp_path / "logs").iterdir())
+    assert len(kept) == MAX_ARCHIVED_ATTEMPTS
+    assert (kept[-1] / "rank0.log").read_text() == f"attempt {MAX_ARCHIVED_ATTEMPTS + 1}"
+    assert (kept[-1] / "flight.rank0").exists()
+    assert (kept[-1] / "launcher.log").stat().st_size == MAX_LOG_BYTES
+
+
 # ---- the watch ----
 
 
@@ -406,15 +417,15 @@ def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
 
 
 @pytest.fixture
-def watch(receiver: HeartbeatReceiver, clock: Clock) -> GangMonitor:
+def watch(receiver: HeartbeatReceiver, clock: FakeClock) -> GangMonitor:
     return GangMonitor("h1", receiver, None, 60.0)
 
 
 def test_killed_rank_is_named_after_the_peers_had_time_to_report(
-    watch: GangMonitor, tmp_path: Path, clock: Clock
+    watch: GangMonitor, tmp_path: Path, clock: FakeClock
 ) -> None:
-    say(tmp_path)
-    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
+    send_to_receiver(tmp_path)
+    send_to_receiver(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
     assert watch.poll(0.0) is None
     clock.now += SETTLE_S + 0.1
     results = watch.poll(0.0)
@@ -425,30 +436,30 @@ def test_killed_rank_is_named_after_the_peers_had_time_to_report(
     assert watch.poll(0.0) is results
 
 
-def test_news_are_thought_about_at_once(watch: GangMonitor, tmp_path: Path, clock: Clock) -> None:
+def test_news_are_thought_about_at_once(watch: GangMonitor, tmp_path: Path, clock: FakeClock) -> None:
     clock.now += 50.0
     assert watch.poll(0.0) is None
     clock.now += 0.05
-    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=900.0)
+    send_to_receiver(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=900.0)
     assert watch.poll(0.0) is not None
 
 
 def test_oom_killed_rank_is_reported_with_its_reason(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
     monkeypatch.setattr(monitor, "OomWatch", functools.partial(OomWatch, tree.root))
     watch = GangMonitor("h1", receiver, None, 60.0)
-    say(tmp_path, "end", rank=0, code=1, terminated_by_launcher=False)
-    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=True)
+    send_to_receiver(tmp_path, "end", rank=0, code=1, terminated_by_launcher=False)
+    send_to_receiver(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=True)
     assert watch.out_of_memory_reason() == ""
     tree.group("slice/session", kills=1)
     assert [state.why for state in watch.states().values()] == ["", ""], "neither ended by a stranger's SIGKILL"
     receiver.close()
     other = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
     watch = GangMonitor("h1", other, None, 60.0)
-    say(tmp_path)
-    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
+    send_to_receiver(tmp_path)
+    send_to_receiver(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
     tree.group("slice/session", kills=2)
     why = [state.why for state in watch.states().values()]
     tree.group("slice/session", kills=9)
@@ -458,7 +469,7 @@ def test_oom_killed_rank_is_reported_with_its_reason(
     assert why[1].startswith("killed by the kernel's out-of-memory killer (oom_kill 1")
 
 
-class Running(Clock):
+class Running(FakeClock):
     """A clock that goes on by itself, a second whenever somebody looks."""
 
     def __call__(self) -> float:
@@ -476,7 +487,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 
 def test_no_waiting_after_success(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
-    say(tmp_path, "end", code=0, terminated_by_launcher=False)
+    send_to_receiver(tmp_path, "end", code=0, terminated_by_launcher=False)
     before = running.now
     assert watch.await_verdict(0) is None
     assert running.now - before < 2.0
@@ -492,8 +503,8 @@ def test_after_a_bad_end_the_verdict_is_waited_for_a_while(
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     if "failure" in wrong:
-        say(tmp_path, **wrong)
-    say(tmp_path, "end", code=wrong.get("exit_code", 0), terminated_by_launcher="exit_code" in wrong)
+        send_to_receiver(tmp_path, **wrong)
+    send_to_receiver(tmp_path, "end", code=wrong.get("exit_code", 0), terminated_by_launcher="exit_code" in wrong)
     before = running.now
     assert watch.await_verdict(wrong.get("code", 0)) is None
     assert 2 * SETTLE_S <= running.now - before < 3 * SETTLE_S
@@ -501,7 +512,7 @@ def test_after_a_bad_end_the_verdict_is_waited_for_a_while(
 
 def test_culprit_is_named_after_a_failure(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
-    say(tmp_path, "end", code=-11, terminated_by_launcher=False)
+    send_to_receiver(tmp_path, "end", code=-11, terminated_by_launcher=False)
     results = watch.await_verdict(1)
     assert results is not None
     assert results.text.endswith("killed by SIGSEGV")
@@ -514,8 +525,8 @@ def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_named(
     receiver: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, reported: str
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
-    say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
-    say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
+    send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
+    send_to_receiver(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
     results = watch.await_verdict(exit_code)
     assert results is not None
     assert (results.kind, results.scope, results.rank) == ("rank_ended", "", 0)
@@ -547,7 +558,7 @@ def test_a_launcher_that_ends_before_its_ranks_begin_is_named_to_a_gang(
     assert (results.kind, results.hosts, results.scope, watch.has_started()) == ("rank_ended", ("h2",), "", False)
     assert results.text == f'host h2 rank 0 in phase "start": its launcher {reported}'
     assert watch.states()[0].exit_code == (1 if exit_code == 1 else None)
-    say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
+    send_to_receiver(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
     assert (watch.states()[0].why, watch.has_started()) == ("", True)
     watch._channel.close()
 
@@ -569,8 +580,8 @@ def test_a_launcher_ends_after_the_rank_that_failed(
     receiver: HeartbeatReceiver, tmp_path: Path, running: Running
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
-    say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
-    say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=False)
+    send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
+    send_to_receiver(tmp_path, "end", rank=1, code=3, terminated_by_launcher=False)
     results = watch.await_verdict(1)
     assert results is not None
     assert (results.rank, results.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
@@ -581,7 +592,7 @@ def test_ranks_that_the_supervisor_ended_are_nobodys_fault(
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     for rank in (0, 1):
-        say(tmp_path, "end", rank=rank, code=-15, terminated_by_launcher=True)
+        send_to_receiver(tmp_path, "end", rank=rank, code=-15, terminated_by_launcher=True)
     assert watch.await_verdict(None) is None
     assert all(state.terminated_by_launcher for state in watch.states().values())
 
@@ -591,17 +602,17 @@ def test_poll_waits_until_its_timeout_or_a_heartbeat(receiver: HeartbeatReceiver
     began = time.monotonic()
     watch.poll(0.05)
     assert time.monotonic() - began >= 0.05
-    say(tmp_path)
+    send_to_receiver(tmp_path)
     watch.poll(20.0)
     assert time.monotonic() - began < 10
 
 
 def test_full_poll_is_not_taken_for_a_suspended_supervisor(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
     watch = GangMonitor("h1", receiver, None, 60.0)
-    say(tmp_path)
+    send_to_receiver(tmp_path)
     watch.poll(0.0)
     clock.now += 2.5
     watch.poll(1.0)
@@ -615,7 +626,7 @@ def test_full_poll_is_not_taken_for_a_suspended_supervisor(
 
 
 def test_each_rank_that_listens_is_asked_for_its_dump_and_waited_for(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
     sleep = time.sleep
@@ -939,7 +950,7 @@ def gang(port: int) -> Callable[..., Gang]:
 
     def made(me: str, hosts: int = 2) -> Gang:
         members = tuple(f"h{number}" for number in range(1, hosts + 1))
-        addresses = dict.fromkeys(members, address_of(port))
+        addresses = dict.fromkeys(members, loopback_address(port))
         return Gang(me=me, members=members, addresses=addresses, port=port, nonce=builders.NONCE, context="r1 gang r1")
 
     return made
@@ -979,7 +990,7 @@ def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
 ) -> None:
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
     met(*two)
-    say(tmp_path / "h2", "end", rank=1, code=-9, terminated_by_launcher=False)
+    send_to_receiver(tmp_path / "h2", "end", rank=1, code=-9, terminated_by_launcher=False)
     ends = time.monotonic() + 5
     while not (two[0].poll(0.01) and two[1].poll(0.01)):
         two[1].poll(0.01)
@@ -1000,7 +1011,7 @@ def test_host_that_ends_its_own_ranks_blames_no_later_failure(
     two[0].announce_abort()
     parting = threading.Thread(target=two[0].announce_exit, daemon=True)
     parting.start()
-    say(tmp_path / "h2", "end", rank=1, code=1, terminated_by_launcher=False)
+    send_to_receiver(tmp_path / "h2", "end", rank=1, code=1, terminated_by_launcher=False)
     ends = time.monotonic() + 5
     while not present.statuses["h1"].finished:
         assert two[1].poll(0.01) is None
@@ -1014,7 +1025,7 @@ def test_heartbeat_is_received_at_once_despite_other_sockets(two: list[GangMonit
     met(*two)
     for _ in range(5):
         two[0].poll(0.01)
-    say(tmp_path / "h1", "end", rank=0, code=0, terminated_by_launcher=False)
+    send_to_receiver(tmp_path / "h1", "end", rank=0, code=0, terminated_by_launcher=False)
     began = time.monotonic()
     two[0].poll(20.0)
     assert time.monotonic() - began < 10
@@ -1024,7 +1035,7 @@ def test_who_parts_is_heard_and_does_not_wait_any_longer(
     two: list[GangMonitor], tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
     _, present = met(*two)
-    say(tmp_path / "h1", "end", code=0, terminated_by_launcher=False)
+    send_to_receiver(tmp_path / "h1", "end", code=0, terminated_by_launcher=False)
     two[0].poll(0.0)
 
     def listen() -> None:
@@ -1062,7 +1073,7 @@ def test_last_status_waits_for_its_acknowledgement(
         watch.poll(0.005)
         for each in watchers:
             each.poll(0.0)
-    say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=True)
+    send_to_receiver(tmp_path, "end", rank=1, code=3, terminated_by_launcher=True)
 
     def listen() -> None:
         for each in watchers:
@@ -1083,11 +1094,11 @@ def test_last_status_waits_for_its_acknowledgement(
 
 
 def test_second_watcher_blames_no_host_while_the_first_lives(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, gang: Callable[..., Gang]
 ) -> None:
     exchange = PeerChannel(gang("h2", 3))
     watch = GangMonitor("h2", receiver, exchange, 60.0)
-    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=clock.now - 50)
+    send_to_receiver(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=clock.now - 50)
     for finished, named in ((False, False), (True, True)):
         clock.now += 1.0
         exchange.statuses = {host: PeerStatus(at=clock.now, finished=finished) for host in ("h1", "h3")}
@@ -1112,7 +1123,7 @@ def test_second_watcher_blames_no_host_while_the_first_lives(
 )
 def test_verdict_waits_until_every_host_reported_or_is_lost(
     receiver: HeartbeatReceiver,
-    clock: Clock,
+    clock: FakeClock,
     gang: Callable[..., Gang],
     me: str,
     ages: dict[str, float | None],

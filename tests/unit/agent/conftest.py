@@ -1,0 +1,31 @@
+"""Fixtures of the tests of the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+
+import pytest
+
+from tests.gangs import FakeClock
+
+
+@pytest.fixture
+def port() -> int:
+    """Return a port that is free, as is the next one, outside the range that the kernel assigns by itself."""
+    while True:
+        first = 15_000 + 2 * secrets.randbelow(7_500)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", first))
+            two.bind(("127.0.0.1", first + 1))
+            return first
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Replace `time.monotonic()`."""
+    fake = FakeClock()
+    monkeypatch.setattr(time, "monotonic", fake)
+    return fake
