@@ -147,7 +147,7 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
 
 
 @pytest.mark.parametrize(
-    ("what", "right"),
+    ("what", "expected"),
     [
         (measure(), True), (measure(value=3), True), (measure(value=True), False), (measure(value="x"), False),
         (measure(value=float("nan")), False), (measure(value=float("inf")), False),
@@ -160,8 +160,8 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
         (measure("gpu.power.draw", unit="W", params={"phase": "before"}), False), (measure(WIDTH, unit="1"), False),
     ],
 )  # fmt: skip
-def test_baseline_figures_are_finite_measured_numbers(what: Observation, right: bool) -> None:
-    assert is_baseline_figure(what) is right
+def test_baseline_figures_are_finite_measured_numbers(what: Observation, expected: bool) -> None:
+    assert is_baseline_figure(what) is expected
 
 
 GPUS = {f"gpu={index}": builders.gpu("h1", index) for index in range(2)}
@@ -232,7 +232,7 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "of", "said"),
+    ("asked", "of", "expected_text"),
     [
         ({"fraction": 0.9}, level(), "90 % of it; 0.1 kB/s in the accepted run"),
         ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of it; 100 in 3 accepted runs"),
@@ -242,10 +242,10 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
          "96 % of it, for its own noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
-def test_limit_states_its_source(asked: Any, of: Level, said: str) -> None:
+def test_limit_states_its_source(asked: Any, of: Level, expected_text: str) -> None:
     result = limit(rule(**asked), of)
     assert result
-    assert result[1] == said
+    assert result[1] == expected_text
 
 
 def test_reason_why_a_baseline_cannot_judge() -> None:
@@ -304,10 +304,10 @@ def test_parts_without_a_baseline_are_listed() -> None:
 
 def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
-    for gpus, said in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
+    for gpus, expected_text in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
         result = presence(HostBaseline(host=replace(HOST, gpus=gpus)))
-        assert result == [("gpu=0", f"no accepted record of serial h1-0{said}")]
+        assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]
     silent = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert presence(HostBaseline(host=HOST), gpus=(silent,)) == [("gpu=0", "no accepted record of serial unknown")]
     assert presence(HostBaseline(host=HOST), gpus=()) == []

@@ -29,8 +29,8 @@ Pairs = set[tuple[int, int]]
 def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
     """Return a host with that many GPUs, and the XIDs and SXids of its snapshots: scope -> count."""
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
-    left = builders.evidence(plan)["h1"]
-    first = left.records[0].snapshots[0]
+    evidence = builders.evidence(plan)["h1"]
+    first = evidence.records[0].snapshots[0]
     taken = []
     for number, log in enumerate(logs):
         of_kind = [
@@ -38,8 +38,8 @@ def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
         ]
         metrics = tuple(Metric(name=f"{kind}.count", unit="1", values=counts) for kind, counts in of_kind)
         taken.append(replace(first, stage=f"stage{number}", metrics=metrics))
-    left = replace(left, records=(replace(left.records[0], snapshots=tuple(taken)),)) if taken else left
-    return HostView(plan, plan.hosts[0], left, read_packs(()))
+    evidence = replace(evidence, records=(replace(evidence.records[0], snapshots=tuple(taken)),)) if taken else evidence
+    return HostView(plan, plan.hosts[0], evidence, read_packs(()))
 
 
 def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers") -> list[Verdict]:
@@ -186,8 +186,8 @@ def test_judge_attributes_slow_pairs() -> None:
         pair = observed.name == "peer_copy.bandwidth" and "=6" in observed.scope
         return replace(observed, value=observed.value * 0.5) if pair else observed  # type: ignore[operator]
 
-    left = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow)}
-    failed = [item for item in judge(plan, left, read_packs(())) if item.verdict == FAIL]
+    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow)}
+    failed = [item for item in judge(plan, evidence, read_packs(())) if item.verdict == FAIL]
     assert failed
     assert {item.place for item in failed} == {"gpu=6"}
 

@@ -81,16 +81,16 @@ def test_digest_verdict_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "expected_text"),
     [
         (GOOD, "the 1 other GPUs of its host agree with the majority"),
         (BAD, "1 of the 1 other GPUs of its host differ from the majority too: suspect the host"),
     ],
 )
-def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, said: str) -> None:
+def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_text: str) -> None:
     both = view("h1", digest_of(BAD), digest_of(other, "gpu=1"))
     others = [view(host, digest_of(), digest_of(scope="gpu=1")) for host in ("h2", "h3")]
-    assert judged(both, *others)[0].reason.endswith(said)
+    assert judged(both, *others)[0].reason.endswith(expected_text)
 
 
 X = replace(builders.gpu("h1", 0), name="NVIDIA X")

@@ -53,43 +53,43 @@ def findings(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
 
 def test_equal_digests_pass_for_each_gpu_and_workload() -> None:
     plan = alone("h1", gpu_count=4)
-    all_verdicts = verdicts(plan, builders.evidence(plan))
-    assert Counter(item.verdict for item in all_verdicts) == {PASS: 4 * len(WORKLOADS)}
-    assert {item.reason for item in all_verdicts} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
+    actual = verdicts(plan, builders.evidence(plan))
+    assert Counter(item.verdict for item in actual) == {PASS: 4 * len(WORKLOADS)}
+    assert {item.reason for item in actual} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
 
 
 def test_only_the_differing_gpu_fails() -> None:
     plan = alone("h1", gpu_count=4)
-    [only_verdict] = findings(plan, evidence_of(plan, {("h1", "gpu=2"): BAD}))
-    assert (only_verdict.host, only_verdict.scope, only_verdict.serial, only_verdict.verdict, only_verdict.action) == (
+    [verdict] = findings(plan, evidence_of(plan, {("h1", "gpu=2"): BAD}))
+    assert (verdict.host, verdict.scope, verdict.serial, verdict.verdict, verdict.action) == (
         "h1",
         "gpu=2",
         "h1-2",
         FAIL,
         "rma",
     )
-    assert (only_verdict.value, only_verdict.limit, only_verdict.params["workload"]) == (BAD, GOOD, "gemm")
-    assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in only_verdict.reason
-    assert "the GPU of serial h1-2 does not" in only_verdict.reason
-    assert "the 3 other GPUs of its host agree with the majority" in only_verdict.reason
-    assert "Silent Data Corruptions" in only_verdict.source
+    assert (verdict.value, verdict.limit, verdict.params["workload"]) == (BAD, GOOD, "gemm")
+    assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in verdict.reason
+    assert "the GPU of serial h1-2 does not" in verdict.reason
+    assert "the 3 other GPUs of its host agree with the majority" in verdict.reason
+    assert "Silent Data Corruptions" in verdict.source
 
 
 def test_single_gpu_hosts_are_compared_with_each_other() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=1)
-    [only_verdict] = findings(plan, evidence_of(plan, {("h2", "gpu=0"): BAD}))
-    assert (only_verdict.host, only_verdict.serial, only_verdict.verdict) == ("h2", "h2-0", FAIL)
-    assert "its host has no other GPU to compare with" in only_verdict.reason
+    [verdict] = findings(plan, evidence_of(plan, {("h2", "gpu=0"): BAD}))
+    assert (verdict.host, verdict.serial, verdict.verdict) == ("h2", "h2-0", FAIL)
+    assert "its host has no other GPU to compare with" in verdict.reason
 
 
 def test_host_with_several_differing_gpus_is_suspected() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=2)
-    all_verdicts = findings(plan, evidence_of(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
-    assert [(item.host, item.scope, item.verdict) for item in all_verdicts] == [
+    verdicts = findings(plan, evidence_of(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
+    assert [(item.host, item.scope, item.verdict) for item in verdicts] == [
         ("h3", "gpu=0", FAIL),
         ("h3", "gpu=1", FAIL),
     ]
-    assert all("1 of the 1 other GPUs of its host differ from the majority too" in item.reason for item in all_verdicts)
+    assert all("1 of the 1 other GPUs of its host differ from the majority too" in item.reason for item in verdicts)
 
 
 @pytest.mark.parametrize(
@@ -104,20 +104,22 @@ def test_host_with_several_differing_gpus_is_suspected() -> None:
 )
 def test_every_gpu_is_inconclusive_without_a_majority(gpu_count: int, digests: dict[Any, str]) -> None:
     plan = alone("h1", gpu_count=gpu_count)
-    all_verdicts = findings(plan, evidence_of(plan, digests))
-    assert [item.verdict for item in all_verdicts] == [INCONCLUSIVE] * gpu_count
-    assert all("digests differ and no majority tells which is right" in item.reason for item in all_verdicts)
-    assert {item.action for item in all_verdicts} == {"none"}
+    verdicts = findings(plan, evidence_of(plan, digests))
+    assert [item.verdict for item in verdicts] == [INCONCLUSIVE] * gpu_count
+    assert all("digests differ and no majority tells which is right" in item.reason for item in verdicts)
+    assert {item.action for item in verdicts} == {"none"}
 
 
-def with_software(left: Evidence, **software: str) -> Evidence:
-    return replace(left, records=tuple(replace(item, software={**item.software, **software}) for item in left.records))
+def with_software(evidence: Evidence, **software: str) -> Evidence:
+    return replace(
+        evidence, records=tuple(replace(item, software={**item.software, **software}) for item in evidence.records)
+    )
 
 
-def with_driver(left: Evidence, version: str) -> Evidence:
+def with_driver(evidence: Evidence, version: str) -> Evidence:
     taken = builders.snapshot(range(1), stage="benchmark", phase="after")
     driver = Metric(name="driver.version", unit="1", values={"host": version})
-    return builders.with_snapshot(left, replace(taken, metrics=(*taken.metrics, driver)))
+    return builders.with_snapshot(evidence, replace(taken, metrics=(*taken.metrics, driver)))
 
 
 @pytest.mark.parametrize("what", ["torch", "cuda", "cudnn", "nccl", "driver"])

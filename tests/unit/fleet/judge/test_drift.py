@@ -214,7 +214,7 @@ def test_complete_soak_has_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "said"),
+    ("over", "expected_text"),
     [
         ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, and does not say why"]),
         ({"ended": "", "soaked_s": 60.0}, ["cut off after 1 min 00 s of 10 min 00 s: resume the run"]),
@@ -224,8 +224,8 @@ def test_complete_soak_has_no_finding() -> None:
         ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, and nothing says by what"]),
     ],
 )  # fmt: skip
-def test_incomplete_soak_is_reported(over: dict[str, Any], said: list[str]) -> None:
-    assert drift_verdicts(replace(WELL, **over)) == [("host", text) for text in said]
+def test_incomplete_soak_is_reported(over: dict[str, Any], expected_text: list[str]) -> None:
+    assert drift_verdicts(replace(WELL, **over)) == [("host", text) for text in expected_text]
 
 
 def test_failed_rounds_name_the_first_one() -> None:
@@ -240,18 +240,20 @@ def test_failed_rounds_name_the_first_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "over", "said"),
+    ("planned", "over", "expected_text"),
     [
         (HOUR, {}, True), (HOUR - 1, {}, False), (HOUR, {"reason": "x"}, False), (HOUR, {"ended": ""}, False),
         (HOUR, {"timeline": Timeline(bucket_s=60.0, series=(series(*(100,) * 20),))}, False),
     ],
 )  # fmt: skip
-def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict[str, Any], said: bool) -> None:
+def test_long_soak_without_drift_data_is_inconclusive(
+    planned: float, over: dict[str, Any], expected_text: bool
+) -> None:
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
     made = soak(series(1.0), planned=planned, finished=1, **over)
     why = f"too few rounds to tell a drift of {RATE}: 1 in {format_span(planned)}"
-    assert (("host", why) in drift_verdicts(made, plan=plan)) is said
+    assert (("host", why) in drift_verdicts(made, plan=plan)) is expected_text
     assert ("host", why) not in drift_verdicts(made, plan=replace(plan, rehearsal=True))
 
 
@@ -284,8 +286,8 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
     made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     made = replace(made, finished=1)
-    said = f"{RATE}[dtype=x,op=y] was last seen at 06:00, others like it at 10:00"
-    assert drift_verdicts(made) == [("gpu=1", f"{said} (and 1 more)")]
+    expected_text = f"{RATE}[dtype=x,op=y] was last seen at 06:00, others like it at 10:00"
+    assert drift_verdicts(made) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
     assert drift_verdicts(few) == [("gpu=0", f"{RATE} came in 7 of 10 rounds")]
 
@@ -294,5 +296,5 @@ def test_judge_reports_an_incomplete_soak() -> None:
     verdicts = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
     short_of = judge(SOAKING, {"h1": view(replace(WELL, cut=9)).evidence}, [pack()])
-    said = "9 of 19 rounds were cut off with their supervisor, and nothing says by what"
-    assert said in [item.reason for item in short_of]
+    expected_text = "9 of 19 rounds were cut off with their supervisor, and nothing says by what"
+    assert expected_text in [item.reason for item in short_of]

@@ -68,7 +68,7 @@ def then(evidence: Evidence, *metrics: Metric) -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("how", "value", "limit", "right"),
+    ("how", "value", "limit", "expected"),
     [
         ("eq", "a", "a", True), ("eq", "a", "b", False), ("ge", "a", "a", False), ("eq", None, None, False),
         ("ge", "2", 1, False), ("ge", 2, "1", False), ("le", "a", 1, False), ("eq", True, True, True), ("eq", True, 1, False),
@@ -76,8 +76,8 @@ def then(evidence: Evidence, *metrics: Metric) -> Evidence:
         ("ge", float("nan"), 0, False), ("le", float("nan"), 0, False), ("eq", float("nan"), float("nan"), False),
     ],
 )  # fmt: skip
-def test_operator_compares_value_with_limit(how: str, value: Any, limit: Any, right: bool) -> None:
-    assert holds(how, value, limit) is right
+def test_operator_compares_value_with_limit(how: str, value: Any, limit: Any, expected: bool) -> None:
+    assert holds(how, value, limit) is expected
 
 
 def test_text_equals_only_the_same_text() -> None:
@@ -164,10 +164,10 @@ def test_gpu_without_readings_is_reported_once() -> None:
 def test_reading_lost_later_passes_only_for_best_of_run(over: Any, verdict: str) -> None:
     plan = one_figure_plan()
     evidence = then(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
-    (only_verdict,) = judged(plan, evidence, criterion(**over))
-    assert only_verdict.verdict == verdict
-    assert (only_verdict.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
-    assert only_verdict.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
+    (actual,) = judged(plan, evidence, criterion(**over))
+    assert actual.verdict == verdict
+    assert (actual.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
+    assert actual.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
 
 
 def test_failure_remains_if_the_reading_is_lost_later() -> None:
@@ -191,9 +191,9 @@ def test_unreadable_value_is_inconclusive_unless_optional_and_unsupported(
 ) -> None:
     plan = one_figure_plan()
     evidence = then(host_evidence(plan, "h1", reading(absent=first)), reading(absent=last))
-    all_verdicts = judged(plan, evidence, criterion(optional=optional))
-    assert [item.verdict for item in all_verdicts] == verdicts
-    assert [item.reason for item in all_verdicts] == [last] * len(verdicts)
+    actual = judged(plan, evidence, criterion(optional=optional))
+    assert [item.verdict for item in actual] == verdicts
+    assert [item.reason for item in actual] == [last] * len(verdicts)
 
 
 def test_order_of_parameters_does_not_matter() -> None:
@@ -215,7 +215,7 @@ def test_stage_separates_benchmark_series_but_not_readings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "scope", "params", "right"),
+    ("over", "scope", "params", "expected"),
     [
         ({}, "gpu=0", {}, True),
         ({}, "host", {}, False),
@@ -233,11 +233,11 @@ def test_stage_separates_benchmark_series_but_not_readings() -> None:
         ({"scope": "mount", "where": {"a": 1, "b": 2}}, "mount=/", {"a": 1}, False),
     ],
 )
-def test_criterion_matches_name_scope_stage_and_parameters(over: Any, scope: str, params: Any, right: bool) -> None:
+def test_criterion_matches_name_scope_stage_and_parameters(over: Any, scope: str, params: Any, expected: bool) -> None:
     observed = Observation(
         name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params
     )
-    assert matches(criterion("x.y", **over), observed) is right
+    assert matches(criterion("x.y", **over), observed) is expected
 
 
 def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
@@ -273,9 +273,9 @@ def test_limit_comes_from_the_inventory_or_the_data_sheet() -> None:
 def test_fabric_limit_follows_the_rate_in_the_inventory(gbps: float, verdicts: list[str]) -> None:
     plan = one_figure_plan(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else one_figure_plan(gpu_count=2)
     rule = criterion(scope="host", variable="fabric_bytes_per_second", fraction=0.5, operator="ge")
-    all_verdicts = judged(plan, host_evidence(plan, "h1", reading(1e9, scope="host")), rule)
-    assert [item.verdict for item in all_verdicts] == verdicts
-    assert [item.limit for item in all_verdicts] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
+    actual = judged(plan, host_evidence(plan, "h1", reading(1e9, scope="host")), rule)
+    assert [item.verdict for item in actual] == verdicts
+    assert [item.limit for item in actual] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +303,8 @@ def test_required_increase_is_judged_by_the_net_change() -> None:
     plan = one_figure_plan()
     for values, verdict in (((4, 9), PASS), ((4, 8), FAIL), ((9, 4), FAIL)):
         evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
-        (only_verdict,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
-        assert (only_verdict.verdict, only_verdict.value) == (verdict, values[1] - values[0])
+        (actual,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
+        assert (actual.verdict, actual.value) == (verdict, values[1] - values[0])
 
 
 @pytest.mark.parametrize(
@@ -385,20 +385,20 @@ def test_counter_increase_is_attributed_to_a_stage(
 
 
 @pytest.mark.parametrize(
-    ("phases", "said"),
+    ("phases", "expected_text"),
     [
         (("before", "after"), ""), (("after", "before"), ""), (("before", "during"), " between its snapshots before and during"),
         (("during", "after"), " between its snapshots during and after"),
         (("after", "after"), " between its snapshots after and after"),
     ],
 )  # fmt: skip
-def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], said: str) -> None:
+def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], expected_text: str) -> None:
     one, two = counted(1, 4)
     observed = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
     ]
     how = "before" if phases[1] == "before" else "in"
-    assert change(observed).where == f"3 {how} stage gang{said}"
+    assert change(observed).where == f"3 {how} stage gang{expected_text}"
 
 
 def test_change_over_a_whole_stage_names_no_snapshots() -> None:
@@ -431,9 +431,9 @@ def test_counter_needs_a_first_and_a_last_reading() -> None:
     rule = criterion(delta=True, operator="le", value=0)
     for positions, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
         taken = tuple(replace(item, metrics=(reading(1),) if at in positions else ()) for at, item in enumerate(three))
-        (only_verdict,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
-        assert only_verdict.verdict == verdict
-        assert only_verdict.detail == ""
+        (actual,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
+        assert actual.verdict == verdict
+        assert actual.detail == ""
     (rose,) = judged(plan, then(host_evidence(plan, "h1", reading(5)), reading(2)), rule)
     assert rose.detail == "2 in stage benchmark; fell from 5 to 2 in stage benchmark"
     (up,) = judged(plan, then(host_evidence(plan, "h1", reading(5)), reading(6)), rule)
@@ -584,14 +584,14 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     first, second = (Metric(name="gpu.uuid", unit="1", values={"gpu=0": each}) for each in ("a", "b"))
     lost = Metric(name="gpu.uuid", unit="1", values={}, absent={"gpu=0": "error: x"})
     good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
-    (only_verdict,) = judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), second)})
-    assert (only_verdict.name, only_verdict.source, only_verdict.basis, only_verdict.unit) == (
+    (verdict,) = judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), second)})
+    assert (verdict.name, verdict.source, verdict.basis, verdict.unit) == (
         "gpu.uuid",
         "a serial names one part",
         "policy",
         "1",
     )
-    assert (only_verdict.value, only_verdict.serial, only_verdict.scope, only_verdict.action) == (
+    assert (verdict.value, verdict.serial, verdict.scope, verdict.action) == (
         "b",
         "h1-0",
         "gpu=0",
@@ -691,8 +691,13 @@ def test_reboot_during_the_run_is_inconclusive(uptimes: tuple[float, float], lin
 
 def test_gpu_model_must_match_the_inventory() -> None:
     plan = one_figure_plan(rackproof_gpu_model="h200-sxm")
-    (right,) = judged(plan, host_evidence(plan))
-    assert (right.criterion, right.verdict, right.value, right.action) == ("gpu-model", PASS, "NVIDIA H200", "none")
+    (expected,) = judged(plan, host_evidence(plan))
+    assert (expected.criterion, expected.verdict, expected.value, expected.action) == (
+        "gpu-model",
+        PASS,
+        "NVIDIA H200",
+        "none",
+    )
     other = replace(builders.gpu("h1", 0), name="NVIDIA H100")
     (bad,) = judged(plan, host_evidence(plan, gpus=(other,)))
     assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
@@ -703,9 +708,9 @@ def test_gpu_model_must_match_the_inventory() -> None:
 
 def test_gpu_model_without_a_pack_is_inconclusive() -> None:
     plan = one_figure_plan()
-    (only_verdict,) = judged(plan, host_evidence(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
-    assert (only_verdict.name, only_verdict.scope, only_verdict.verdict) == ("gpu.name", "host", INCONCLUSIVE)
-    assert only_verdict.reason.startswith("no criteria pack for NVIDIA X")
+    (verdict,) = judged(plan, host_evidence(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
+    assert (verdict.name, verdict.scope, verdict.verdict) == ("gpu.name", "host", INCONCLUSIVE)
+    assert verdict.reason.startswith("no criteria pack for NVIDIA X")
 
 
 @pytest.mark.parametrize(
@@ -828,7 +833,7 @@ BAD = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL, c
 
 
 @pytest.mark.parametrize(
-    ("over", "verdict", "right"),
+    ("over", "verdict", "expected"),
     [
         ({}, BAD, True),
         ({"criterion": "d"}, BAD, False),
@@ -850,8 +855,8 @@ BAD = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL, c
         ({}, replace(BAD, name="record"), True),
     ],
 )
-def test_waiver_covers_matching_verdicts(over: Any, verdict: Verdict, right: bool) -> None:
-    assert covers(waiver(**over), verdict) is right
+def test_waiver_covers_matching_verdicts(over: Any, verdict: Verdict, expected: bool) -> None:
+    assert covers(waiver(**over), verdict) is expected
 
 
 def test_waiver_expires_after_its_last_day() -> None:
@@ -1009,7 +1014,10 @@ def test_limited_space_shows_hosts_then_parts_then_criteria() -> None:
         replace(UNKNOWN, host="h1", reason="silent"),
     ]
     reported = " ".join(reasons([*same, *more], {}))
-    assert all(said in reported for said in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons"))
+    assert all(
+        expected_text in reported
+        for expected_text in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons")
+    )
     assert "as well" not in reported
 
 
@@ -1309,13 +1317,13 @@ def test_gpu_identity_that_differs_between_records_fails() -> None:
 
 def test_figures_without_a_launch_are_inconclusive() -> None:
     plan = one_figure_plan()
-    (only_verdict,) = judged(plan, host_evidence(plan, launches=()))
-    assert (only_verdict.name, only_verdict.verdict, only_verdict.stage) == (
+    (verdict,) = judged(plan, host_evidence(plan, launches=()))
+    assert (verdict.name, verdict.verdict, verdict.stage) == (
         "stage.benchmark",
         INCONCLUSIVE,
         "benchmark",
     )
-    assert only_verdict.reason.startswith("figures were measured and the record has no launch")
+    assert verdict.reason.startswith("figures were measured and the record has no launch")
     assert judged(replace(plan, expected=()), host_evidence(plan, launches=())) == []
 
 
@@ -1378,5 +1386,9 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
     assert summarized(judged(plan, values)) == []
     nameless = host_evidence(plan, "h1", gpus=())
     every = judged(plan, {"h1": nameless, "h2": host_evidence(plan, "h2")})
-    said = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
-    assert (said.name, said.verdict, said.reason) == ("gpu.name", INCONCLUSIVE, "the GPU does not tell its name")
+    expected_text = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
+    assert (expected_text.name, expected_text.verdict, expected_text.reason) == (
+        "gpu.name",
+        INCONCLUSIVE,
+        "the GPU does not tell its name",
+    )

@@ -252,21 +252,21 @@ def test_packs_are_selected_by_model(model: str, gpus: str, names: list[str], wh
     ]  # fmt: skip
     result = [replace(builders.gpu("h1", at), name=name) for at, name in enumerate(gpus.split(",")) if name]
     host = replace(PLAN.hosts[0], gpu_model=model)
-    packs, said = select_packs(PLAN, host, result, shipped)
-    assert ([item.name for item in packs], said) == (names, why)
+    packs, expected_text = select_packs(PLAN, host, result, shipped)
+    assert ([item.name for item in packs], expected_text) == (names, why)
     rehearsed, nothing = select_packs(replace(PLAN, rehearsal=True), host, result, shipped)
     assert ([item.name for item in rehearsed], nothing) == (["rehearsal", "mine"], "")
 
 
 @pytest.mark.parametrize(
-    ("name", "right"),
+    ("name", "expected"),
     [
         ("memory.bandwidth", True), ("benchmark.duration", True), ("drift.stress.throughput", True), ("gpu.count", False),
         ("launch.torch", False),
     ],
 )  # fmt: skip
-def test_benchmark_figures_are_told_from_readings(name: str, right: bool) -> None:
-    assert from_benchmark(name) is right
+def test_benchmark_figures_are_told_from_readings(name: str, expected: bool) -> None:
+    assert from_benchmark(name) is expected
 
 
 def test_bounded_cache_keeps_its_size() -> None:

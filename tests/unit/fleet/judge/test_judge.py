@@ -413,10 +413,8 @@ def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: 
         id="count", name=name, operator="le", value=limit, delta=True, unit="1", action="reseat", source="a test"
     )
     pack = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(criterion,))
-    (only_verdict,) = [
-        item for item in judge(plan, {"h1": Evidence(records=records)}, (pack,)) if item.criterion == "count"
-    ]
-    return only_verdict
+    (verdict,) = [item for item in judge(plan, {"h1": Evidence(records=records)}, (pack,)) if item.criterion == "count"]
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -876,12 +874,10 @@ def test_only_an_unsupported_figure_of_a_lacking_model_is_not_missing(status: st
     evidence = builders.evidence(plan)
     evidence["h2"] = _without(evidence["h2"], "gemm.throughput", status, dtype="fp8")
     packs = [replace(pack, lacks={"gemm.throughput": {"dtype": ("fp8",)}}) for pack in PACKS]
-    lacking = [only_verdict for only_verdict in judge(plan, evidence, packs) if only_verdict.verdict != PASS]
+    lacking = [verdict for verdict in judge(plan, evidence, packs) if verdict.verdict != PASS]
     assert len(lacking) == gaps
     having = findings(plan, evidence)
-    assert [(only_verdict.name, only_verdict.verdict) for only_verdict in having] == [
-        ("gemm.throughput", INCONCLUSIVE)
-    ] * 2
+    assert [(verdict.name, verdict.verdict) for verdict in having] == [("gemm.throughput", INCONCLUSIVE)] * 2
 
 
 def test_packs_list_dtypes_that_ampere_and_turing_lack() -> None:
@@ -910,8 +906,8 @@ def of_eight(change: Callable[[Observation], Observation]) -> list[Verdict]:
         with_nvls = observation.name == "collective.all_reduce.busbw"
         return change(replace(observation, value=4.73e11) if with_nvls else observation)
 
-    left = builders.with_observations(builders.evidence(plan)["h1"], eight)
-    return findings(plan, {"h1": left})
+    evidence = builders.with_observations(builders.evidence(plan)["h1"], eight)
+    return findings(plan, {"h1": evidence})
 
 
 def test_eight_healthy_gpus_have_no_finding() -> None:
@@ -924,15 +920,15 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
         values = {"collective.nvls": False, "collective.all_reduce.busbw": 3.5e11}
         return replace(observation, params=params, value=values.get(observation.name, observation.value))
 
-    (only_verdict,) = of_eight(ring)
-    assert (only_verdict.verdict, only_verdict.criterion, only_verdict.action, only_verdict.value) == (
+    (verdict,) = of_eight(ring)
+    assert (verdict.verdict, verdict.criterion, verdict.action, verdict.value) == (
         FAIL,
         "nvls-8-gpus",
         "none",
         False,
     )
-    assert only_verdict.reason.startswith("found no, wanted = yes; check NCCL_NVLS_ENABLE")
-    assert "fabric manager" in only_verdict.reason
+    assert verdict.reason.startswith("found no, wanted = yes; check NCCL_NVLS_ENABLE")
+    assert "fabric manager" in verdict.reason
 
 
 @pytest.mark.parametrize("op", BENCHMARKS["collective"].settings["ops"])

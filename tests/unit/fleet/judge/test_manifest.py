@@ -167,103 +167,106 @@ def ordered(*hosts: str) -> list[Part]:
     return [gpu(host, index) for host in hosts for index in range(2)]
 
 
-def plan(parts: list[Part], *hosts: str, **over: Any) -> Plan:
-    made = builders.plan(*(hosts or ("h1", "h2")), profile=over.pop("profile", "smoke"), rackproof_gang="none")
-    return replace(made, manifest=tuple(parts), **over)
+def ordered_plan(parts: list[Part], *hosts: str, **over: Any) -> Plan:
+    plan = builders.plan(*(hosts or ("h1", "h2")), profile=over.pop("profile", "smoke"), rackproof_gang="none")
+    return replace(plan, manifest=tuple(parts), **over)
 
 
 NOTHING = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=())
 
 
-def verdicts(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> list[Verdict]:
-    all_verdicts = judge(made, builders.evidence(made) if evidence is None else evidence, (NOTHING,))
-    return [item for item in all_verdicts if item.criterion.startswith("manifest")]
+def manifest_verdicts(plan: Plan, evidence: Mapping[str, Evidence] | None = None) -> list[Verdict]:
+    verdicts = judge(plan, builders.evidence(plan) if evidence is None else evidence, (NOTHING,))
+    return [item for item in verdicts if item.criterion.startswith("manifest")]
 
 
-def summarized(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
-    return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
+def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.verdict, item.reason) for item in verdicts if item.verdict != PASS]
 
 
-def line_of(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
-    report = merge(made, builders.evidence(made) if evidence is None else evidence, (NOTHING,))
+def line_of(plan: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
+    report = merge(plan, builders.evidence(plan) if evidence is None else evidence, (NOTHING,))
     return next((line for line in report.acceptance.summary if line.startswith("Manifest")), "")
 
 
 def test_fleet_as_ordered_passes() -> None:
-    made = plan(ordered("h1", "h2"))
-    all_verdicts = verdicts(made)
-    assert [(item.host, item.scope, item.serial, item.verdict) for item in all_verdicts] == [
+    plan = ordered_plan(ordered("h1", "h2"))
+    verdicts = manifest_verdicts(plan)
+    assert [(item.host, item.scope, item.serial, item.verdict) for item in verdicts] == [
         ("h1", "gpu=0", "h1-0", PASS),
         ("h1", "gpu=1", "h1-1", PASS),
         ("h2", "gpu=0", "h2-0", PASS),
         ("h2", "gpu=1", "h2-1", PASS),
     ]
-    assert {item.source for item in all_verdicts} == {"manifest: order.csv"}
-    assert line_of(made) == "Manifest: 4 of 4 parts as ordered"
+    assert {item.source for item in verdicts} == {"manifest: order.csv"}
+    assert line_of(plan) == "Manifest: 4 of 4 parts as ordered"
 
 
 @pytest.mark.parametrize("slot", ["1", "0000:01:00.0", ""])
 def test_serial_is_compared_independent_of_notation(slot: str) -> None:
-    made = plan([gpu("h1", 0), gpu("h1", 1, serial="00H1-1", slot=slot), *ordered("h2")])
-    assert summarized(verdicts(made)) == []
+    plan = ordered_plan([gpu("h1", 0), gpu("h1", 1, serial="00H1-1", slot=slot), *ordered("h2")])
+    assert summarized(manifest_verdicts(plan)) == []
 
 
 def test_part_in_another_slot_of_its_host_fails_once() -> None:
-    made = plan([gpu("h1", 0, slot="0000:00:00.0"), gpu("h1", 1, slot="0"), *ordered("h2")])
-    assert summarized(verdicts(made)) == [("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")]
-    assert line_of(made) == "Manifest: 3 of 4 parts as ordered"
+    plan = ordered_plan([gpu("h1", 0, slot="0000:00:00.0"), gpu("h1", 1, slot="0"), *ordered("h2")])
+    assert summarized(manifest_verdicts(plan)) == [
+        ("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")
+    ]
+    assert line_of(plan) == "Manifest: 3 of 4 parts as ordered"
 
 
 def test_parts_swapped_between_hosts_fail_on_both() -> None:
     swapped = [gpu("h1", 0), gpu("h1", 1, serial="h2-1", slot="1"), gpu("h2", 0), gpu("h2", 1, serial="h1-1")]
-    made = plan(swapped)
-    all_verdicts = verdicts(made)
-    assert {item.source for item in all_verdicts if item.verdict == FAIL} == {"manifest: order.csv line 1"}
+    plan = ordered_plan(swapped)
+    verdicts = manifest_verdicts(plan)
+    assert {item.source for item in verdicts if item.verdict == FAIL} == {"manifest: order.csv line 1"}
     first, second = "ordered for h1 slot 1, found in h2 gpu=1", "ordered for h2, found in h1 gpu=1"
-    assert summarized(all_verdicts) == [
+    assert summarized(verdicts) == [
         ("h1", "host", FAIL, first),
         ("h2", "gpu=1", FAIL, first),
         ("h2", "host", FAIL, second),
         ("h1", "gpu=1", FAIL, second),
     ]
-    assert {item.action for item in all_verdicts if item.verdict == FAIL} == {"inspect_hardware"}
-    assert line_of(made) == "Manifest: 2 of 4 parts as ordered"
+    assert {item.action for item in verdicts if item.verdict == FAIL} == {"inspect_hardware"}
+    assert line_of(plan) == "Manifest: 2 of 4 parts as ordered"
 
 
 def test_missing_part_and_its_replacement_both_fail() -> None:
-    made = plan([gpu("h1", 0), gpu("h1", 1, serial="165"), *ordered("h2")])
-    assert summarized(verdicts(made)) == [
+    plan = ordered_plan([gpu("h1", 0), gpu("h1", 1, serial="165"), *ordered("h2")])
+    assert summarized(manifest_verdicts(plan)) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "gpu=1", FAIL, "found, and no line of the manifest names it"),
     ]
-    assert line_of(made) == "Manifest: 3 of 4 parts as ordered, 1 found that nobody ordered"
+    assert line_of(plan) == "Manifest: 3 of 4 parts as ordered, 1 found that nobody ordered"
 
 
 def test_host_that_was_not_measured_is_inconclusive() -> None:
-    made = plan(ordered("h1", "h2"))
-    all_verdicts = verdicts(made, {"h1": builders.evidence(made)["h1"]})
-    assert set(summarized(all_verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
-    assert line_of(made, {"h1": builders.evidence(made)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
+    plan = ordered_plan(ordered("h1", "h2"))
+    verdicts = manifest_verdicts(plan, {"h1": builders.evidence(plan)["h1"]})
+    assert set(summarized(verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
+    assert line_of(plan, {"h1": builders.evidence(plan)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
 
 
 def test_gpu_without_a_serial_is_not_reported_missing() -> None:
-    made = plan(ordered("h1", "h2"))
-    evidence = builders.evidence(made)
+    plan = ordered_plan(ordered("h1", "h2"))
+    evidence = builders.evidence(plan)
     first = evidence["h1"].records[0]
     silent = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
-    assert summarized(verdicts(made, evidence | {"h1": Evidence(records=(silent,))})) == [
+    assert summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(silent,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not tell the serial")
     ]
     lost = replace(first, gpus=first.gpus[:1])  # on the bus, and out of the driver's reach
     assert [
-        verdict for _, _, verdict, _ in summarized(verdicts(made, evidence | {"h1": Evidence(records=(lost,))}))
+        verdict
+        for _, _, verdict, _ in summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
     ] == [INCONCLUSIVE]
     counted = tuple(
         replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
         for item in first.snapshots
     )
     gone = replace(first, gpus=first.gpus[:1], snapshots=counted)
-    assert summarized(verdicts(made, evidence | {"h1": Evidence(records=(gone,))})) == [
+    assert summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(gone,))})) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host")
     ]
 
@@ -275,7 +278,7 @@ def nic(serial: str, **over: Any) -> Part:
     return Part(**({"host": "h1", "kind": "nic", "serial": serial, "origin": "order.csv line 9"} | over))
 
 
-def with_nics(made: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
+def with_nics(plan: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
     """The host h1 with readings of its NICs: a name with `__` for `.` -> scope -> value, or (status, reason)."""
     metrics = tuple(
         Metric(
@@ -287,7 +290,7 @@ def with_nics(made: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
         for name, positions in readings.items()
     )
     taken = Snapshot(stage="benchmark", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
-    evidence = builders.evidence(made)
+    evidence = builders.evidence(plan)
     return evidence | {"h1": builders.with_snapshot(evidence["h1"], taken)}
 
 
@@ -298,31 +301,31 @@ def guids(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("serial", [GUID, "0x0C42A10300658B2E", "0c-42-a1-03-00-65-8b-2e", "0c:42:a1:65:8b:2e"])
 @pytest.mark.parametrize("slot", ["", "mlx5_0", "0000:5e:00.0"])
 def test_nic_is_identified_by_guid_or_mac_address(serial: str, slot: str) -> None:
-    made = plan([nic(serial, slot=slot)])
-    evidence = with_nics(made, **guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
-    all_verdicts = verdicts(made, evidence)
-    assert [(item.scope, item.verdict) for item in all_verdicts] == [("hca=mlx5_0", PASS)]
+    plan = ordered_plan([nic(serial, slot=slot)])
+    evidence = with_nics(plan, **guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
+    verdicts = manifest_verdicts(plan, evidence)
+    assert [(item.scope, item.verdict) for item in verdicts] == [("hca=mlx5_0", PASS)]
 
 
 def test_ethernet_port_is_identified_by_mac_and_other_ports_are_not_extra() -> None:
-    made = plan([nic("5c:25:73:00:00:01", slot="eth0")])
-    evidence = with_nics(made, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
-    assert [(item.name, item.scope, item.verdict) for item in verdicts(made, evidence)] == [
+    plan = ordered_plan([nic("5c:25:73:00:00:01", slot="eth0")])
+    evidence = with_nics(plan, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
+    assert [(item.name, item.scope, item.verdict) for item in manifest_verdicts(plan, evidence)] == [
         ("network.address", "nic=eth0", PASS)
     ]
 
 
 def test_misplaced_missing_and_unordered_nics_fail() -> None:
     where = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
-    made = plan([nic(GUID, slot="0000:1b:00.0")])
-    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID), **where))) == [
+    plan = ordered_plan([nic(GUID, slot="0000:1b:00.0")])
+    assert summarized(manifest_verdicts(plan, with_nics(plan, **guids(mlx5_0=GUID), **where))) == [
         ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
     ]
     unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; which slot hca=mlx5_0 is in was not told"
-    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == [
+    assert summarized(manifest_verdicts(plan, with_nics(plan, **guids(mlx5_0=GUID)))) == [
         ("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)
     ]
-    assert summarized(verdicts(plan([nic(GUID)]), with_nics(made, **guids(mlx5_0=OTHER)))) == [
+    assert summarized(manifest_verdicts(ordered_plan([nic(GUID)]), with_nics(plan, **guids(mlx5_0=OTHER)))) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "hca=mlx5_0", FAIL, "found, and no line of the manifest names it"),
     ]
@@ -337,41 +340,41 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
     ],
 )
 def test_nic_of_a_host_without_readings_is_not_reported_missing(readings: dict[str, Any], reason: str) -> None:
-    made = plan([nic(GUID)])
+    plan = ordered_plan([nic(GUID)])
     verdict = FAIL if "found on no host" in reason else INCONCLUSIVE
-    assert summarized(verdicts(made, with_nics(made, **readings))) == [("h1", "host", verdict, reason)]
+    assert summarized(manifest_verdicts(plan, with_nics(plan, **readings))) == [("h1", "host", verdict, reason)]
 
 
 def test_manifest_of_gpus_does_not_judge_nics() -> None:
-    made = plan(ordered("h1", "h2"))
-    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == []
+    plan = ordered_plan(ordered("h1", "h2"))
+    assert summarized(manifest_verdicts(plan, with_nics(plan, **guids(mlx5_0=GUID)))) == []
 
 
 def test_parts_are_not_judged_without_a_manifest_or_in_a_rehearsal() -> None:
-    assert verdicts(plan([])) == []
-    assert line_of(plan([])) == ""
-    made = builders.plan(profile="rehearsal")
-    made = replace(made, manifest=(gpu("h1", 0),))
-    assert verdicts(made, {}) == []
-    assert line_of(made, {}) == ""
+    assert manifest_verdicts(ordered_plan([])) == []
+    assert line_of(ordered_plan([])) == ""
+    plan = builders.plan(profile="rehearsal")
+    plan = replace(plan, manifest=(gpu("h1", 0),))
+    assert manifest_verdicts(plan, {}) == []
+    assert line_of(plan, {}) == ""
 
 
 def test_report_formats_show_the_manifest_summary() -> None:
-    made = plan(ordered("h1", "h2"))
-    report = merge(made, builders.evidence(made), (NOTHING,))
+    plan = ordered_plan(ordered("h1", "h2"))
+    report = merge(plan, builders.evidence(plan), (NOTHING,))
     assert "- Manifest: 4 of 4 parts as ordered\n" in render_summary(report)
     assert "<dt>Manifest</dt><dd>4 of 4 parts as ordered</dd>" in render_html(report)
     assert "<dt>Manifest</dt>" not in render_html(
-        merge(replace(made, manifest=()), builders.evidence(made), (NOTHING,))
+        merge(replace(plan, manifest=()), builders.evidence(plan), (NOTHING,))
     )
 
 
 def test_plan_with_a_manifest_survives_json() -> None:
-    made = plan([gpu("h1", 0, slot="1"), nic(GUID), *ordered("h2")])
-    document = json.loads(json.dumps(to_json(made)))
+    plan = ordered_plan([gpu("h1", 0, slot="1"), nic(GUID), *ordered("h2")])
+    document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="plan")
-    assert plan_from_json(document).manifest == made.manifest
-    assert "manifest" not in to_json(plan([]))
+    assert plan_from_json(document).manifest == plan.manifest
+    assert "manifest" not in to_json(ordered_plan([]))
 
 
 def test_manifest_and_inventory_must_agree_on_the_number_of_gpus() -> None:

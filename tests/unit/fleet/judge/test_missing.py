@@ -75,8 +75,8 @@ LEFT = [slot for slot in ALL if slot != MISSING]
 
 
 def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
-    left = {name: hosts.get(name) or host(name, ALL) for name in ("h1", "h2", "h3")}
-    return [item for item in judge(of, left, read_packs([])) if item.verdict != PASS]
+    evidence = {name: hosts.get(name) or host(name, ALL) for name in ("h1", "h2", "h3")}
+    return [item for item in judge(of, evidence, read_packs([])) if item.verdict != PASS]
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, str]:
@@ -124,8 +124,8 @@ def test_contradictory_slots_name_no_slot() -> None:
 def test_last_bus_reading_is_used() -> None:
     (first, *_), now = host("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host("h2", LEFT)
     alone, *rest = now.records
-    left = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
-    assert counts(findings(h2=left)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
+    evidence = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
+    assert counts(findings(h2=evidence)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
 
 
 def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
@@ -134,17 +134,17 @@ def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
     assert result == {"gpu.count": reported, "gpu.pci_count": reported}
 
 
-def accepted(left: Evidence, *slots: int) -> Evidence:
+def accepted(evidence: Evidence, *slots: int) -> Evidence:
     """The same, accepted with the parts of these slots."""
     gpus = tuple(builders.gpu("h2", at) for at in slots)
     kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
-    return replace(left, baseline=HostBaseline(host=kept))
+    return replace(evidence, baseline=HostBaseline(host=kept))
 
 
-def named(left: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
+def named(evidence: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
     """The same, with something done to each GPU that its driver names."""
-    return replace(left, records=tuple(
-        replace(record, gpus=tuple(gpu for each in record.gpus if (gpu := change(each)))) for record in left.records
+    return replace(evidence, records=tuple(
+        replace(record, gpus=tuple(gpu for each in record.gpus if (gpu := change(each)))) for record in evidence.records
     ))  # fmt: skip
 
 
@@ -163,11 +163,13 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     reported = "accepted with it, and not there now: serial h2-2"
     where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
     assert counts(findings(h2=accepted(moved, *ALL))) == dict.fromkeys((DRIVER, BUS), f"{reported}; {where}")
-    left = accepted(host("h2", LEFT), *ALL)
-    assert left.baseline
-    assert left.baseline.host
-    nowhere = replace(left.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in left.baseline.host.gpus))
-    reported = counts(findings(h2=replace(left, baseline=HostBaseline(host=nowhere))))[DRIVER]
+    evidence = accepted(host("h2", LEFT), *ALL)
+    assert evidence.baseline
+    assert evidence.baseline.host
+    nowhere = replace(
+        evidence.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in evidence.baseline.host.gpus)
+    )
+    reported = counts(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
     assert reported == f"accepted with it, and not there now: serial h2-1; {reason_for(8)}"
     more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
     assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), "two are gone, and one is missing"
@@ -185,10 +187,10 @@ def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
     """Their numbers move where one that is not under test is gone; and the bus shows those, too."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
-    left = {name: named(host(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")}
+    evidence = {name: named(host(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")}
     result = host("h2", present[1:], on_bus=[present[0]])
-    left["h2"] = named(result, lambda gpu: replace(gpu, index=gpu.index + 1))
-    assert {item.detail for item in judge(chosen, left, read_packs([])) if item.name == DRIVER} == {""}
+    evidence["h2"] = named(result, lambda gpu: replace(gpu, index=gpu.index + 1))
+    assert {item.detail for item in judge(chosen, evidence, read_packs([])) if item.name == DRIVER} == {""}
 
 
 def test_slot_by_address_alone_without_module_ids() -> None:
@@ -203,16 +205,16 @@ def test_gpu_reported_lost_keeps_its_index() -> None:
     last = host("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
     reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
-    for left, beyond in ((last, True), (reported, False)):
-        view = HostView(PLAN, PLAN.host("h2"), left, read_packs([]))
+    for evidence, beyond in ((last, True), (reported, False)):
+        view = HostView(PLAN, PLAN.host("h2"), evidence, read_packs([]))
         assert [view.is_beyond_driver(scope) for scope in ("gpu=3", "gpu=3,peer=1", "gpu=1,peer=3", "host")] == [
             beyond, beyond, False, False,
         ]  # fmt: skip
 
 
 def test_no_slot_if_indices_do_not_start_at_0() -> None:
-    left = named(host("h2", ALL), lambda gpu: gpu if gpu.index else None)
-    assert not HostView(PLAN, PLAN.host("h2"), left, read_packs([])).is_beyond_driver("gpu=4")
+    evidence = named(host("h2", ALL), lambda gpu: gpu if gpu.index else None)
+    assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 
 
 def test_slot_needs_more_than_half_of_the_hosts() -> None:
@@ -228,10 +230,10 @@ def test_slots_merge_across_worker_processes() -> None:
     here, present = SlotMap(), SlotMap()
     here.add(views["h1"])
     present.add(views["h3"])
-    left = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
-    assert here.empty(left, 1, ()) == "", "one other host alone may be the odd one"
+    evidence = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
+    assert here.empty(evidence, 1, ()) == "", "one other host alone may be the odd one"
     here.update(present)
-    assert here.empty(left, 1, ()) == reason_for(8)
+    assert here.empty(evidence, 1, ()) == reason_for(8)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +252,8 @@ def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -
 def test_more_missing_gpus_than_known_slots() -> None:
     """The plan has eight and the others have four: where four of the eight would be, nobody knows."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
-    left = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
-    verdicts = [item for item in judge(of, left, read_packs([])) if item.name == "gpu.count"]
+    evidence = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
+    verdicts = [item for item in judge(of, evidence, read_packs([])) if item.name == "gpu.count"]
     assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
 
 

@@ -76,15 +76,15 @@ def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "right"),
+    ("own", "other", "expected"),
     [
         ("a.b", "a.b", True), ("a.b", "a.c", False), ("a.*.c", "a.b.c", True), ("a.*.c", "a.b.d.c", False),
         ("a.*", "a.b.c", False), ("a.*.c", "a.B.c", True), ("a.*.c", "x.b.c", False),
     ],
 )  # fmt: skip
-def test_wildcard_in_a_criterion_name_matches_one_component(own: str, other: str, right: bool) -> None:
+def test_wildcard_in_a_criterion_name_matches_one_component(own: str, other: str, expected: bool) -> None:
     made = Criterion(id="c", name=own, operator="ge", unit="1", action="rma", source="x", value=1)
-    assert made.matches_name(other) is right
+    assert made.matches_name(other) is expected
 
 
 def test_severity_of_a_criterion_defaults_to_its_action() -> None:

@@ -358,14 +358,19 @@ def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wr
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_fails_one_host(fault: str) -> None:
-    change, who = FAULTS[fault]
-    assert odd_hosts(fleet(**{ODD: change})) == who
+    change, expected_hosts = FAULTS[fault]
+    assert odd_hosts(fleet(**{ODD: change})) == expected_hosts
 
 
 def test_records_without_reading_keys_give_the_same() -> None:
-    for change, who in ((both(thing=2), [ODD]), (both(version="550"), [ODD]), (both(clock=1.0e9), [ODD]), (both(), [])):
+    for change, expected_hosts in (
+        (both(thing=2), [ODD]),
+        (both(version="550"), [ODD]),
+        (both(clock=1.0e9), [ODD]),
+        (both(), []),
+    ):
         values = {name: Evidence(records=(change(record(name)) if name == ODD else record(name),)) for name in NAMES}
-        assert odd_hosts(values) == who
+        assert odd_hosts(values) == expected_hosts
 
 
 def test_integers_and_floats_are_counted_as_they_are() -> None:
@@ -405,20 +410,20 @@ def test_run_with_a_baseline_gives_the_same() -> None:
     assert odd_hosts(values, plan=plan) == NAMES
 
 
-@pytest.mark.parametrize(("count", "who"), [(2, ["h1", "h2"]), (3, [])])
-def test_fleet_too_small_for_a_median_is_inconclusive(count: int, who: list[str]) -> None:
+@pytest.mark.parametrize(("count", "expected_hosts"), [(2, ["h1", "h2"]), (3, [])])
+def test_fleet_too_small_for_a_median_is_inconclusive(count: int, expected_hosts: list[str]) -> None:
     plan = one_figure_plan(*NAMES[:count])
-    assert odd_hosts(fleet(plan), FRACTION, plan=plan) == who
+    assert odd_hosts(fleet(plan), FRACTION, plan=plan) == expected_hosts
     # Where it is optional nothing is then told, and nobody is flagged.
     assert odd_hosts(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_single_host_is_not_compared(count: int) -> None:
+def test_comparisons_in_fleets_of_one_to_three_hosts(count: int) -> None:
     plan = one_figure_plan(*NAMES[:count])
     reported = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
-    who = ["h1", "h2"] if count == 2 else []
-    assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == who
+    expected_hosts = ["h1", "h2"] if count == 2 else []
+    assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == expected_hosts
     assert odd_hosts(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
     facts = judged(plan, reported, [pack(VERSION)], parts=1, in_full=False)[1].facts
     assert [of_host.uncompared_digests for of_host in facts.values()] == [
@@ -443,8 +448,8 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
     assert odd_hosts(fleet(h1=change), replace(VERSION, same_as_fleet=False)) == []
     lost, none = (shown(version=reading(absent=why, name="driver.version", scope="host"))
                   for why in ("error: gone", "unsupported: no"))  # fmt: skip
-    for first, last, who in ((lost, none, []), (none, lost, ["h1"]), (lost, lost, ["h1"])):
-        assert odd_hosts(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == who
+    for first, last, expected_hosts in ((lost, none, []), (none, lost, ["h1"]), (lost, lost, ["h1"])):
+        assert odd_hosts(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == expected_hosts
 
 
 @pytest.mark.parametrize(
@@ -494,7 +499,7 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "values", "who"),
+    ("rule", "values", "expected_hosts"),
     [
         (replace(FLOOR, best_of_run=True), (SPEED + 1, SPEED), []), (replace(FLOOR, best_of_run=True), (SPEED, SPEED + 1), []),
         (FLOOR, (SPEED + 1, SPEED), []), (FLOOR, (SPEED, SPEED + 1), []),
@@ -505,12 +510,12 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
         (replace(FLOOR, value=None, same_as_fleet=True), (4.26e12, SPEED), []),
     ],
 )  # fmt: skip
-def test_repeated_figure(rule: Criterion, values: tuple[float, float], who: list[str]) -> None:
+def test_repeated_figure(rule: Criterion, values: tuple[float, float], expected_hosts: list[str]) -> None:
     def twice(made: Record) -> Record:
         one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
         return replace(made, observations=tuple(replace(one, value=value) for value in values))
 
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, twice)), rule) == who
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, twice)), rule) == expected_hosts
 
 
 def test_figure_that_a_part_lacks_is_not_missing() -> None:
@@ -556,9 +561,9 @@ def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
 
 def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
     rule = criterion("memory.bandwidth", id="fabric", operator="ge", variable="fabric_bytes_per_second", fraction=0.5)
-    for gbps, who in ((0, []), (8, []), (80_000, NAMES)):
+    for gbps, expected_hosts in ((0, []), (8, []), (80_000, NAMES)):
         plan = one_figure_plan(*NAMES, rackproof_fabric_gbps=gbps) if gbps else PLAN
-        assert odd_hosts(fleet(plan), rule, plan=plan) == who
+        assert odd_hosts(fleet(plan), rule, plan=plan) == expected_hosts
 
 
 # Gangs
@@ -616,7 +621,7 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
 
 
 @pytest.mark.parametrize(
-    ("change", "who"),
+    ("change", "expected_hosts"),
     [
         (gang_figure("collective.all_reduce.busbw", 1.0e10), ["h1", "h2", "h3"]),
         (gang_figure("collective.all_reduce.busbw", 3.0e11), []),
@@ -629,8 +634,8 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
         (lambda made: replace(made, gang="g1"), []),
     ],
 )  # fmt: skip
-def test_one_fault_in_a_gang(change: Any, who: list[str]) -> None:
-    assert odd_in_gangs(gangs(h2=change)) == who
+def test_one_fault_in_a_gang(change: Any, expected_hosts: list[str]) -> None:
+    assert odd_in_gangs(gangs(h2=change)) == expected_hosts
 
 
 def test_gangs_in_order_pass() -> None:

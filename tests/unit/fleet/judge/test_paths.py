@@ -65,7 +65,7 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
 
 
 @pytest.mark.parametrize(
-    ("transport", "said"),
+    ("transport", "expected_text"),
     [
         ("NET/Socket/0", "over NET/Socket/0, not InfiniBand"),
         ("net/socket", "over net/socket, not InfiniBand"),
@@ -77,11 +77,11 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
         ("P2P/CUMEM", ""),
     ],
 )
-def test_sockets_and_copies_without_gdr_are_slow_paths_between_hosts(transport: str, said: str) -> None:
+def test_sockets_and_copies_without_gdr_are_slow_paths_between_hosts(transport: str, expected_text: str) -> None:
     gang = slow(scope="gang=r1", stage="gang")
     verdicts = judged(gang, path_by(transport, scope="gang=r1", stage="gang"))
-    assert (said in verdicts.reason) if said else verdicts == gang
-    assert ("check NCCL_* in the environment" in verdicts.reason) == bool(said)
+    assert (expected_text in verdicts.reason) if expected_text else verdicts == gang
+    assert ("check NCCL_* in the environment" in verdicts.reason) == bool(expected_text)
 
 
 def test_observed_path_precedes_the_previous_detail() -> None:

@@ -227,8 +227,8 @@ def test_runs_of_other_hosts_are_refused() -> None:
 def write(directory: Path, run: Run) -> Path:
     plan: Plan = run[0]
     documents.write(directory / "plan.json", to_json(plan))
-    for host, left in run[1].items():
-        documents.write(directory / "hosts" / f"{host}.json", to_json(left.records[0]))
+    for host, evidence in run[1].items():
+        documents.write(directory / "hosts" / f"{host}.json", to_json(evidence.records[0]))
     return directory
 
 
@@ -243,10 +243,10 @@ def directories(tmp_path: Path) -> list[Path]:
     for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + dice.gauss(0, 5e12))):
         named = {
             host: replace(
-                left,
-                records=tuple(replace(item, run_id=plan.run_id, nonce=plan.nonce) for item in left.records),
+                host_evidence,
+                records=tuple(replace(item, run_id=plan.run_id, nonce=plan.nonce) for item in host_evidence.records),
             )
-            for host, left in evidence.items()
+            for host, host_evidence in evidence.items()
         }
         made.append(write(tmp_path / f"r{number}", (plan, named)))
     return made

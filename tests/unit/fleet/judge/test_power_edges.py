@@ -120,7 +120,7 @@ def test_figure_with_too_few_runs_is_left_out() -> None:
     assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
 
 
-def test_gang_is_one_part_and_a_new_serial_is_another_part() -> None:
+def test_gang_is_one_part_and_a_serial_is_optional() -> None:
     shared = gated(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
     assert [(gate.parts, gate.n) for gate in shared.gates] == [(1, 6)]
     assert shared.repeats[0].where == "gang=g"

@@ -64,7 +64,7 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "expected_text"),
     [
         ({"clock": 1.70e9}, "its SM clock was 1700 MHz against 1800 MHz"), ({"clock": 1.72e9}, NOTHING),
         ({"clock": 0.0}, NOTHING), ({"clock": 2.0e9}, NOTHING), ({"clock": None}, NOTHING),
@@ -90,9 +90,9 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
         ({"cpus": 16.0}, NOTHING), ({"cpus": 0.0}, NOTHING), ({"cpus": 17.0}, NOTHING),
     ],
 )  # fmt: skip
-def test_deviating_condition_is_the_cause(own: dict[str, Any], said: str) -> None:
+def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: str) -> None:
     verdicts = annotated(**own)
-    assert verdicts.detail.partition(": ")[2] == said
+    assert verdicts.detail.partition(": ")[2] == expected_text
     assert verdicts.action == "inspect_hardware"
 
 
@@ -144,19 +144,19 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "said"),
+    ("own", "others", "expected_text"),
     [
         (0.0, 0.004, " (the others wait 4 ms a step; it is the last in 90 % of them)"),
         (0.002, 0.004, " (the others wait 4 ms a step; it is the last in 90 % of them)"), (0.0021, 0.004, ""),
         (0.0, 0.0015, " (the others wait 1.5 ms a step; it is the last in 90 % of them)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
-def test_wait_of_the_peers_is_reported(own: float, others: float, said: str) -> None:
+def test_wait_of_the_peers_is_reported(own: float, others: float, expected_text: str) -> None:
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
     (result,) = with_straggler_causes(views, [slow(stage="gang")])
-    assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{said}: ")
+    assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{expected_text}: ")
 
 
 def test_no_straggler_across_hosts_outside_a_gang() -> None:
@@ -173,19 +173,19 @@ def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
 
 
 @pytest.mark.parametrize(
-    ("launches", "who"),
+    ("launches", "expected_hosts"),
     [
         ((launch("benchmark", (7, 0), (8, 1)),), "rank 7 (h1 gpu=0)"), ((launch("benchmark", (8, 1)),), "h1 gpu=0"),
         ((launch("gang", (7, 0)),), "h1 gpu=0"), ((), "h1 gpu=0"),
         ((launch("benchmark", (7, 0)), launch("benchmark", (9, 0))), "rank 9 (h1 gpu=0)"),
     ],
 )  # fmt: skip
-def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], who: str) -> None:
+def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], expected_hosts: str) -> None:
     here = view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
     (result,) = with_straggler_causes([here, view("h2"), view("h3")], [slow()])
-    assert result.detail.startswith(f"{who} computes")
+    assert result.detail.startswith(f"{expected_hosts} computes")
     (elsewhere,) = with_straggler_causes([here, view("h2")], [slow(scope="gpu=7")])
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 

@@ -45,7 +45,7 @@ SCATTER = {"gpu=0": 1.012, "gpu=1": 0.988}
 """Of their computing, from GPU to GPU; it was the same in each run."""
 
 
-def plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
+def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
     """A run that takes training steps apart, on each host and between them."""
     stage = {"deadline_s": 60, "collective_timeout_s": 30, "benchmarks": {"straggler": {}}}
     profile = {
@@ -58,24 +58,24 @@ def plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
     return make_plan(profile, inventory, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
 
 
-def evidence(of: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] | None = None) -> dict[str, Evidence]:
+def evidence(plan: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] | None = None) -> dict[str, Evidence]:
     """What a fleet leaves behind whose GPUs are as FIGURES says; `over`: (stage, host, scope) -> what is otherwise there.
 
     The share of time of a clock event reason stands under the reason's name.
     """
-    result = builders.evidence(of)
-    for number, (name, left) in enumerate(result.items()):
-        records = [_figured(of, record, name, number, over or {}) for record in left.records]
-        result[name] = replace(left, records=tuple(records))
+    result = builders.evidence(plan)
+    for number, (name, host_evidence) in enumerate(result.items()):
+        records = [with_figures(plan, record, name, number, over or {}) for record in host_evidence.records]
+        result[name] = replace(host_evidence, records=tuple(records))
     return result
 
 
-def _figured(
-    of: Plan, record: Record, host: str, number: int, over: Mapping[tuple[str, str, str], Mapping[str, float]]
+def with_figures(
+    plan: Plan, record: Record, host: str, number: int, over: Mapping[tuple[str, str, str], Mapping[str, float]]
 ) -> Record:
     stage = "gang" if record.gang else "benchmark"
-    kept = [observation for observation in record.observations if observation.scope not in of.host(host).scopes]
-    for scope in of.host(host).scopes:
+    kept = [observation for observation in record.observations if observation.scope not in plan.host(host).scopes]
+    for scope in plan.host(host).scopes:
         own = over.get((stage, host, scope), {})
         for name, (unit, value) in FIGURES.items():
             usual = value * SCATTER.get(scope, 1.0) if name == "compute" else value
@@ -83,7 +83,7 @@ def _figured(
         for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"):
             share = own.get(reason, 0.9 if reason == "power_cap" else 0.0)
             kept.append(_observation("straggler.throttled_share", share, scope, "1", stage, reason=reason))
-    count = len(of.host(host).scopes)
+    count = len(plan.host(host).scopes)
     first = number * count if record.gang else 0
     ranks = tuple(
         Rank(rank=first + local, local_rank=local, phase="end", exit_code=0, log_tail="") for local in range(count)
@@ -96,23 +96,23 @@ def _observation(name: str, value: float, scope: str, unit: str, stage: str, **p
     return builders.observation(name, value, scope=scope, unit=unit, stage=stage, width=1024, **params)
 
 
-def judged(of: Plan, left: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
+def judged(plan: Plan, evidence: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
     """What the criteria on these figures say, with the causes."""
-    views = [HostView(of, host, left[host.name], packs) for host in of.hosts]
-    fleet = FleetFigures(Planned(of), views)
+    views = [HostView(plan, host, evidence[host.name], packs) for host in plan.hosts]
+    fleet = FleetFigures(Planned(plan), views)
     own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
     return with_straggler_causes(
         views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)]
     )
 
 
-def named(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+def failed_ranks(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.stage, item.host, item.scope) for item in verdicts if item.verdict == FAIL]
 
 
 def test_equal_ranks_have_no_straggler() -> None:
-    of = plan()
-    verdicts = judged(of, evidence(of))
+    plan = straggler_plan()
+    verdicts = judged(plan, evidence(plan))
     assert {verdict.verdict for verdict in verdicts} == {PASS}
     assert {(verdict.criterion, verdict.stage) for verdict in verdicts} == {
         ("straggler-compute", "benchmark"),
@@ -183,11 +183,11 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
     ],
 )
 def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, action: str) -> None:
-    of = plan()
+    plan = straggler_plan()
     slow = figures["compute"] - 0.0158
     waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
-    verdicts = judged(of, evidence(of, {**waiting, ("gang", "h2", "gpu=1"): figures}))
-    assert named(verdicts) == [("gang", "h2", "gpu=1")]
+    verdicts = judged(plan, evidence(plan, {**waiting, ("gang", "h2", "gpu=1"): figures}))
+    assert failed_ranks(verdicts) == [("gang", "h2", "gpu=1")]
     (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
     assert result.reason.startswith("rank 3 (h2 gpu=1) computes ")
     assert (
@@ -202,56 +202,66 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
 
 
 def test_gpu_slow_in_the_host_stage_is_named() -> None:
-    of = plan()
-    (only_verdict,) = (
-        verdict for verdict in judged(of, evidence(of, {("benchmark", "h2", "gpu=1"): HOT})) if verdict.verdict == FAIL
+    plan = straggler_plan()
+    (actual,) = (
+        verdict
+        for verdict in judged(plan, evidence(plan, {("benchmark", "h2", "gpu=1"): HOT}))
+        if verdict.verdict == FAIL
     )
-    assert (only_verdict.stage, only_verdict.host, only_verdict.scope) == ("benchmark", "h2", "gpu=1")
-    assert only_verdict.reason.startswith("rank 1 (h2 gpu=1) computes 29 % longer than its peers: its SM clock")
+    assert (actual.stage, actual.host, actual.scope) == ("benchmark", "h2", "gpu=1")
+    assert actual.reason.startswith("rank 1 (h2 gpu=1) computes 29 % longer than its peers: its SM clock")
 
 
 def test_each_slow_rank_is_reported() -> None:
-    of = plan("h1", "h2", "h3")
+    plan = straggler_plan("h1", "h2", "h3")
     slow = {("gang", "h2", "gpu=1"): HOT, ("gang", "h3", "gpu=0"): QUOTA}
-    assert named(judged(of, evidence(of, slow))) == [("gang", "h2", "gpu=1"), ("gang", "h3", "gpu=0")]
+    assert failed_ranks(judged(plan, evidence(plan, slow))) == [("gang", "h2", "gpu=1"), ("gang", "h3", "gpu=0")]
 
 
 def test_no_straggler_among_two_gpus() -> None:
     """Which of them is out of line nobody can tell; the report lists the figure as not judged."""
-    of = plan(gpu_count=1)
-    assert judged(of, evidence(of, {("gang", "h2", "gpu=0"): HOT})) == []
+    plan = straggler_plan(gpu_count=1)
+    assert judged(plan, evidence(plan, {("gang", "h2", "gpu=0"): HOT})) == []
 
 
 def test_rehearsal_has_no_straggler() -> None:
     """Processes that share processors may differ by anything."""
-    of = plan(device="cpu")
-    assert of.rehearsal
-    verdicts = judged(of, evidence(of, {("gang", "h2", "cpu=1"): {"compute": 0.9, "cpu_pressure": 1.0}}))
+    plan = straggler_plan(device="cpu")
+    assert plan.rehearsal
+    verdicts = judged(plan, evidence(plan, {("gang", "h2", "cpu=1"): {"compute": 0.9, "cpu_pressure": 1.0}}))
     assert len(verdicts) == 8  # two hosts, two processes, two stages
     assert {verdict.verdict for verdict in verdicts} == {PASS}
 
 
 @pytest.mark.parametrize("name", ["compute", "wait", "clock", "last_share", "cpu_time"])
 def test_missing_straggler_figure_is_inconclusive(name: str) -> None:
-    of = plan()
-    left = evidence(of)
-    hit = _lost(f"straggler.{name}", "h2")
-    left["h2"] = builders.with_observations(left["h2"], hit, gang=True)
-    verdicts = [item for item in judge(of, left, PACKS) if item.name.startswith("straggler.") and item.verdict != PASS]
+    plan = straggler_plan()
+    host_evidence = evidence(plan)
+    hit = unmeasured(f"straggler.{name}", "h2")
+    host_evidence["h2"] = builders.with_observations(host_evidence["h2"], hit, gang=True)
+    verdicts = [
+        item
+        for item in judge(plan, host_evidence, PACKS)
+        if item.name.startswith("straggler.") and item.verdict != PASS
+    ]
     assert [(item.host, item.scope, item.verdict) for item in verdicts] == [("h2", "gpu=1", INCONCLUSIVE)]
 
 
 def test_unsupported_kernel_counter_is_not_missing() -> None:
-    of = plan()
-    left = evidence(of)
+    plan = straggler_plan()
+    host_evidence = evidence(plan)
     for name in ("cpu_pressure", "cpu_throttled_share", "cpu_wait", "cpus"):
-        left["h2"] = builders.with_observations(left["h2"], _lost(f"straggler.{name}", UNSUPPORTED), gang=True)
+        host_evidence["h2"] = builders.with_observations(
+            host_evidence["h2"], unmeasured(f"straggler.{name}", UNSUPPORTED), gang=True
+        )
     assert [
-        item for item in judge(of, left, PACKS) if item.name.startswith("straggler.") and item.verdict != PASS
+        item
+        for item in judge(plan, host_evidence, PACKS)
+        if item.name.startswith("straggler.") and item.verdict != PASS
     ] == []
 
 
-def _lost(name: str, status: str) -> Callable[[Observation], Observation]:
+def unmeasured(name: str, status: str) -> Callable[[Observation], Observation]:
     how = UNSUPPORTED if status == UNSUPPORTED else "error"
 
     def change(observation: Observation) -> Observation:
@@ -269,7 +279,9 @@ def test_trimmed_mean_ignores_one_slow_step_but_not_every_tenth() -> None:
 # What the kernel tells of the host's CPU.
 
 
-def kernel(root: Path, *, delays: int, pressure: int | None, cgroup: str, **groups: tuple[int, int]) -> Path:
+def write_kernel_files(
+    root: Path, *, delays: int, pressure: int | None, cgroup: str, **groups: tuple[int, int]
+) -> Path:
     """A tree of /proc and /sys; `groups`: cgroup -> periods, and those in which the quota was used up."""
     files = {f"proc/self/task/{thread}/schedstat": f"5 {delays} 1\n" for thread in (7, 8)}
     files |= {"proc/self/cgroup": cgroup}
@@ -295,9 +307,9 @@ def kernel(root: Path, *, delays: int, pressure: int | None, cgroup: str, **grou
     ],
 )
 def test_quota_is_read_from_the_cgroup_and_its_parents(tmp_path: Path, cgroup: str, group: str) -> None:
-    root = kernel(tmp_path, delays=0, pressure=0, cgroup=cgroup, **{group: (100, 10)})
+    root = write_kernel_files(tmp_path, delays=0, pressure=0, cgroup=cgroup, **{group: (100, 10)})
     first = replace(host_cpu.read_counters(root), time=10.0)
-    kernel(tmp_path, delays=3_000_000, pressure=500_000, cgroup=cgroup, **{group: (120, 18)})
+    write_kernel_files(tmp_path, delays=3_000_000, pressure=500_000, cgroup=cgroup, **{group: (120, 18)})
     spent = host_cpu.usage_between(first, replace(host_cpu.read_counters(root), time=12.0))
     assert spent == host_cpu.CpuUsage(waited=0.006, pressure=0.25, throttled=0.4)
 
@@ -327,7 +339,7 @@ LIMIT = Criterion(
 
 
 @contextlib.contextmanager
-def _stop_and_go() -> Iterator[Callable[[int], None]]:
+def pause_repeatedly() -> Iterator[Callable[[int], None]]:
     """Stopped for nine tenths of the time: others may keep the well ranks from the processors, too."""
     over, threads = threading.Event(), list[threading.Thread]()
 
@@ -349,7 +361,7 @@ def _stop_and_go() -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def _starve() -> Iterator[Callable[[int], None]]:
+def share_one_cpu() -> Iterator[Callable[[int], None]]:
     """On one processor, which seven others use too: each in a session of its own, as the kernel may share out by session."""
     one = min(os.sched_getaffinity(0))
     burning = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
@@ -369,9 +381,9 @@ def _starve() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize(
     ("slow_down", "cause"),
     [
-        pytest.param(_stop_and_go, "", id="stopped"),
+        pytest.param(pause_repeatedly, "", id="stopped"),
         pytest.param(
-            _starve,
+            share_one_cpu,
             "it may use 1 of its host's processors",
             id="starved",
             marks=pytest.mark.skipif(
@@ -388,10 +400,10 @@ def test_slowed_real_rank_is_reported(
     (tmp_path / "request.json").write_text(json.dumps(wanted))
     with slow_down() as begin:
         started = ranks.start("agent.benchmarks", "--request", "request.json", work=tmp_path, ranks=RANKS)
-        begin(_when_it_steps(tmp_path, started.processes[SLOW]))
+        begin(wait_for_timed_steps(tmp_path, started.processes[SLOW]))
         assert started.wait() == [0] * RANKS, (tmp_path / f"rank{SLOW}.log").read_text()
-    of = plan("h1", "h2", gpu_count=RANKS, device="cpu")
-    records = builders.records(of, "h1")
+    plan = straggler_plan("h1", "h2", gpu_count=RANKS, device="cpu")
+    records = builders.records(plan, "h1")
     ended = tuple(Rank(rank=rank, local_rank=rank, phase="end", exit_code=0, log_tail="") for rank in range(RANKS))
     alone = replace(
         records[0],
@@ -399,16 +411,16 @@ def test_slowed_real_rank_is_reported(
         launches=(replace(builders.launch("benchmark", ("h1",)), ranks=ended),),
     )
     pack = Pack(name="test", gpu_names=(), criteria=(LIMIT,), chosen=True)
-    verdicts = judged(of, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
+    verdicts = judged(plan, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
     assert len(verdicts) == RANKS
-    assert named(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
+    assert failed_ranks(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
     (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
     assert result.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
     assert "the others wait" in result.reason
     assert cause in result.reason
 
 
-def _when_it_steps(work: Path, rank: BaseProcess) -> int:
+def wait_for_timed_steps(work: Path, rank: BaseProcess) -> int:
     """The process of the rank to be slowed, once its steps are timed."""
     state = work / f"rank{SLOW}.state.json"
     while rank.is_alive():

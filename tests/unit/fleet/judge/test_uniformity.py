@@ -30,13 +30,13 @@ OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
 
 
-def plan(*hosts: str, **variables: Any) -> Plan:
+def uniform_plan(*hosts: str, **variables: Any) -> Plan:
     return builders.plan(
         *hosts, **({"rackproof_gang": "all"} if len(hosts) > 1 else {"rackproof_gang": "none"}) | variables
     )
 
 
-def with_readings(left: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
+def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
     """The evidence with one more snapshot: name -> scope -> value, or (status, reason)."""
     metrics = tuple(
         Metric(
@@ -48,170 +48,171 @@ def with_readings(left: Evidence, readings: Mapping[str, Mapping[str, Any]], uni
         for name, positions in readings.items()
     )
     taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
-    return builders.with_snapshot(left, taken)
+    return builders.with_snapshot(evidence, taken)
 
 
-def fleet(made: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
+def fleet(plan: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
     """Hosts of which each tells `name`: one value for the host, or {scope: value}."""
-    evidence = builders.evidence(made)
+    evidence = builders.evidence(plan)
     for host, value in values.items():
         positions = value if isinstance(value, dict) else {"host": value}
         evidence[host] = with_readings(evidence[host], {name: positions}, unit)
     return evidence
 
 
-def verdicts(made: Plan, evidence: Mapping[str, Evidence], *more: Pack) -> list[Verdict]:
-    all_verdicts = judge(made, evidence, (PACK, *more))
+def uniformity_verdicts(plan: Plan, evidence: Mapping[str, Evidence], *more: Pack) -> list[Verdict]:
+    verdicts = judge(plan, evidence, (PACK, *more))
     return [
         item
-        for item in all_verdicts
+        for item in verdicts
         if item.criterion.startswith("uniform") and item.criterion != "uniform-launch-software"
     ]
 
 
-def summarized(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
-    return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
+def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.verdict, item.reason) for item in verdicts if item.verdict != PASS]
 
 
 def test_differing_host_fails_and_the_others_pass() -> None:
-    made = plan(*FOUR)
-    all_verdicts = verdicts(
-        made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
+    plan = uniform_plan(*FOUR)
+    verdicts = uniformity_verdicts(
+        plan, fleet(plan, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
     )
-    assert summarized(all_verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
-    (bad,) = [item for item in all_verdicts if item.verdict == FAIL]
+    assert summarized(verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
+    (bad,) = [item for item in verdicts if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
     assert bad.detail.endswith(REMEDY), "where found and wanted have columns of their own"
-    assert {item.reason for item in all_verdicts if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
+    assert {item.reason for item in verdicts if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
 
 
 @pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), ("h1", "h3")])
 def test_different_values_are_printed_differently(hosts: tuple[str, ...]) -> None:
     pack = replace(PACK, criteria=(replace(PACK.criteria[0], id="size", name="host.memory.total", unit="B"),))
     sizes = {"h1": 2164194971648, "h2": 2164194971648, "h3": 2164194967552}
-    made = plan(*hosts)
-    all_verdicts = judge(
-        made, fleet(made, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,)
-    )
-    (reason,) = (item.reason for item in all_verdicts if item.criterion == "size" and item.host == "h3")
+    plan = uniform_plan(*hosts)
+    verdicts = judge(plan, fleet(plan, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,))
+    (reason,) = (item.reason for item in verdicts if item.criterion == "size" and item.host == "h3")
     assert {"1.96832386032 TiB", "1.96832385659 TiB"} == set(re.findall(r"1\.968\d+ TiB", reason))
 
 
 def test_equal_hosts_pass() -> None:
-    made = plan(*FOUR)
-    all_verdicts = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
-    assert [item.reason for item in all_verdicts] == ["found 580.159.04, as on all 4 hosts"] * 4
-    assert {item.verdict for item in all_verdicts} == {PASS}
+    plan = uniform_plan(*FOUR)
+    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
+    assert [item.reason for item in verdicts] == ["found 580.159.04, as on all 4 hosts"] * 4
+    assert {item.verdict for item in verdicts} == {PASS}
 
 
 def test_differing_gpu_fails_with_its_serial() -> None:
-    made = plan(*FOUR)
+    plan = uniform_plan(*FOUR)
     alike = {"gpu=0": NEW, "gpu=1": NEW}
-    all_verdicts = verdicts(
-        made, fleet(made, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
+    verdicts = uniformity_verdicts(
+        plan, fleet(plan, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
     )
-    assert summarized(all_verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
-    assert [item.serial for item in all_verdicts if item.verdict == FAIL] == ["h2-1"]
+    assert summarized(verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
+    assert [item.serial for item in verdicts if item.verdict == FAIL] == ["h2-1"]
 
 
 def test_both_sides_of_a_tie_fail() -> None:
-    made = plan("h1", "h2")
-    all_verdicts = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
+    plan = uniform_plan("h1", "h2")
+    verdicts = uniformity_verdicts(plan, fleet(plan, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
     why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
-    assert summarized(all_verdicts) == [
+    assert summarized(verdicts) == [
         ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
         ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
     ]
-    assert {item.limit for item in all_verdicts} == {None}
+    assert {item.limit for item in verdicts} == {None}
 
 
 def test_most_common_value_is_the_reference_even_below_half() -> None:
-    made = plan(*FOUR)
-    all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
-    assert [(host, verdict) for host, _, verdict, _ in summarized(all_verdicts)] == [("h3", FAIL), ("h4", FAIL)]
+    plan = uniform_plan(*FOUR)
+    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
+    assert [(host, verdict) for host, _, verdict, _ in summarized(verdicts)] == [("h3", FAIL), ("h4", FAIL)]
 
 
 def test_single_host_has_no_comparison() -> None:
-    made = plan("h1")
-    assert verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"})) == []
+    plan = uniform_plan("h1")
+    assert uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "580.159.04"})) == []
 
 
 def test_gpus_of_one_host_are_compared_with_each_other() -> None:
-    made = plan("h1", gpu_count=4)
+    plan = uniform_plan("h1", gpu_count=4)
     values = {f"gpu={index}": 700.0 if index < 3 else 650.0 for index in range(4)}
-    all_verdicts = verdicts(made, fleet(made, "gpu.power_limit_default", {"h1": values}, unit="W"))
-    assert summarized(all_verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
+    verdicts = uniformity_verdicts(plan, fleet(plan, "gpu.power_limit_default", {"h1": values}, unit="W"))
+    assert summarized(verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
 
 
 def test_each_gang_is_compared_separately() -> None:
-    made = builders.plan(*FOUR, profile="smoke")
-    hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in made.hosts)
-    made = replace(made, hosts=hosts)
+    plan = builders.plan(*FOUR, profile="smoke")
+    hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in plan.hosts)
+    plan = replace(plan, hosts=hosts)
     values = {"h1": "a", "h2": "a", "h3": "b", "h4": "b"}
-    assert summarized(verdicts(made, fleet(made, "driver.version", values))) == []
-    assert len(summarized(verdicts(made, fleet(made, "driver.version", values | {"h2": "b"})))) == 2
+    assert summarized(uniformity_verdicts(plan, fleet(plan, "driver.version", values))) == []
+    assert len(summarized(uniformity_verdicts(plan, fleet(plan, "driver.version", values | {"h2": "b"})))) == 2
 
 
 def test_gpu_models_are_compared_separately() -> None:
-    made = plan(*FOUR)
+    plan = uniform_plan(*FOUR)
     values = {
         host: {"gpu=0": OLD if host in ("h1", "h2") else NEW, "gpu=1": OLD if host in ("h1", "h2") else NEW}
         for host in FOUR
     }
-    evidence = fleet(made, "gpu.vbios_version", values)
+    evidence = fleet(plan, "gpu.vbios_version", values)
     for host in ("h1", "h2"):
         other = tuple(
             replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100") for gpu in record.gpus))
             for record in evidence[host].records
         )
         evidence[host] = replace(evidence[host], records=other)
-    made = replace(made, hosts=tuple(replace(host, gpu_model="h200-sxm") for host in made.hosts))
-    assert summarized(verdicts(made, evidence)) == []
+    plan = replace(plan, hosts=tuple(replace(host, gpu_model="h200-sxm") for host in plan.hosts))
+    assert summarized(uniformity_verdicts(plan, evidence)) == []
 
 
 def test_adapters_are_compared_by_name() -> None:
-    made = plan("h1", "h2", "h3")
+    plan = uniform_plan("h1", "h2", "h3")
     alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
     values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
-    all_verdicts = verdicts(made, fleet(made, "infiniband.hca.firmware_version", values))
-    assert summarized(all_verdicts) == [
+    verdicts = uniformity_verdicts(plan, fleet(plan, "infiniband.hca.firmware_version", values))
+    assert summarized(verdicts) == [
         ("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")
     ]
 
 
 @pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
 def test_host_with_an_unreadable_version_is_inconclusive(lost: tuple[str, str]) -> None:
-    made = plan("h1", "h2")
-    all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04", "h2": lost}))
-    assert summarized(all_verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
+    plan = uniform_plan("h1", "h2")
+    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "580.159.04", "h2": lost}))
+    assert summarized(verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
 
 
 def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
-    made = plan("h1", "h2")
-    all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
-    assert summarized(all_verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
+    plan = uniform_plan("h1", "h2")
+    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "580.159.04"}))
+    assert summarized(verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
 def test_unsupported_reading_is_ignored_if_optional() -> None:
-    made = plan("h1", "h2")
+    plan = uniform_plan("h1", "h2")
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
-    assert summarized(verdicts(made, fleet(made, "gpu.vbios_version", values))) == []
+    assert summarized(uniformity_verdicts(plan, fleet(plan, "gpu.vbios_version", values))) == []
     values["h1"]["gpu=1"] = ("error", "the GPU is lost")
-    all_verdicts = summarized(verdicts(made, fleet(made, "gpu.vbios_version", values)))
-    assert all_verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
+    verdicts = summarized(uniformity_verdicts(plan, fleet(plan, "gpu.vbios_version", values)))
+    assert verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
 
 
 def test_last_value_of_a_number_is_compared() -> None:
     """What a cpuset or a regulator took back is no difference between hosts."""
-    made = plan("h1", "h2")
-    evidence = fleet(made, "host.cpu.count", {"h1": 192, "h2": 96})
-    evidence = {host: with_readings(left, {"host.cpu.count": {"host": 192}}) for host, left in evidence.items()}
-    assert {item.verdict for item in verdicts(made, evidence)} == {PASS}
+    plan = uniform_plan("h1", "h2")
+    evidence = fleet(plan, "host.cpu.count", {"h1": 192, "h2": 96})
+    evidence = {
+        host: with_readings(host_evidence, {"host.cpu.count": {"host": 192}})
+        for host, host_evidence in evidence.items()
+    }
+    assert {item.verdict for item in uniformity_verdicts(plan, evidence)} == {PASS}
 
 
 def test_version_that_changed_during_the_run_fails() -> None:
-    made = plan("h1", "h2", "h3")
-    evidence = fleet(made, "driver.version", dict.fromkeys(("h1", "h2", "h3"), "550.90.07"))
+    plan = uniform_plan("h1", "h2", "h3")
+    evidence = fleet(plan, "driver.version", dict.fromkeys(("h1", "h2", "h3"), "550.90.07"))
     for host in ("h1", "h2", "h3"):
         first, *rest = evidence[host].records
         early = Metric(name="driver.version", unit="1", values={"host": "550.90.07" if host == "h1" else "580.1"})
@@ -221,25 +222,28 @@ def test_version_that_changed_during_the_run_fails() -> None:
         )
         evidence[host] = replace(evidence[host], records=(replace(first, snapshots=taken), *rest))
     reason = "found 580.1, 3 of 3 hosts have 550.90.07; it changed during the run: measure again"
-    assert [(host, why) for host, _, _, why in summarized(verdicts(made, evidence))] == [("h2", reason), ("h3", reason)]
+    assert [(host, why) for host, _, _, why in summarized(uniformity_verdicts(plan, evidence))] == [
+        ("h2", reason),
+        ("h3", reason),
+    ]
 
 
 @pytest.mark.parametrize("component", ["torch", "cuda", "nccl", "cudnn"])
 def test_rank_software_is_compared(component: str) -> None:
-    made = plan("h1", "h2", "h3")
-    evidence = builders.evidence(made)
+    plan = uniform_plan("h1", "h2", "h3")
+    evidence = builders.evidence(plan)
     for host in evidence:
         version = "9" if host == "h2" else "2"
         changed = tuple(
             replace(item, software={**item.software, component: version}) for item in evidence[host].records
         )
         evidence[host] = replace(evidence[host], records=changed)
-    all_verdicts = [item for item in judge(made, evidence, (PACK,)) if item.name == f"launch.{component}"]
-    assert [(item.host, item.verdict) for item in all_verdicts] == [("h1", PASS), ("h2", FAIL), ("h3", PASS)]
-    assert all_verdicts[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
+    verdicts = [item for item in judge(plan, evidence, (PACK,)) if item.name == f"launch.{component}"]
+    assert [(item.host, item.verdict) for item in verdicts] == [("h1", PASS), ("h2", FAIL), ("h3", PASS)]
+    assert verdicts[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
 
 
-def test_shipped_packs_do_not_compare_memory_and_ecc() -> None:
+def test_uniformity_pack_does_not_compare_memory_and_ecc() -> None:
     """Memory differs by bytes between healthy hosts, and ECC has a criterion of its own."""
     names = {item.name for item in PACK.criteria}
     assert not names & {"host.memory.total", "gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
@@ -261,17 +265,17 @@ def mixed(path: Path, **over: Any) -> Pack:
 
 
 def test_site_pack_disables_a_comparison_by_id(tmp_path: Path) -> None:
-    made = plan("h1", "h2")
-    evidence = fleet(made, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
-    assert len(summarized(verdicts(made, evidence))) == 2
-    assert verdicts(made, evidence, mixed(tmp_path / "mixed.yml")) == []
+    plan = uniform_plan("h1", "h2")
+    evidence = fleet(plan, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
+    assert len(summarized(uniformity_verdicts(plan, evidence))) == 2
+    assert uniformity_verdicts(plan, evidence, mixed(tmp_path / "mixed.yml")) == []
 
 
 def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
-    made = plan("h1", "h2")
+    plan = uniform_plan("h1", "h2")
     pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
-    all_verdicts = summarized(verdicts(made, builders.evidence(made), pack))
-    assert [reason for *_, reason in all_verdicts] == ["no observation matches this criterion"] * 2
+    verdicts = summarized(uniformity_verdicts(plan, builders.evidence(plan), pack))
+    assert [reason for *_, reason in verdicts] == ["no observation matches this criterion"] * 2
 
 
 @pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
@@ -285,8 +289,8 @@ def host_report(host: HostReport, number: int, **software: str) -> HostReport:
 
 
 def matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component], str, str]:
-    made = plan("h1", "h2")
-    report = merge(made, builders.evidence(made), (PACK,))
+    plan = uniform_plan("h1", "h2")
+    report = merge(plan, builders.evidence(plan), (PACK,))
     report = replace(
         report,
         hosts=tuple(host_report(report.hosts[0], number, **software) for number, software in enumerate(summarized)),
@@ -336,8 +340,8 @@ def test_matrix_counts_hosts_without_a_version() -> None:
 
 
 def test_report_has_collected_and_compared_versions() -> None:
-    made = plan("h1", "h2")
-    evidence = builders.evidence(made)
+    plan = uniform_plan("h1", "h2")
+    evidence = builders.evidence(plan)
     readings = {
         "driver.version": {"host": "580.159.04"},
         "gpu.vbios_version": {"gpu=0": NEW, "gpu=1": OLD},
@@ -347,7 +351,7 @@ def test_report_has_collected_and_compared_versions() -> None:
         "host.cpu.count": {"host": 192},
     }
     evidence["h1"] = with_readings(evidence["h1"], readings)
-    first, second = merge(made, evidence, (PACK,)).hosts
+    first, second = merge(plan, evidence, (PACK,)).hosts
     assert first.software == {
         "torch": "2.11.0",
         "nccl": "2.28.9",
