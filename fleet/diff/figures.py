@@ -66,7 +66,7 @@ class _Noise:
 
     share: float
     basis: str
-    """Where the noise is known from."""
+    """The source of `share`: a criterion, or the runs that were measured."""
     is_judged: bool
     """Whether a criterion defines it, so that a larger change is a regression or an improvement."""
     is_clear: bool = True

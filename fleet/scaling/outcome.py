@@ -125,9 +125,9 @@ def evaluate_study(plan: Plan, evidence: Mapping[str, Evidence], *, price: float
         hours=hours,
         cost=sum(row.cost or 0.0 for row in rows) if host_hour else None,
         stopped=stopped,
-        gpus=tuple(sorted({gpu.name for of_host in evidence.values() for gpu in of_host.gpus()})),
+        gpus=tuple(sorted({gpu.name for host_evidence in evidence.values() for gpu in host_evidence.gpus()})),
         software=tuple(
-            sorted({" ".join(item) for of_host in evidence.values() for item in of_host.software().items()})
+            sorted({" ".join(item) for host_evidence in evidence.values() for item in host_evidence.software().items()})
         ),
     )
 
@@ -150,8 +150,8 @@ def next_cell(plan: Plan, evidence: Mapping[str, Evidence], present: Collection[
 def _launches_by_cell(evidence: Mapping[str, Evidence]) -> dict[int, dict[str, Launch]]:
     """Return the launch as each of its hosts reports it, by cell number and host."""
     launches: dict[int, dict[str, Launch]] = {}
-    for host, of_host in evidence.items():
-        for launch in of_host.launches():
+    for host, host_evidence in evidence.items():
+        for launch in host_evidence.launches():
             if launch.stage == CELL and host in launch.members:
                 launches.setdefault(launch.number, {})[host] = launch
     return launches

@@ -63,9 +63,9 @@ class FaultyHost:
         """Return whether a snapshot was taken before the first launch of the host, when faults under load do not show yet."""
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
-    def set_reading(self, name: str, value: Any, scope: str = "", **when: Any) -> None:
-        """Set a reading to another value; the scope is that of the GPU by default."""
-        for metric in self.metrics(name, **when):
+    def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:
+        """Set a reading to another value in the selected snapshots. The default scope is that of the GPU."""
+        for metric in self.metrics(name, **snapshots):
             metric.setdefault("values", {})[scope or self.scope] = value
             metric.get("absent", {}).pop(scope or self.scope, None)
 
@@ -119,7 +119,7 @@ class Fault:
     of_gpu: bool = True
     """Whether one GPU has the fault; else the whole host."""
     in_gang: Callable[[int], Effect] = lambda _gpu: Effect()
-    """Return the effect on launches of the gang for a GPU."""
+    """From the number of the GPU to the effect on launches of the gang."""
     is_unreachable: bool = False
     """Whether the host takes part in no launch."""
 
@@ -318,7 +318,7 @@ def _bad_memory_word(host: FaultyHost) -> None:
 
 
 def _silent_corruption(host: FaultyHost) -> None:
-    """Return the same wrong bits each time: only the digests of other GPUs differ."""
+    """Compute the same wrong bits each time, so that only a comparison with other GPUs shows the fault."""
     for item in host.observations("digest.value", workload="gemm"):
         item["value"] = item["value"][:-4] + format(int(item["value"][-4:], 16) ^ 0x0100, "04x")
 

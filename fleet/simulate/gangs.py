@@ -72,9 +72,9 @@ def _launch_records(
 ) -> dict[str, Doc]:
     """Return the record of each host for one launch."""
     records = make_records(launch_plan.members, launch_plan.number)
-    ended_by = [host for host in launch_plan.members if host in effects and effects[host][1].ended_by]
-    if ended_by:
-        return _end_launch(plan, records, launch_plan, ended_by[0], *effects[ended_by[0]])
+    ending_hosts = [host for host in launch_plan.members if host in effects and effects[host][1].ended_by]
+    if ending_hosts:
+        return _end_launch(plan, records, launch_plan, ending_hosts[0], *effects[ending_hosts[0]])
     for host, (_, effect) in effects.items():
         if host in launch_plan.members and effect.speed < 1:
             _slow_down(records, host, effect)
@@ -109,8 +109,8 @@ def _end_launch(
                 end_early(launch["timeline"], STOPPED_LAUNCH_S)
             if is_unable and name != host:
                 continue  # its ranks exited normally, without a measurement
-            for item in launch["ranks"]:
-                item |= {"exit_code": 0, "phase": "end"} if is_unable else {"exit_code": None, "phase": phase}
+            for exit_report in launch["ranks"]:
+                exit_report |= {"exit_code": 0, "phase": "end"} if is_unable else {"exit_code": None, "phase": phase}
             launch |= {"outcome": "failed", "reason": text, "culprit": culprit}
     return records
 

@@ -116,20 +116,20 @@ class LiveJudge:
         for _, record in self._records.values():
             if isinstance(record, Record):
                 records[record.host].append(record)
-        evidence = {host: Evidence(records=tuple(of_host)) for host, of_host in records.items()}
+        evidence = {host: Evidence(records=tuple(host_records)) for host, host_records in records.items()}
         failed: dict[str, list[Verdict]] = defaultdict(list)
         for verdict in judge(self._plan, evidence, read_packs(self._plan.criteria)) if evidence else ():
             if verdict.verdict == FAIL:
                 failed[verdict.host].append(verdict)
         slots_by_part = pci_slots(
-            (host, gpu) for host, of_host in records.items() for record in of_host for gpu in record.gpus
+            (host, gpu) for host, host_records in records.items() for record in host_records for gpu in record.gpus
         )
         return LiveFindings(
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
             failed={host: tuple(map(str, reason_lines(verdicts, slots_by_part))) for host, verdicts in failed.items()},
-            outcomes={host: _stage_outcomes(of_host) for host, of_host in records.items()},
+            outcomes={host: _stage_outcomes(host_records) for host, host_records in records.items()},
             problems=tuple(record for _, record in self._records.values() if isinstance(record, str)),
         )
 

@@ -269,11 +269,11 @@ def test_several_runs_are_merged_into_median_and_spread() -> None:
 def test_command_lists_the_changes_and_exits_1_for_regressions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def both(record: Record) -> Record:
+    def with_slow_and_replaced_gpu(record: Record) -> Record:
         return swapped("h2", 1, "S-NEW")(slowed("memory.bandwidth", 0.9, op="copy")(record))
 
     before, same = run_directory(tmp_path / "before"), run_directory(tmp_path / "same")
-    after = run_directory(tmp_path / "after", change=both)
+    after = run_directory(tmp_path / "after", change=with_slow_and_replaced_gpu)
     assert call("diff", before, same) == 0
     assert "run before → same: 2 hosts, 52 of 52 figures compared: nothing changed" in capsys.readouterr().out
     assert call("diff", before, after, "--json") == 1
@@ -287,7 +287,7 @@ def test_command_lists_the_changes_and_exits_1_for_regressions(
 
 
 def test_unmeasured_figures_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def without(record: Record) -> Record:
+    def with_only_stress(record: Record) -> Record:
         return replace(
             record,
             observations=tuple(
@@ -296,12 +296,15 @@ def test_unmeasured_figures_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture
         )
 
     before = run_directory(tmp_path / "before")
-    assert call("diff", before, run_directory(tmp_path / "less", change=without)) == 2
+    assert call("diff", before, run_directory(tmp_path / "less", change=with_only_stress)) == 2
     output = capsys.readouterr().out
     assert "FIGURES GONE: h1: " in output
     assert "earlier figures were not measured this time (host_copy.bandwidth, " in output
     slow = slowed("stress.throughput", 0.5)
-    assert call("diff", before, run_directory(tmp_path / "both", change=lambda record: slow(without(record)))) == 1
+    assert (
+        call("diff", before, run_directory(tmp_path / "both", change=lambda record: slow(with_only_stress(record))))
+        == 1
+    )
     assert call("diff", tmp_path / "less", before) == 0  # additional figures are not a loss
 
 

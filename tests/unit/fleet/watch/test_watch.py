@@ -123,7 +123,7 @@ def stamp(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1e6):06}Z"
 
 
-def states(view: View, stage: str) -> dict[str, str]:
+def states_of(view: View, stage: str) -> dict[str, str]:
     return {host.name: host.cells[stage].state for host in view.hosts}
 
 
@@ -132,16 +132,16 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path).lock()
 
 
-# --- states of the hosts
+# --- states_of of the hosts
 
 
 def test_states_follow_the_events(run: Run) -> None:
     run.start_benchmarks()
     run.add_event("ok", host="h1", rc=0)
     view = run.view()
-    assert states(view, "prepare") == states(view, "inspect") == dict.fromkeys(run.names, DONE)
-    assert states(view, "benchmark") == {"h1": DONE, "h2": RUNNING, "h3": RUNNING}
-    assert states(view, "gang") == dict.fromkeys(run.names, WAITING)
+    assert states_of(view, "prepare") == states_of(view, "inspect") == dict.fromkeys(run.names, DONE)
+    assert states_of(view, "benchmark") == {"h1": DONE, "h2": RUNNING, "h3": RUNNING}
+    assert states_of(view, "gang") == dict.fromkeys(run.names, WAITING)
     assert (view.task, view.pending, view.answered) == (WAIT, ("h2", "h3"), 1)
     left = {host.name: host.remaining_s for host in view.hosts}
     assert left["h1"] is None
@@ -153,7 +153,7 @@ def test_nonzero_exit_code_fails_the_stage_before_the_host_leaves(run: Run) -> N
     run.start_benchmarks().add_event("ok", host="h2", rc=3)
     run.add_event("ok", host="h1", rc=0).add_event("ok", host="h3", rc=0)
     run.task("benchmark : Fetch the record")
-    assert states(run.view(), "benchmark") == {"h1": DONE, "h2": FAILED, "h3": DONE}
+    assert states_of(run.view(), "benchmark") == {"h1": DONE, "h2": FAILED, "h3": DONE}
 
 
 @pytest.mark.parametrize("what", [FAILED, UNREACHABLE])
@@ -162,8 +162,8 @@ def test_failed_host_has_left_before_later_stages(what: str, run: Run) -> None:
     run.add_failure("h2", what, "Connection timed out")
     run.play("Gang", "gang").task("gang : Decide", hosts=["h1", "h3"])
     view = run.view()
-    assert states(view, "benchmark") == {"h1": DONE, "h2": what, "h3": DONE}
-    assert states(view, "gang") == {"h1": RUNNING, "h2": LEFT, "h3": RUNNING}
+    assert states_of(view, "benchmark") == {"h1": DONE, "h2": what, "h3": DONE}
+    assert states_of(view, "gang") == {"h1": RUNNING, "h2": LEFT, "h3": RUNNING}
     trouble = {host.name: host.trouble for host in view.hosts}
     assert trouble == {"h1": "", "h2": f"Connection timed out (at {WAIT})", "h3": ""}
 
@@ -171,7 +171,7 @@ def test_failed_host_has_left_before_later_stages(what: str, run: Run) -> None:
 def test_rescued_host_continues_its_stage(run: Run) -> None:
     run.start_benchmarks().add_event(FAILED, host="h2").task("monitoring : Ask the service why", hosts=["h2"])
     view = run.view()
-    assert states(view, "benchmark")["h2"] == RUNNING
+    assert states_of(view, "benchmark")["h2"] == RUNNING
     assert view.hosts[1].trouble == ""
 
 
@@ -180,12 +180,12 @@ def test_host_skipped_by_the_second_launch_keeps_the_state_of_the_first(run: Run
     run.play("Gang", "gang").task("gang : Run the launch", stage="gang", ok=False)
     run.add_event("ok", host="h1", rc=3).add_event("ok", host="h2", rc=0).add_event("ok", host="h3", rc=0)
     run.task("gang : Run the launch", stage="gang", ok=False).add_event("skipped", host="h1")
-    assert states(run.view(), "gang") == {"h1": FAILED, "h2": RUNNING, "h3": RUNNING}
+    assert states_of(run.view(), "gang") == {"h1": FAILED, "h2": RUNNING, "h3": RUNNING}
 
 
 def test_stopping_the_exporters_does_not_restart_prepare(run: Run) -> None:
     run.start_benchmarks().play("Stop what was started for the run", "monitoring").task("monitoring : End the exporter")
-    assert states(run.view(), "prepare") == dict.fromkeys(run.names, DONE)
+    assert states_of(run.view(), "prepare") == dict.fromkeys(run.names, DONE)
 
 
 def test_running_stages_are_unknown_after_a_kill_until_the_run_is_resumed(run: Run) -> None:
@@ -195,10 +195,10 @@ def test_running_stages_are_unknown_after_a_kill_until_the_run_is_resumed(run: R
     run.start_benchmarks()
     view = run.view()
     assert (view.is_running, view.is_over, view.task) == (False, True, "")
-    assert states(view, "benchmark") == dict.fromkeys(run.names, UNKNOWN)
-    assert states(view, "inspect") == dict.fromkeys(run.names, DONE)
+    assert states_of(view, "benchmark") == dict.fromkeys(run.names, UNKNOWN)
+    assert states_of(view, "inspect") == dict.fromkeys(run.names, DONE)
     run.lock().start_benchmarks()
-    assert states(run.view(), "benchmark") == dict.fromkeys(run.names, RUNNING)
+    assert states_of(run.view(), "benchmark") == dict.fromkeys(run.names, RUNNING)
     assert run.view().attempts == 2
 
 
@@ -217,7 +217,7 @@ def test_host_outside_gangs_has_no_gang_stage(tmp_path: Path) -> None:
     profile = builders.read_profile("standard")
     plan = builders.make_plan(profile, hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
     documents.write(run.directory / "plan.json", json.loads(json.dumps(to_json(plan))))
-    assert states(run.view(), "gang") == {"h1": UNKNOWN, "h2": UNKNOWN, "h3": "none"}
+    assert states_of(run.view(), "gang") == {"h1": UNKNOWN, "h2": UNKNOWN, "h3": "none"}
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def http(body: str, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n\r\n{body}".encode()
 
 
-def targets(run: Run, *addresses: str) -> None:
+def write_targets(run: Run, *addresses: str) -> None:
     groups = [
         {"targets": [address], "labels": {"host": host, "rack": "r1", "run_id": "r1"}}
         for host, address in zip(run.names, addresses, strict=False)
@@ -387,7 +387,7 @@ def targets(run: Run, *addresses: str) -> None:
 def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
     run.start_benchmarks()
     with exporter(http(page())) as address, exporter(http(page(run_id="other"))) as address_of_other_run:
-        targets(run, address, address_of_other_run)
+        write_targets(run, address, address_of_other_run)
         view = run.view(scrape_exporters=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
@@ -413,7 +413,7 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
 def test_progress_is_unknown_if_the_answer_is_not_a_metrics_page(answer: bytes, why: str, run: Run) -> None:
     run.start_benchmarks()
     with exporter(answer) as address:
-        targets(run, address)
+        write_targets(run, address)
         view = run.view(scrape_exporters=True)
     assert view.hosts[0].cells["benchmark"] == replace(view.hosts[0].cells["benchmark"], state=RUNNING, progress=None)
     assert any(why in note or "1 more" in note or "2 more" in note for note in view.notes)
@@ -499,10 +499,10 @@ def test_text_from_hosts_cannot_control_the_terminal(text: str, run: Run) -> Non
     view = replace(view, judged=view.at, task=text, summary=())
     for columns in (40, 200):
         coloured = render(view, columns, 40, colour=True)
-        harmless([ESCAPE.sub("", line) for line in coloured])
+        assert_printable([ESCAPE.sub("", line) for line in coloured])
         assert max(cell_len(ESCAPE.sub("", line)) for line in coloured) <= columns
         assert len(coloured) <= 40
-    harmless([*changes(old, view), *HeartbeatLines(1).due(replace(view, pending=("h1",)))])
+    assert_printable([*changes(old, view), *HeartbeatLines(1).due(replace(view, pending=("h1",)))])
 
 
 def test_markup_from_hosts_is_printed_as_text(run: Run) -> None:
@@ -512,7 +512,7 @@ def test_markup_from_hosts_is_printed_as_text(run: Run) -> None:
     assert f"h2: {markup} (at {WAIT})" in render(run.view(), 200)
 
 
-def harmless(lines: list[str]) -> None:
+def assert_printable(lines: list[str]) -> None:
     for line in lines:
         assert line.isprintable(), repr(line)
 
@@ -633,14 +633,14 @@ def test_directory_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.Capt
     assert rackproof.main(["watch", str(tmp_path), "--every", "0"]) == 64
 
 
-def watching(run: Run, *options: str, **arguments: Any) -> subprocess.Popen[bytes]:
+def start_watch(run: Run, *options: str, **arguments: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run.directory), "--every=0.2", *options]
     return subprocess.Popen([*command, "--no-ask", "--no-judge"], **arguments)
 
 
 def test_log_ends_when_the_lock_is_released(run: Run) -> None:
     run.start_benchmarks()
-    with watching(run, stdout=subprocess.PIPE) as process:
+    with start_watch(run, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert b"run r1: 3 hosts" in process.stdout.readline()
         (run.directory / run_directory.LOCK).unlink()
@@ -658,7 +658,7 @@ class Terminal:
         self.resize(100, 24)
         self.before = termios.tcgetattr(self.main)
         environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
-        self.process = watching(
+        self.process = start_watch(
             run, stdin=secondary, stdout=secondary, stderr=secondary, env=environment, start_new_session=True
         )
         os.close(secondary)
@@ -667,7 +667,7 @@ class Terminal:
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def until(self, wanted: bytes, seconds: float = 15.0) -> bytes:
+    def read_until(self, wanted: bytes, seconds: float = 15.0) -> bytes:
         """Return the output up to and including `wanted`."""
         deadline = time.monotonic() + seconds
         while wanted not in self.unread:
@@ -704,14 +704,14 @@ def terminal(run: Run) -> Iterator[Terminal]:
 def test_screen_is_updated_and_the_terminal_restored_on_signals(
     number: int, code: int, run: Run, terminal: Terminal
 ) -> None:
-    first = terminal.until(b"now: benchmark : Run the benchmarks")
+    first = terminal.read_until(b"now: benchmark : Run the benchmarks")
     assert first.startswith(b"\x1b[?1049h\x1b[H\x1b[?25l")
     run.add_event(FAILED, host="h3")
     run.add_failure("h3", FAILED, "it burns")
-    frame = terminal.until(b"it burns")
+    frame = terminal.read_until(b"it burns")
     assert b"\x1b[?1049h" not in frame  # updated in place
     terminal.resize(60, 10)
-    terminal.until(b"more lines")
+    terminal.read_until(b"more lines")
     terminal.process.send_signal(number)
     rest = terminal.read_to_end()
     assert terminal.process.returncode == code
@@ -721,17 +721,17 @@ def test_screen_is_updated_and_the_terminal_restored_on_signals(
 
 
 def test_terminal_is_restored_while_the_command_is_stopped(terminal: Terminal) -> None:
-    terminal.until(b"now: ")
+    terminal.read_until(b"now: ")
     terminal.process.send_signal(signal.SIGTSTP)
-    terminal.until(b"\x1b[?25h\x1b[?1049l")
+    terminal.read_until(b"\x1b[?25h\x1b[?1049l")
     os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)  # the terminal is restored before the process stops
     terminal.process.send_signal(signal.SIGCONT)
-    terminal.until(b"\x1b[?1049h\x1b[H\x1b[?25l")
-    terminal.until(b"now: ")
+    terminal.read_until(b"\x1b[?1049h\x1b[H\x1b[?25l")
+    terminal.read_until(b"now: ")
 
 
 def test_decision_remains_on_the_terminal_after_the_screen_ends(run: Run, terminal: Terminal) -> None:
-    terminal.until(b"now: ")
+    terminal.read_until(b"now: ")
     for host in run.names:
         run.add_event("ok", host=host, rc=0)
     run.add_event("end")
