@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.judge.baseline import MAX_RELATIVE_SIGMA, READINGS, direction, noise
+from fleet.judge.baseline import MAX_NOISE_MARGIN, READINGS, direction, noise
 from fleet.judge.criteria import Criterion
 from fleet.judge.matching import matches
 from fleet.quantities import apart
@@ -141,7 +141,7 @@ def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
                     share=share,
                     basis=f"{limit.sigmas:g} × its own noise, {source}",
                     is_judged=True,
-                    is_clear=limit.sigmas * own_noise <= MAX_RELATIVE_SIGMA,
+                    is_clear=limit.sigmas * own_noise <= MAX_NOISE_MARGIN,
                 )
             return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", is_judged=True)
     if old.name in READINGS:

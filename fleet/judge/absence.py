@@ -1,4 +1,4 @@
-"""Why an observation has no value, as the kind of the verdict on it."""
+"""Set the kind of a verdict on an observation that was not measured."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from schemas.skips import user_of
 
 
 def with_absence(verdict: Verdict, observation: Observation) -> Verdict:
-    """Return the inconclusive verdict on an observation that was not measured with its kind: the status, or that others use
-    the host.
-    """
+    """Return the inconclusive verdict with its kind: the status of the observation, or `in_use` if others use the host."""
     user = user_of(observation.reason) if observation.status == SKIPPED else ""
     return replace(verdict, kind=VerdictKind.IN_USE if user else observation.status, user=user)

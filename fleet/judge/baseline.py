@@ -1,11 +1,11 @@
-"""What a part showed when it was accepted, as a limit for what it shows now: `vs_baseline`.
+"""Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
-A baseline is settled over the runs in which the part was accepted, so that up to two in five of them may be wrong without
-moving it; how far the others lie apart is its noise, and a limit is never set within it.
+The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five do not move it. The scatter
+of the other runs is the figure's noise. A limit is never closer to the level than this noise.
 
-A record holds of repeated samples their number, extremes, median and coefficient of variation, and not the samples. A distance
-between two distributions (Wasserstein, Kolmogorov-Smirnov, the area between them) cannot be had from that; what can be had, and
-is used, is how far two medians lie apart in standard deviations of what is known of their noise (`noise`).
+A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
+(Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead
+(`noise`).
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from schemas.scopes import HOST, Scope
 CRITERION = "baseline"
 SOURCE = "the record on which the part was accepted"
 MIN_VALUES_FOR_OUTLIERS = 5
-"""With fewer values no outlier can be identified; their median is used, which tolerates one wrong value in three."""
+"""With fewer values no outlier can be identified. Their median tolerates one wrong value in three."""
 MIN_RUNS_FOR_NOISE = 3
-"""Runs from which the noise from run to run is known."""
+"""Fewer runs do not give the noise from run to run."""
 NEAR_FRACTION = 0.01
-"""Share of the value: a run within it of the others is never left out, however close those lie together."""
+"""Fraction of the value: a run this close to the others is never an outlier, even if the others are closer together."""
 OUTLIER_SIGMAS = 5.0
-MAX_RELATIVE_SIGMA = 0.25
-"""Fraction of the level: if the accepted runs scatter more than this, a loss cannot be detected."""
+"""Values farther than this from the middle are outliers."""
+MAX_NOISE_MARGIN = 0.25
+"""Fraction of the level: if the limit would be farther away than this, a loss cannot be detected."""
 MIDDLE_HALF_SIGMAS = 1.349
-"""The middle half of a normal distribution is so many sigmas wide."""
+"""Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
-"""Mean of the standard deviation of so many normal values over sigma (c4)."""
+"""Number of values -> mean of their standard deviation over the true sigma of a normal distribution (c4)."""
 MEDIAN_ERROR_RATIO = 1.2533
-"""Standard error of the median over that of the mean, of many normal values."""
+"""Standard error of the median over that of the mean, for many normal values."""
 CI95_SIGMAS = 1.96
+"""Half width of a 95 % confidence interval."""
 OUTCOME_PARAMS = frozenset(
     {
         *("phase", "algorithm", "protocol", "transport", "nvls", "nccl_log", "moved_bytes", "places", "access", "peak"),
         *("bytes", "free_bytes", "samples_per_second", "cpus_per_rank", "left_out", "repetitions", "devices"),
     }
 )
-"""Parameters that say how a measurement went: no setting by which two figures would differ."""
+"""Parameters that describe the outcome of a measurement. They are not settings, so figures are compared across them."""
 READINGS = {
     "gpu.pcie.generation": 1,
     "gpu.pcie.width": 1,
@@ -58,8 +60,9 @@ READINGS = {
     "infiniband.rate": 1,
     "network.speed": 1,
 }
-"""Readings that a baseline keeps: 1 if more is better (the best of a run counts, since idle links save power), -1 for wear, which
-only grows."""
+"""Readings in a baseline -> 1 if more is better, -1 if less is.
+
+Of link readings the best of a run counts, since idle links save power. Wear (-1) only grows."""
 BASELINE_UNITS = RATE_UNITS | {"W", "Hz", "Cel"}
 BASELINE_NAMES = frozenset(
     {"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"}
@@ -69,24 +72,25 @@ EXCLUDED_NAMES = frozenset({"algbw"})
 
 @dataclass(frozen=True, kw_only=True)
 class RobustLevel:
-    """Several measurements of the same thing, as one."""
+    """The robust level of several measurements of the same figure."""
 
     value: float
     sigma: float
-    """Standard deviation of the values that count; 0 of one."""
+    """Standard deviation of the values without outliers; 0 for a single value."""
     n: int
-    """Values that count."""
+    """Number of values without outliers."""
     left_out: int
+    """Number of outliers."""
 
 
 def robust_level(values: Sequence[float]) -> RobustLevel:
-    """The value that most of `values` speak for; up to 40 % of five and more may be anything at all.
+    """Return the median of `values` without outliers. With five or more values, up to 40 % may be arbitrarily wrong.
 
-    The shortest interval with more than half of the values is where the sound ones are; what lies far from it is left out, and
-    of the rest the median stands. Of fewer than five the median of all stands.
+    The shortest interval with more than half of the values gives the middle and the scatter. Values far from the middle are
+    outliers. Fewer than five values give the median of all.
 
     Raises:
-        ValueError: there are none, or one that is not finite.
+        ValueError: `values` is empty, or a value is not finite.
     """
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"no level: the values are empty or not finite: {list(values)[:5]}")
@@ -94,9 +98,7 @@ def robust_level(values: Sequence[float]) -> RobustLevel:
     near = ordered
     if len(ordered) >= MIN_VALUES_FOR_OUTLIERS:
         size = len(ordered) // 2 + 1
-        first = min(
-            range(len(ordered) - size + 1), key=lambda scope_key: ordered[scope_key + size - 1] - ordered[scope_key]
-        )
+        first = min(range(len(ordered) - size + 1), key=lambda start: ordered[start + size - 1] - ordered[start])
         half = ordered[first : first + size]
         middle = statistics.median(half)
         reach = max(OUTLIER_SIGMAS * (half[-1] - half[0]) / MIDDLE_HALF_SIGMAS, NEAR_FRACTION * abs(middle))
@@ -110,12 +112,12 @@ def robust_level(values: Sequence[float]) -> RobustLevel:
 
 
 def small_sample_sigma(values: Sequence[float]) -> float:
-    """Standard deviation of values from which the outliers are gone; of few, made as much larger as few may fall short."""
+    """Return the standard deviation of values without outliers, corrected for the bias of few values; 0 for fewer than two."""
     return statistics.stdev(values) / STDEV_BIAS.get(len(values), 1.0) if len(values) > 1 else 0.0
 
 
 def precision(samples: Samples | None) -> float | None:
-    """Standard error of a median over the median, from what a record holds of its samples; None of one sample."""
+    """Return the relative standard error of a median, from the summary of its samples; None for fewer than two samples."""
     if samples is None or samples.n < 2:
         return None
     if samples.precision is not None:
@@ -126,7 +128,7 @@ def precision(samples: Samples | None) -> float | None:
 def level_of(
     name: str, unit: str, stage: str, within: str, params: dict[str, Value], values: dict[str, float]
 ) -> Level:
-    """The level of a figure over the runs that have it."""
+    """Return the level of a figure; `values` maps each accepted run to its value."""
     result = robust_level(list(values.values()))
     known = result.n >= MIN_RUNS_FOR_NOISE and result.value
     return Level(
@@ -143,16 +145,16 @@ def level_of(
 
 
 def noise(level: Level) -> float:
-    """Standard deviation, over the value, of one more measurement against the level, as far as it is known; else 0.
+    """Return the relative standard deviation of a new measurement around the level; 0 if it is not known.
 
-    It is that of the part when it was accepted: one that scatters more since is not excused by it.
+    Only the accepted runs count: if a part scatters more since then, its limit does not become more lenient.
     """
     sigma = (level.sigma or 0.0) * math.sqrt(1 + 1 / max(1, len(level.values) - level.left_out))
     return math.hypot(sigma, level.precision or 0.0)
 
 
 def direction(name: str, unit: str) -> int:
-    """1 where more of it is better, -1 where less is, 0 where neither is said."""
+    """Return 1 if more is better, -1 if less is, 0 if neither is known."""
     last = name.rpartition(".")[2]
     if name in READINGS:
         return READINGS[name]
@@ -162,7 +164,7 @@ def direction(name: str, unit: str) -> int:
 
 
 def is_baseline_figure(observation: Observation) -> bool:
-    """Whether a baseline keeps it: how fast a part is, what it draws, how its links stand."""
+    """Return whether a baseline includes the observation: speed, power, clock, temperature, state of links, wear."""
     if (
         observation.status != MEASURED
         or isinstance(observation.value, bool)
@@ -180,7 +182,10 @@ def is_baseline_figure(observation: Observation) -> bool:
 
 
 def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
-    """The serial of the GPU that a scope begins with, empty where it is the host's, and the place within the part."""
+    """Return the serial of the GPU that a scope begins with (empty for the host), and the rest of the scope.
+
+    Peers are identified by serial, so that the result does not depend on GPU indexes.
+    """
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
     if gpu is None or not identity(gpu):
@@ -190,78 +195,83 @@ def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
 
 
 def identity(gpu: Gpu) -> str:
-    """Its serial; the UUID of a part that has none."""
+    """Return the serial of a GPU, or its UUID if it has no serial."""
     return gpu.serial.strip() or gpu.uuid.strip()
 
 
-def comparison_key(observations: Observation, within: str) -> Key:
-    """What an observation is compared by."""
-    stage = "" if "phase" in observations.params else observations.stage
-    return observations.name, stage, within, tuple(sorted(settings(observations).items()))
+def comparison_key(observation: Observation, within: str) -> Key:
+    """Return the key that two observations must share to be compared; readings of all stages share one."""
+    stage = "" if "phase" in observation.params else observation.stage
+    return observation.name, stage, within, tuple(sorted(settings(observation).items()))
 
 
 def settings(observation: Observation) -> dict[str, Value]:
-    """The parameters that are settings: the message size of pairs is none, being smaller where a pair is too slow for it."""
+    """Return the parameters that are settings.
+
+    The message size of pairs is not one: a slow pair is measured with smaller messages.
+    """
     outcomes = OUTCOME_PARAMS | {"size_bytes"} if observation.name.startswith("pairs.") else OUTCOME_PARAMS
     return {key: value for key, value in observation.params.items() if key not in outcomes}
 
 
 class AcceptedRecord:
-    """The accepted record of one host, in the form in which the judge asks for it."""
+    """The accepted levels of one host, looked up by observation."""
 
-    def __init__(self, left: HostBaseline | None, gpus: Sequence[Gpu]) -> None:
+    def __init__(self, baseline: HostBaseline | None, gpus: Sequence[Gpu]) -> None:
         self._gpus = {f"gpu={gpu.index}": gpu for gpu in gpus}
         self._levels: dict[str, dict[Key, Level]] = {}
-        for serial, kept in (("", left.host if left else None), *(left.gpus.items() if left else ())):
-            if kept:
-                self._levels[serial] = {level.key: level for level in kept.figures}
+        host = baseline.host if baseline else None
+        for serial, part in (("", host), *(baseline.gpus.items() if baseline else ())):
+            if part:
+                self._levels[serial] = {level.key: level for level in part.figures}
 
     def level(self, observation: Observation) -> Level | None:
-        """What the same part showed of the same figure; None where its accepted record does not say, or there is none."""
+        """Return the accepted level of the same figure of the same part; None if there is none."""
         serial, within = part_of_scope(self._gpus, observation.scope)
         return self._levels.get(serial, {}).get(comparison_key(observation, within))
 
     def part(self, scope: str) -> str:
-        """The serial of the GPU that a scope begins with; empty for the host."""
+        """Return the serial of the GPU that a scope begins with; empty for the host."""
         return part_of_scope(self._gpus, scope)[0]
 
     def has(self, scope: str) -> bool:
-        """Whether the part that a scope begins with has an accepted record."""
+        """Return whether the part that a scope begins with has an accepted record."""
         return part_of_scope(self._gpus, scope)[0] in self._levels
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
-    """Return the limit by the accepted figure, and its source; None if its noise is too large to detect a loss.
+    """Return the limit by the accepted level, and its explanation; None if the noise is too large to detect a loss.
 
-    It is as far from the level as the criterion says, or farther if the figure's own noise is larger. A criterion with the
-    fraction 1 uses the noise alone, and judges nothing if that is unknown.
+    The distance from the level is the criterion's, or the figure's own noise if that is larger. A criterion with fraction 1 uses
+    the noise alone, and gives no limit if the noise is unknown.
     """
-    asked = criterion.baseline
-    if asked is None:
+    rule = criterion.baseline
+    if rule is None:
         raise ValueError(f"criterion {criterion.id} compares with no baseline")
-    if asked.change is not None:
-        return level.value + asked.change, _origin(level, f"changed by {asked.change:+g} at most")
-    scatter = asked.sigmas * noise(level)
-    if scatter > max(MAX_RELATIVE_SIGMA, abs(1 - asked.fraction)) or (
-        asked.fraction == 1 and not scatter and level.unit != "1"
-    ):
+    if rule.change is not None:
+        return level.value + rule.change, _explain_limit(level, f"changed by {rule.change:+g} at most")
+    margin = rule.sigmas * noise(level)
+    is_noise_unknown = rule.fraction == 1 and not margin and level.unit != "1"
+    if margin > max(MAX_NOISE_MARGIN, abs(1 - rule.fraction)) or is_noise_unknown:
         return None
-    lower = criterion.operator in FLOORS
-    share = min(asked.fraction, 1 - scatter) if lower else max(asked.fraction, 1 + scatter)
-    by = f"{share * 100:.4g} % of it"
-    if share != asked.fraction:
-        by += f", for its own noise ({asked.sigmas:g} sigma) is more than {abs(1 - asked.fraction) * 100:.3g} %"
-    return share * level.value, _origin(level, by)
+    is_floor = criterion.operator in FLOORS
+    share = min(rule.fraction, 1 - margin) if is_floor else max(rule.fraction, 1 + margin)
+    text = f"{share * 100:.4g} % of it"
+    if share != rule.fraction:
+        text += f", for its own noise ({rule.sigmas:g} sigma) is more than {abs(1 - rule.fraction) * 100:.3g} %"
+    return share * level.value, _explain_limit(level, text)
 
 
-def _origin(level: Level, by: str) -> str:
+def _explain_limit(level: Level, text: str) -> str:
     runs = f"{len(level.values)} accepted runs" if len(level.values) != 1 else "the accepted run"
-    out = f", {level.left_out} of them left out" if level.left_out else ""
-    return f"{by}; {quantity(level.value, level.unit)} in {runs}{out}"
+    outliers = f", {level.left_out} of them left out" if level.left_out else ""
+    return f"{text}; {quantity(level.value, level.unit)} in {runs}{outliers}"
 
 
 def too_noisy_reason(level: Level) -> str:
-    """Return why the baseline cannot judge."""
+    """Return why the baseline gives no limit."""
     if not noise(level):
-        return "the noise of the accepted figure is not known (three accepted runs tell it), and the criterion goes by that alone"
-    return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): no loss can be told from their noise"
+        return (
+            "the noise of the accepted figure is not known (it needs three accepted runs), and the limit depends on it"
+        )
+    return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"

@@ -1,4 +1,4 @@
-"""By how much a counter rose over the run, and in which stage.
+"""Compute by how much a counter rose over the run, and in which stage.
 
 A counter that is lower than before was reset (the driver was reloaded, or the part was reset). The new value is added to the old
 one; increments between the last reading and the reset are lost.
@@ -15,71 +15,74 @@ from fleet.quantities import quantity
 from schemas.records import Observation, Value
 
 NEWEST = ".last_seen"
-"""Last part of the names of timestamps of the newest event: they fall when the log is truncated, which is no reset."""
+"""Name suffix of timestamps of the newest event. They fall when the log is truncated, which is not a reset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What became of one counter from the first snapshot to the last."""
+    """How one counter changed from the first snapshot to the last."""
 
     total: Value
-    """What it rose by; what was read in place of a number, with which no limit agrees."""
-    seen: Observation
-    """The reading by which most of that had come, or by which the newest event had."""
+    """The increase; if a reading is not a number, that reading, which no limit accepts."""
+    reading: Observation
+    """The reading at the end of the largest increase, or with the newest event."""
     stage: str
-    """The stage in which it came; empty where that was before a stage began, or never."""
+    """The stage of that increase; empty if it happened before a stage began, or not at all."""
     where: str
     """`3 in stage gang, 0 in stage benchmark`; `the newest at an uptime of 5000 s, in stage gang`."""
-    fell: str
-    """Where it was found lower than before, and by how much; empty where it was not."""
+    drop: str
+    """Stage and size of the first decrease; empty if there was none."""
 
 
-def change(observation: Sequence[Observation]) -> Change:
-    """The change over readings of one counter, at least two, in the order in which they were made."""
-    if none := _no_number(observation):
-        return Change(total=none.value, seen=none, stage=none.stage, where=f"no number {_place(none)}", fell="")
-    if observation[0].name.endswith(NEWEST):
-        observation = _remembered(observation)
-    steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(observation)]
+def change(readings: Sequence[Observation]) -> Change:
+    """Return the change over at least two readings of one counter, in the order of time."""
+    if bad := _non_numeric(readings):
+        return Change(total=bad.value, reading=bad, stage=bad.stage, where=f"no number {_when(bad)}", drop="")
+    if readings[0].name.endswith(NEWEST):
+        readings = _running_maximum(readings)
+    steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(readings)]
     rises: dict[str, float] = {}
     for rise, _, later in steps:
-        rises[_place(later)] = rises.get(_place(later), 0) + rise
+        rises[_when(later)] = rises.get(_when(later), 0) + rise
     newer = [step for step in steps if step[0] > 0]
-    if observation[0].name.endswith(NEWEST) and newer:
+    if readings[0].name.endswith(NEWEST) and newer:
         _, earlier, chosen = newer[-1]
-        most = _place(chosen)
+        most = _when(chosen)
     else:
-        most = max(rises, key=lambda scope_key: rises[scope_key])
-        _, earlier, chosen = max((step for step in steps if _place(step[2]) == most), key=lambda step: step[0])
+        most = max(rises, key=lambda when: rises[when])
+        _, earlier, chosen = max((step for step in steps if _when(step[2]) == most), key=lambda step: step[0])
     total = sum(rise for rise, _, _ in steps)
     return Change(
         total=total,
-        seen=chosen,
+        reading=chosen,
         stage="" if _is_before(chosen) or not total else chosen.stage,
         where=_where(rises, most, earlier, chosen),
-        fell=next((_fell(earlier, later) for _, earlier, later in steps if _began_anew(earlier, later)), ""),
+        drop=next((_drop(earlier, later) for _, earlier, later in steps if _was_reset(earlier, later)), ""),
     )
 
 
-def _remembered(observation: Sequence[Observation]) -> list[Observation]:
-    """An event that one look no longer finds, and the next finds in another log, did not happen again."""
-    latest = itertools.accumulate((number(item.value) for item in observation), max)
-    return [replace(item, value=value) for item, value in zip(observation, latest, strict=True)]
+def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
+    """Return the readings, each with the largest value so far.
+
+    An event may be missing in one reading and be found in another log by the next: it did not happen again.
+    """
+    latest = itertools.accumulate((number(item.value) for item in readings), max)
+    return [replace(item, value=value) for item, value in zip(readings, latest, strict=True)]
 
 
-def net_change(observation: Sequence[Observation]) -> Value:
-    """The last reading less the first; what was read in place of a number."""
-    if none := _no_number(observation):
-        return none.value
-    return number(observation[-1].value) - number(observation[0].value)
+def net_change(readings: Sequence[Observation]) -> Value:
+    """Return the last reading minus the first; if a reading is not a number, that reading."""
+    if bad := _non_numeric(readings):
+        return bad.value
+    return number(readings[-1].value) - number(readings[0].value)
 
 
-def _no_number(observation: Sequence[Observation]) -> Observation | None:
-    return next((item for item in observation if math.isnan(number(item.value))), None)
+def _non_numeric(readings: Sequence[Observation]) -> Observation | None:
+    return next((item for item in readings if math.isnan(number(item.value))), None)
 
 
 def number(value: Value) -> float:
-    """The value as a float; NaN, against which nothing holds, where it is none."""
+    """Return the value as a float; NaN, which satisfies no limit, if it is not a number."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -87,19 +90,19 @@ def _rise(earlier: Observation, later: Observation) -> float:
     before, after = number(earlier.value), number(later.value)
     if after >= before:
         return after - before
-    return max(after, 0.0) if _began_anew(earlier, later) else 0.0
+    return max(after, 0.0) if _was_reset(earlier, later) else 0.0
 
 
-def _began_anew(earlier: Observation, later: Observation) -> bool:
+def _was_reset(earlier: Observation, later: Observation) -> bool:
     return number(later.value) < number(earlier.value) and not later.name.endswith(NEWEST)
 
 
 def _is_before(later: Observation) -> bool:
-    """What came by a stage's first snapshot came before the stage."""
+    """Return whether the reading is from the first snapshot of a stage: its increase happened before the stage."""
     return later.params.get("phase") == "before"
 
 
-def _place(later: Observation) -> str:
+def _when(later: Observation) -> str:
     return f"{'before' if _is_before(later) else 'in'} stage {later.stage}"
 
 
@@ -109,13 +112,9 @@ def _where(rises: Mapping[str, float], most: str, earlier: Observation, chosen: 
     between = f" between its snapshots {phases[0]} and {phases[1]}" if within else ""
     if chosen.name.endswith(NEWEST):
         return f"the newest at an uptime of {quantity(chosen.value, chosen.unit)}, {most}{between}"
-    others = [
-        f"{rise:g} {scope_key}"
-        for scope_key, rise in rises.items()
-        if scope_key != most and (rise or scope_key.startswith("in"))
-    ]
+    others = [f"{rise:g} {when}" for when, rise in rises.items() if when != most and (rise or when.startswith("in"))]
     return ", ".join([f"{rises[most]:g} {most}{between}", *others])
 
 
-def _fell(earlier: Observation, later: Observation) -> str:
-    return f"fell from {number(earlier.value):g} to {number(later.value):g} {_place(later)}"
+def _drop(earlier: Observation, later: Observation) -> str:
+    return f"fell from {number(earlier.value):g} to {number(later.value):g} {_when(later)}"

@@ -1,9 +1,9 @@
 """Detect silent data corruption: the same seeded computation on like GPUs and software must give the same bits.
 
-Only the result shows a part that computes wrongly without an error: Dixit et al., "Silent Data Corruptions at Scale", 2021
-(Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few mercurial cores in several thousand machines).
-The observation `digest.mismatches` says whether a GPU repeats itself; here each GPU is compared with the others, in its host
-and across the fleet.
+Only a comparison of results finds a part that computes wrongly without reporting an error. See Dixit et al., "Silent Data
+Corruptions at Scale", 2021 (Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few such cores in several
+thousand machines). The observation `digest.mismatches` compares a GPU with itself; this module compares it with the others in its
+host and in the fleet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCE = (
     "(Silent Data Corruptions at Scale), Hochschild et al., HotOS 2021 (Cores that don't count)"
 )
 MIN_GPUS_FOR_MAJORITY = 3
-"""GPUs that a majority needs: of two that differ, either may be right."""
+"""A majority needs three GPUs: if two differ, either may be right."""
 _LIBRARIES = ("torch", "cuda", "cudnn", "nccl")
 
 DigestKey = tuple[object, ...]
@@ -63,7 +63,7 @@ class DigestCounts:
         for key, counts in other._counts.items():
             self._counts.setdefault(key, Counter()).update(counts)
 
-    def of(self, key: DigestKey) -> Counter[Value]:
+    def counts(self, key: DigestKey) -> Counter[Value]:
         """Return how many of the comparable GPUs computed which digest."""
         return self._counts.get(key, Counter())
 
@@ -77,7 +77,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
     for view in views:
         digests = gpu_digests(view, planned)
         for key, gpu in digests:
-            comparable = counts.of(key)
+            comparable = counts.counts(key)
             if comparable.total() > 1:
                 siblings = [other for its_key, other in digests if its_key == key and other is not gpu]
                 verdicts.append(_judge(gpu, comparable, siblings))
@@ -89,14 +89,14 @@ def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)
-        if counts.of(key).total() > 1
+        if counts.counts(key).total() > 1
     }
     measured = [(item.stage, item.scope) for item in view.observations[NAME] if item.status == MEASURED]
-    return [scope_key for scope_key in dict.fromkeys(measured) if scope_key not in compared]
+    return [figure for figure in dict.fromkeys(measured) if figure not in compared]
 
 
 def gpu_digests(view: HostView, planned: Planned) -> list[tuple[DigestKey, GpuDigest]]:
-    """Return the digests of a host's GPUs, each with what it must share with those that it is compared with."""
+    """Return the digests of a host's GPUs, each with the key that comparable GPUs share."""
     latest = {}
     for observation in view.observations.get(NAME, ()):
         settings = tuple(planned.params(observation).items())
@@ -127,7 +127,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
         return digest_verdict(gpu, PASS, f"found {digest}, as on all {total} GPUs of its kind", limit=digest)
     if agreeing * 2 <= total or total < MIN_GPUS_FOR_MAJORITY:
         reason = (
-            f"digests differ and no majority tells which is right: {len(counts)} digests on {total} GPUs, "
+            f"digests differ and no majority shows which is right: {len(counts)} digests on {total} GPUs, "
             f"{gpu.digest} on this one"
         )
         return digest_verdict(gpu, INCONCLUSIVE, reason)

@@ -1,8 +1,7 @@
-"""A soak against itself: did it last, and did any rate fall under what it was at the beginning, and from when on?
+"""Judge a soak by itself: did it run as long as planned, did any rate fall below its own start, and when?
 
-Of every rate that the rounds brought, the lowest level that it fell to, as a share of its own first hour (the first tenth of a
-short soak), is one more observation, `drift.stress.throughput` and so on: criteria hold it against a value, or against the
-fleet's, as they do any other.
+Each rate of a soak gives one more observation, such as `drift.stress.throughput`: the lowest level of the rate as a share of its
+first hour (the first tenth of a short soak). Criteria compare it with a value or with the fleet, like any other observation.
 """
 
 from __future__ import annotations
@@ -23,76 +22,80 @@ from schemas.timeline import RATES, Series, Soak
 DRIFT = "drift"
 """First component of the names of these observations."""
 REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
+"""The reference is the first hour of a soak, or the first tenth of a shorter one."""
 WINDOW = 3
-"""Buckets: a level is the median of so many, so that one slow round is no drift."""
+"""Number of buckets whose median is a level, so that one slow round is not a drift."""
 MIN_BUCKETS = 2 * WINDOW
-"""Buckets with a figure that a drift needs."""
-MOST_CUT = 3
-"""Rounds cut off with their supervisor: more of them are no accident, and what cut them off is not known."""
-LEAST_SHARE, SPARE = 0.9, 1
-"""Share of the rounds in which a rate must be present, and a number of rounds that may be missing besides."""
+"""Number of buckets with a value below which drift is not evaluated."""
+MAX_CUT_ROUNDS = 3
+"""Rounds that may be cut off together with their supervisor. More are not accidental, and their cause is not known."""
+MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
+"""A rate must be present in this share of the rounds, less the spare rounds."""
 LATE_ROUNDS = 2.0
-"""By so many rounds a figure may end before the longest of its name."""
+"""Number of rounds by which a figure may end before the longest series of the same name."""
 ROUNDING_S = 0.1
-"""Rounding of the soaked time in the record."""
+"""Rounding of the soak duration in the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RateCourse:
-    """How a figure went."""
+    """A rate over the soak, relative to its start."""
 
     start: float
-    """Its level in the first hour."""
+    """Mean of the first hour, or of the first tenth."""
     shares: tuple[tuple[float, float, float], ...]
-    """Of each bucket after that: when it begins and ends, and its mean as a share of the start."""
+    """For each later bucket: start and end in seconds, and mean as a share of the start."""
 
     @property
     def levels(self) -> list[float]:
-        """The median of every WINDOW buckets that follow each other."""
+        """Return the median of every WINDOW consecutive buckets."""
         return [
-            statistics.median(share for _, _, share in self.shares[scope_key : scope_key + WINDOW])
-            for scope_key in range(len(self.shares) - WINDOW + 1)
+            statistics.median(share for _, _, share in self.shares[start : start + WINDOW])
+            for start in range(len(self.shares) - WINDOW + 1)
         ]
 
     @property
     def lowest(self) -> float:
-        """The lowest level."""
+        """Return the lowest level."""
         return min(self.levels)
 
-    def fell(self, limit: float) -> tuple[float, float | None]:
-        """From when to when it was first under the limit, which it was; None: until the end."""
-        under = [level < limit for level in self.levels]
-        first = under.index(True)
-        after = next((scope_key for scope_key in range(first, len(under)) if not under[scope_key]), len(under))
-        bad = [one for one in self.shares[first : after - 1 + WINDOW] if one[2] < limit]
-        return bad[0][0], None if after == len(under) else bad[-1][1]
+    def first_drop(self, limit: float) -> tuple[float, float | None]:
+        """Return start and end of the first time below `limit`, in seconds; the end is None if it lasts to the end of the soak.
+
+        Raises ValueError if no level is below the limit.
+        """
+        is_low = [level < limit for level in self.levels]
+        first = is_low.index(True)
+        after = next((index for index in range(first, len(is_low)) if not is_low[index]), len(is_low))
+        low_buckets = [bucket for bucket in self.shares[first : after - 1 + WINDOW] if bucket[2] < limit]
+        return low_buckets[0][0], None if after == len(is_low) else low_buckets[-1][1]
 
 
-def with_drift_observations(left: Evidence) -> Evidence:
-    """The evidence with how far each rate fell under its own start."""
+def with_drift_observations(evidence: Evidence) -> Evidence:
+    """Return the evidence with an observation of the drift of each rate."""
     records = tuple(
         replace(record, observations=(*record.observations, *_drifts(record))) if record.soak else record
-        for record in left.records
+        for record in evidence.records
     )
-    return replace(left, records=records)
+    return replace(evidence, records=records)
 
 
 def _drifts(record: Record) -> Iterator[Observation]:
     for series in record.soak.timeline.series if record.soak else ():
-        if record.soak and is_rate(series) and (result := rate_course(series, record.soak)):
+        if record.soak and is_rate(series) and (course := rate_course(series, record.soak)):
             yield Observation(
                 name=f"{DRIFT}.{series.name}",
                 scope=series.scope,
                 stage=SOAK,
                 unit="1",
                 status=MEASURED,
-                value=round(result.lowest, 5),
+                value=round(course.lowest, 5),
                 params=series.params,
             )
 
 
 def is_drift(name: str) -> bool:
-    """Return whether observations of that name are drifts, which the judge adds to what a host measured."""
+    """Return whether observations of that name are drifts, which the judge adds to those of a host."""
     return name.startswith(f"{DRIFT}.")
 
 
@@ -102,7 +105,7 @@ def is_rate(series: Series) -> bool:
 
 
 def rate_course(series: Series, soak: Soak) -> RateCourse | None:
-    """Return the course of a figure over the soak; None if there are too few values."""
+    """Return the course of a rate over the soak; None if it has too few values."""
     width = soak.timeline.bucket_s
     ends = max(min(REFERENCE_S, REFERENCE_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))
@@ -117,38 +120,36 @@ def rate_course(series: Series, soak: Soak) -> RateCourse | None:
 
 
 def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
-    """A drift that fails, with when it came: `from 04:12 on, 3.1 % under its first hour`."""
+    """Return the verdict; if it fails a drift, with the time of it: `from 04:12 on, 3.1 % under its first hour`."""
     if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
         return verdict
     name = verdict.name.removeprefix(f"{DRIFT}.")
     for soak in _soaks(view):
         for series in soak.timeline.series:
             same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
-            result = rate_course(series, soak) if same else None
-            if result and result.lowest < verdict.limit:
-                text = _sentence(result, soak, verdict.limit)
+            course = rate_course(series, soak) if same else None
+            if course and course.lowest < verdict.limit:
+                text = _describe_drift(course, soak, verdict.limit)
                 detail = "; ".join(part for part in (text, verdict.detail) if part)
                 return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
     return verdict
 
 
-def _sentence(result: RateCourse, soak: Soak, limit: float) -> str:
-    since, until = result.fell(limit)
-    under = f"{(1 - result.lowest) * 100:.1f} % under its {reference_name(soak)}"
-    return (
-        f"from {format_clock(since)} on, {under}"
-        if until is None
-        else f"from {format_clock(since)} to {format_clock(until)}, {under}"
-    )
+def _describe_drift(course: RateCourse, soak: Soak, limit: float) -> str:
+    start_s, end_s = course.first_drop(limit)
+    under = f"{(1 - course.lowest) * 100:.1f} % under its {reference_name(soak)}"
+    if end_s is None:
+        return f"from {format_clock(start_s)} on, {under}"
+    return f"from {format_clock(start_s)} to {format_clock(end_s)}, {under}"
 
 
 def reference_name(soak: Soak) -> str:
-    """Return what the figures of a soak are compared with, in words."""
+    """Return the name of the time that the figures of a soak are compared with."""
     return "first hour" if REFERENCE_SHARE * soak.planned_s >= REFERENCE_S else "first tenth"
 
 
 def format_clock(seconds: float) -> str:
-    """`04:12` hours and minutes of the soak; `0:45` minutes and seconds, with the words, of one that is young."""
+    """Return a time of the soak: `04:12` (hours and minutes), or `45 min 10 s` in the first hour."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
@@ -163,10 +164,10 @@ def judge_soak(view: HostView) -> Iterator[Verdict]:
     """Judge whether the host soaked as long as planned, every round finished, and drift could be evaluated."""
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
-    result = list(_soaks(view))
-    for why in () if result else ("the plan has a soak, and no record of the host has any",):
-        yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
-    for soak in result:
+    soaks = list(_soaks(view))
+    if not soaks:
+        yield view.inconclusive(f"stage.{SOAK}", "host", "the plan has a soak, and no record of the host has one", SOAK)
+    for soak in soaks:
         for why in _shortcomings(view, soak):
             yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK, kind=VerdictKind.UNFINISHED)
         for scope, reasons in ended_early(soak).items():
@@ -175,7 +176,7 @@ def judge_soak(view: HostView) -> Iterator[Verdict]:
 
 
 def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
-    planned_s = view.plan.stage(SOAK).duration_s  # the host's own word on it is not enough
+    planned_s = view.plan.stage(SOAK).duration_s  # not what the host reports
     lasted = f"{format_span(soak.soaked_s)} of {format_span(planned_s)}"
     if soak.planned_s != planned_s:
         yield f"the host planned to soak {format_span(soak.planned_s)}, the plan says {format_span(planned_s)}"
@@ -184,54 +185,53 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     elif soak.reason:
         yield f"ended after {lasted}: {soak.reason}"
     elif soak.soaked_s < planned_s - ROUNDING_S:
-        yield f"ended after {lasted}, and does not say why"
+        yield f"ended after {lasted}, without a reason"
     launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.good]
     if failed := max(soak.failed, len(launches)):
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
-        yield f"{failed} of {max(soak.rounds, failed)} rounds did not come to their end{first}"
-    if soak.cut > MOST_CUT:
-        yield f"{soak.cut} of {soak.rounds} rounds were cut off with their supervisor, and nothing says by what"
-    long = planned_s >= REFERENCE_S and not view.plan.rehearsal
-    if soak.ended and not soak.reason and long and (names := rates_without_drift(soak)):
-        yield f"too few rounds to tell a drift of {', '.join(names)}: {soak.rounds} in {format_span(soak.soaked_s)}"
+        yield f"{failed} of {max(soak.rounds, failed)} rounds did not finish{first}"
+    if soak.cut > MAX_CUT_ROUNDS:
+        yield f"{soak.cut} of {soak.rounds} rounds were cut off with their supervisor, for an unknown reason"
+    needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal
+    if soak.ended and not soak.reason and needs_drift and (names := rates_without_drift(soak)):
+        yield f"too few rounds to evaluate the drift of {', '.join(names)}: {soak.rounds} in {format_span(soak.soaked_s)}"
 
 
 def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
-    """Scope -> its figures that ended well before the longest of their name, or came in far too few rounds."""
+    """Return scope -> messages on its figures that ended early, or that are missing in too many rounds."""
     width = soak.timeline.bucket_s
     longest: dict[str, float] = defaultdict(float)
-    for one in soak.timeline.series:
-        longest[one.name] = max(longest[one.name], _ends_s(one, width))
-    late = max(LATE_ROUNDS * soak.soaked_s / max(1, soak.rounds), WINDOW * width)
-    least = LEAST_SHARE * soak.finished - SPARE
-    result: dict[str, list[str]] = defaultdict(list)
-    for one in soak.timeline.series:
-        ends, last = _ends_s(one, width), longest[one.name]
-        if ends < last - late:
-            result[one.scope].append(
-                f"{_named(one)} was last seen at {format_clock(ends)}, others like it at {format_clock(last)}"
-            )
-        elif is_rate(one) and sum(one.n) < least:
-            result[one.scope].append(f"{_named(one)} came in {sum(one.n)} of {soak.finished} rounds")
-    return result
+    for series in soak.timeline.series:
+        longest[series.name] = max(longest[series.name], _end_s(series, width))
+    tolerance_s = max(LATE_ROUNDS * soak.soaked_s / max(1, soak.rounds), WINDOW * width)
+    min_rounds = MIN_ROUND_SHARE * soak.finished - SPARE_ROUNDS
+    messages: dict[str, list[str]] = defaultdict(list)
+    for series in soak.timeline.series:
+        end_s, last_s = _end_s(series, width), longest[series.name]
+        if end_s < last_s - tolerance_s:
+            times = f"{format_clock(end_s)}, for like parts at {format_clock(last_s)}"
+            messages[series.scope].append(f"{_series_name(series)} was last measured at {times}")
+        elif is_rate(series) and sum(series.n) < min_rounds:
+            messages[series.scope].append(f"{_series_name(series)} is in {sum(series.n)} of {soak.finished} rounds")
+    return messages
 
 
-def _ends_s(series: Series, width: float) -> float:
+def _end_s(series: Series, width: float) -> float:
     return (series.at[-1] + 1) * width if series.at else 0.0
 
 
-def _named(series: Series) -> str:
+def _series_name(series: Series) -> str:
     params = ",".join(f"{key}={value}" for key, value in sorted(series.params.items()))
     return f"{series.name}[{params}]" if params else series.name
 
 
 def rates_without_drift(soak: Soak) -> list[str]:
-    """Return the rates with too few values to evaluate drift. In a soak of less than an hour this is expected."""
+    """Return the names of the rates with too few values to evaluate drift: expected in a soak of less than an hour."""
     return sorted({series.name for series in soak.timeline.series if is_rate(series) and not rate_course(series, soak)})
 
 
 def format_span(seconds: float) -> str:
-    """`23 h 12 min`, `45 min 10 s`."""
+    """Return a duration in words: `23 h 12 min`, `45 min 10 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

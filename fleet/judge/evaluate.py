@@ -172,12 +172,12 @@ def _on_change(view: HostView, criterion: Criterion, measured: Sequence[Observat
     if criterion.operator in FLOORS:
         return _verdict(view, criterion, last, net_change(measured), limit, "")
     increase = change(measured)
-    chosen = replace(increase.seen, stage=increase.stage)
+    chosen = replace(increase.reading, stage=increase.stage)
     if not holds(criterion.operator, increase.total, limit):
-        detail = "; ".join(text for text in (increase.where, increase.fell) if text)
+        detail = "; ".join(text for text in (increase.where, increase.drop) if text)
         return _verdict(view, criterion, chosen, increase.total, limit, detail)
-    if increase.fell:
-        reason = f"{increase.fell}: the counter was reset, and increments just before the reset are lost"
+    if increase.drop:
+        reason = f"{increase.drop}: the counter was reset, and increments just before the reset are lost"
         verdict = view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
         return replace(verdict, kind=VerdictKind.CONTRADICTORY)
     return _verdict(view, criterion, chosen, increase.total, limit, "")

@@ -612,20 +612,20 @@ def test_soak_that_was_cut_off_or_too_short_is_no_pass(plan: Plan) -> None:
     assert changed(reason="gpu=1 gpu.ecc: bad; rma", soaked_s=7200.0) == [
         "ended after 2 h 00 min of 24 h 00 min: gpu=1 gpu.ecc: bad; rma"
     ]
-    assert changed(failed=2) == ["2 of 290 rounds did not come to their end"]
+    assert changed(failed=2) == ["2 of 290 rounds did not finish"]
     few = replace(left["h1"].records[0].soak.timeline, bucket_s=DAY)
     few = replace(
         few, series=tuple(replace(one, at=(0,), n=(1,), low=(1.0,), mean=(1.0,), high=(1.0,)) for one in few.series)
     )
     assert changed(timeline=few, finished=1) == [
-        "too few rounds to tell a drift of stress.throughput: 1 in 24 h 00 min"
+        "too few rounds to evaluate the drift of stress.throughput: 1 in 24 h 00 min"
     ]
     assert changed(cut=3) == []
-    assert changed(cut=4) == ["4 of 292 rounds were cut off with their supervisor, and nothing says by what"]
-    assert changed(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, and does not say why"]
+    assert changed(cut=4) == ["4 of 292 rounds were cut off with their supervisor, for an unknown reason"]
+    assert changed(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, without a reason"]
     assert changed(planned_s=60.0, soaked_s=60.0) == [
         "the host planned to soak 1 min 00 s, the plan says 24 h 00 min",
-        "ended after 1 min 00 s of 24 h 00 min, and does not say why",
+        "ended after 1 min 00 s of 24 h 00 min, without a reason",
     ]
 
 
@@ -643,7 +643,7 @@ def test_round_that_failed_or_cannot_be_believed_is_no_pass_however_it_was_count
     bad = replace(builders.launch(SOAK, ("h1",), outcome, reason), number=7)
     result = wrong(plan, with_h1(left, launches=(bad, *left["h1"].records[0].launches)))
     assert [(item.host, item.name, item.verdict, item.reason) for item in result] == [
-        ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not come to their end: round 7: {reason}")
+        ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not finish: round 7: {reason}")
     ]
 
 
@@ -667,7 +667,7 @@ def test_gpu_whose_figures_stop_or_are_few_is_no_pass(plan: Plan) -> None:
     assert without(lambda at: at != last) == []  # half a round earlier or later is nothing
     scope, name, reason = without(lambda at: at < last // 2)[0]
     assert (scope, name) == ("gpu=1", "stage.soak")
-    assert reason.startswith("stress.throughput[dtype=bf16] was last seen at 11:5")
+    assert reason.startswith("stress.throughput[dtype=bf16] was last measured at 11:5")
     ((scope, _, reason),) = without(lambda at: at % 2 == 0)
     assert scope == "gpu=1"
     assert reason.endswith(" of 288 rounds")
@@ -697,7 +697,7 @@ def test_host_that_never_soaked_is_no_pass(plan: Plan) -> None:
     left["h1"] = replace(left["h1"], records=(bare, *rest))
     result = wrong(plan, left)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
-    assert "the plan has a soak, and no record of the host has any" in [item.reason for item in result]
+    assert "the plan has a soak, and no record of the host has one" in [item.reason for item in result]
 
 
 def test_course_needs_more_than_the_start() -> None:

@@ -131,8 +131,8 @@ def test_attributed_verdict_names_the_part_and_its_serial() -> None:
     reported = result["gpu=0,peer=6"]
     assert (reported.verdict, reported.action, reported.serial) == (FAIL, "inspect_hardware", view(8).serial("gpu=6"))
     assert reported.serial
-    assert reported.reason == "found 0.6; laid to gpu=6, which fails it with 7 of 7 others"
-    assert reported.detail == "laid to gpu=6, which fails it with 7 of 7 others"
+    assert reported.reason == "found 0.6; attributed to gpu=6, which fails it with 7 of 7 others"
+    assert reported.detail == "attributed to gpu=6, which fails it with 7 of 7 others"
     assert result["gpu=6,peer=0"] == next(item for item in of_pairs(8, around(6)) if item.scope == "gpu=6,peer=0")
 
 
@@ -197,7 +197,7 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
     """Of the 14 pairs of gpu=6, seven are its own and seven are its neighbours', attributed to it."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
-    result = [WaiverMatcher([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
+    result = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(view(8), [*failed])]
     assert sum(item.waiver is not None for item in result) == covered
 
 

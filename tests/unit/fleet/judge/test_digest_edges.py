@@ -145,8 +145,8 @@ def test_digest_counts_merge_from_parts() -> None:
     parts[0].update(parts[2])
     whole = DigestCounts(PLANNED, views)
     ((key, _),) = gpu_digests(views[0], PLANNED)
-    assert parts[0].of(key) == whole.of(key) == {GOOD: 2, BAD: 1}
-    assert whole.of(("nothing",)) == {}
+    assert parts[0].counts(key) == whole.counts(key) == {GOOD: 2, BAD: 1}
+    assert whole.counts(("nothing",)) == {}
 
 
 def test_uncompared_digests_are_listed() -> None:

@@ -106,7 +106,7 @@ def test_every_gpu_is_inconclusive_without_a_majority(gpu_count: int, digests: d
     plan = alone("h1", gpu_count=gpu_count)
     verdicts = findings(plan, evidence_of(plan, digests))
     assert [item.verdict for item in verdicts] == [INCONCLUSIVE] * gpu_count
-    assert all("digests differ and no majority tells which is right" in item.reason for item in verdicts)
+    assert all("digests differ and no majority shows which is right" in item.reason for item in verdicts)
     assert {item.action for item in verdicts} == {"none"}
 
 

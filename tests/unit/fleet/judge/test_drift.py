@@ -111,7 +111,7 @@ def test_start_is_weighted_by_sample_count() -> None:
 )  # fmt: skip
 def test_periods_below_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
     result = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
-    assert result.fell(0.95) == fell
+    assert result.first_drop(0.95) == fell
 
 
 def test_only_rates_of_benchmarks_drift() -> None:
@@ -210,18 +210,18 @@ def test_complete_soak_has_no_finding() -> None:
     assert drift_verdicts(soak(), None) == []
     assert drift_verdicts(None, plan=PLAN) == []
     assert drift_verdicts(replace(WELL, soaked_s=1.0), plan=PLAN) == []
-    assert drift_verdicts(None) == [("host", "the plan has a soak, and no record of the host has any")]
+    assert drift_verdicts(None) == [("host", "the plan has a soak, and no record of the host has one")]
 
 
 @pytest.mark.parametrize(
     ("over", "expected_text"),
     [
-        ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, and does not say why"]),
+        ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, without a reason"]),
         ({"ended": "", "soaked_s": 60.0}, ["cut off after 1 min 00 s of 10 min 00 s: resume the run"]),
         ({"reason": "a finding", "soaked_s": 60.0}, ["ended after 1 min 00 s of 10 min 00 s: a finding"]),
         ({"planned_s": 60.0}, ["the host planned to soak 1 min 00 s, the plan says 10 min 00 s"]),
-        ({"failed": 1}, ["1 of 11 rounds did not come to their end"]), ({"cut": 3}, []),
-        ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, and nothing says by what"]),
+        ({"failed": 1}, ["1 of 11 rounds did not finish"]), ({"cut": 3}, []),
+        ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, for an unknown reason"]),
     ],
 )  # fmt: skip
 def test_incomplete_soak_is_reported(over: dict[str, Any], expected_text: list[str]) -> None:
@@ -230,12 +230,12 @@ def test_incomplete_soak_is_reported(over: dict[str, Any], expected_text: list[s
 
 def test_failed_rounds_name_the_first_one() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert drift_verdicts(WELL, launches=bad) == [("host", "2 of 10 rounds did not come to their end: round 2: why")]
+    assert drift_verdicts(WELL, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
     assert drift_verdicts(replace(WELL, failed=5), launches=bad[2:3]) == [
-        ("host", "5 of 15 rounds did not come to their end: round 3: failed")
+        ("host", "5 of 15 rounds did not finish: round 3: failed")
     ]
     assert drift_verdicts(replace(WELL, finished=0), launches=bad) == [
-        ("host", "2 of 2 rounds did not come to their end: round 2: why")
+        ("host", "2 of 2 rounds did not finish: round 2: why")
     ]
 
 
@@ -252,7 +252,7 @@ def test_long_soak_without_drift_data_is_inconclusive(
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
     made = soak(series(1.0), planned=planned, finished=1, **over)
-    why = f"too few rounds to tell a drift of {RATE}: 1 in {format_span(planned)}"
+    why = f"too few rounds to evaluate the drift of {RATE}: 1 in {format_span(planned)}"
     assert (("host", why) in drift_verdicts(made, plan=plan)) is expected_text
     assert ("host", why) not in drift_verdicts(made, plan=replace(plan, rehearsal=True))
 
@@ -286,15 +286,15 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
     made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     made = replace(made, finished=1)
-    expected_text = f"{RATE}[dtype=x,op=y] was last seen at 06:00, others like it at 10:00"
+    expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, for like parts at 10:00"
     assert drift_verdicts(made) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
-    assert drift_verdicts(few) == [("gpu=0", f"{RATE} came in 7 of 10 rounds")]
+    assert drift_verdicts(few) == [("gpu=0", f"{RATE} is in 7 of 10 rounds")]
 
 
 def test_judge_reports_an_incomplete_soak() -> None:
     verdicts = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
     short_of = judge(SOAKING, {"h1": view(replace(WELL, cut=9)).evidence}, [pack()])
-    expected_text = "9 of 19 rounds were cut off with their supervisor, and nothing says by what"
+    expected_text = "9 of 19 rounds were cut off with their supervisor, for an unknown reason"
     assert expected_text in [item.reason for item in short_of]

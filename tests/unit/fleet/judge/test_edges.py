@@ -13,7 +13,7 @@ import pytest
 from fleet.judge import outliers
 from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion, VsBaseline
-from fleet.judge.evaluate import evaluate, holds, matches, sentence, series
+from fleet.judge.evaluate import describe_comparison, evaluate, holds, matches, series
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.expectations import DuplicateSerials
 from fleet.judge.gather import Gatherer, gather
@@ -98,7 +98,7 @@ def test_verdict_carries_the_criterion_and_the_part() -> None:
     assert (bad.reason, bad.detail, bad.serial, bad.stage) == ("found 2.5 W, wanted = 1 W", "", "h1-0", "benchmark")
     (good,) = judged(plan, host_evidence(plan, "h1", reading(1)), criterion())
     assert (good.action, good.severity, good.reason) == ("none", "", "found 1, wanted = 1")
-    assert sentence(criterion(delta=True, operator="le"), 3, 0) == "changed by 3, wanted ≤ 0"
+    assert describe_comparison(criterion(delta=True, operator="le"), 3, 0) == "changed by 3, wanted ≤ 0"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_verdict_carries_the_criterion_and_the_part() -> None:
     ],
 )
 def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, reported: str) -> None:
-    assert sentence(criterion(unit=unit), value, limit) == reported
+    assert describe_comparison(criterion(unit=unit), value, limit) == reported
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,8 @@ def test_counter_increase_is_attributed_to_a_stage(
 ) -> None:
     observed = counted(*values)
     reported = change(observed)
-    assert (reported.total, reported.stage, reported.where, reported.fell) == (total, stage, where, fell)
-    assert reported.seen == observed[at]
+    assert (reported.total, reported.stage, reported.where, reported.drop) == (total, stage, where, fell)
+    assert reported.reading == observed[at]
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_non_numeric_counter_fails() -> None:
 def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], total: Any) -> None:
     reported = change(counted(*values, name="xid.last_seen"))
     assert reported.total == total
-    assert reported.fell == ""
+    assert reported.drop == ""
 
 
 def test_counter_needs_a_first_and_a_last_reading() -> None:
@@ -555,7 +555,7 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in verdicts] == [
         (host, "gang=r1", "gang", INCONCLUSIVE, "plan", "plan") for host in pairs
     ]
-    assert verdicts[0].reason == "launched with h1, h2, and not with h3, h4"
+    assert verdicts[0].reason == "launched with h1, h2, and never with h3, h4"
 
 
 def test_absent_gang_member_is_reported_on_that_host_only() -> None:
@@ -703,7 +703,7 @@ def test_gpu_model_must_match_the_inventory() -> None:
     assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
     assert bad.reason == "found NVIDIA H100, the inventory says h200-sxm"
     (silent,) = judged(plan, host_evidence(plan, gpus=()))
-    assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not tell its name")
+    assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not report its name")
 
 
 def test_gpu_model_without_a_pack_is_inconclusive() -> None:
@@ -868,12 +868,12 @@ def test_waiver_expires_after_its_last_day() -> None:
         assert reported.reason == ("bad" if waived else f"bad; {expired}")
         assert reported.detail == ("x" if waived else f"x; {expired}")
     by_serial = WaiverMatcher((waiver(host="", serial="s1"),), "2026-11-21")
-    assert by_serial.verdict(BAD).waiver
-    assert by_serial.verdict(replace(BAD, serial="")).waiver is None
+    assert by_serial.apply(BAD).waiver
+    assert by_serial.apply(replace(BAD, serial="")).waiver is None
     assert WaiverMatcher((waiver(),), "2026-11-21").verdict(replace(BAD, verdict=PASS)).waiver is None
     both = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
-    assert WaiverMatcher(both, "2026-11-21").verdict(BAD).waiver == both[1]
-    assert WaiverMatcher(both, "2026-11-21").verdict(replace(BAD, waiver=both[0])).waiver == both[0]
+    assert WaiverMatcher(both, "2026-11-21").apply(BAD).waiver == both[1]
+    assert WaiverMatcher(both, "2026-11-21").apply(replace(BAD, waiver=both[0])).waiver == both[0]
 
 
 def test_report_states_the_result_of_each_waiver() -> None:
@@ -1390,5 +1390,5 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
     assert (expected_text.name, expected_text.verdict, expected_text.reason) == (
         "gpu.name",
         INCONCLUSIVE,
-        "the GPU does not tell its name",
+        "the GPU does not report its name",
     )

@@ -136,7 +136,7 @@ def test_stages_with_observations() -> None:
         shot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), shot(3, stage="later"),
         observations=(measure(stage="benchmark"),), software={"nccl": "2"},
     )  # fmt: skip
-    assert host_view(made).stages_seen == {"preflight", "soak", "benchmark"}
+    assert host_view(made).observed_stages == {"preflight", "soak", "benchmark"}
 
 
 ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", params={"op": "copy"})

@@ -483,7 +483,7 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
     result = counted(None, 100, 100, 100, 100, 100)
     assert (result.verdict, result.reason) == (
         INCONCLUSIVE,
-        "not read both before and after the run: no change can be told",
+        "not read both before and after the run: the change is unknown",
     )
 
 
@@ -672,7 +672,7 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
     assert {(item.host, item.name, item.verdict) for item in verdicts} == {
         (host, "stage.gang", INCONCLUSIVE) for host in ("h1", "h2", "h3", "h4")
     }
-    assert verdicts[0].reason == "launched with h1, h2, and not with h3, h4"
+    assert verdicts[0].reason == "launched with h1, h2, and never with h3, h4"
 
 
 def test_gpu_without_a_name_is_inconclusive() -> None:

@@ -90,23 +90,23 @@ def test_missing_slot_is_derived_from_identical_hosts() -> None:
     assert counts(verdicts) == {"gpu.count": reported, "gpu.pci_count": reported}
     assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {reported}"}
     (unseen,) = [item.reason for item in verdicts if item.name == "gpu" and item.host == "h2"]
-    assert "the driver has 3, and numbers them from 0, so that this number tells no slot" in unseen
+    assert "the driver lists 3 GPUs, numbered from 0, so this index does not identify a slot" in unseen
 
 
 def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
     result = counts(findings(h2=host("h2", LEFT, on_bus=[MISSING])))
-    assert result == {"gpu.count": "on the PCI bus and not with the driver: 0000:01:00.0 (the kernel log says why)"}
+    assert result == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
 
 
 def on_bus(slot: int) -> str:
-    return f"on the PCI bus and not with the driver: 0000:{slot:02}:00.0 (the kernel log says why)"
+    return f"on the PCI bus, but not listed by the driver: 0000:{slot:02}:00.0 (see the kernel log)"
 
 
 def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have one"
     result = host("h2", [0, 3], on_bus=[1])
     assert counts(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
-    gone = "accepted with it, and not there now: serial h2-2 at PCI 0000:02:00.0"
+    gone = "present when the host was accepted, missing now: serial h2-2 at PCI 0000:02:00.0"
     assert counts(findings(h2=accepted(result, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
 
 
@@ -153,14 +153,14 @@ def reason_for(module: int) -> str:
 
 
 def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
-    reported = "accepted with it, and not there now: serial h2-1 at PCI 0000:01:00.0"
+    reported = "present when the host was accepted, missing now: serial h2-1 at PCI 0000:01:00.0"
     assert counts(findings(h2=accepted(host("h2", LEFT), *ALL))) == {"gpu.count": reported, "gpu.pci_count": reported}
 
 
 def test_occupied_slot_is_not_reported_as_missing() -> None:
     """The GPU of slot 3 came in place of that of slot 2: the one of slot 3 is gone, and slot 3 is empty."""
     moved = named(host("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu)
-    reported = "accepted with it, and not there now: serial h2-2"
+    reported = "present when the host was accepted, missing now: serial h2-2"
     where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
     assert counts(findings(h2=accepted(moved, *ALL))) == dict.fromkeys((DRIVER, BUS), f"{reported}; {where}")
     evidence = accepted(host("h2", LEFT), *ALL)
@@ -170,7 +170,7 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
         evidence.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in evidence.baseline.host.gpus)
     )
     reported = counts(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
-    assert reported == f"accepted with it, and not there now: serial h2-1; {reason_for(8)}"
+    assert reported == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
     more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
     assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), "two are gone, and one is missing"
 
@@ -221,7 +221,7 @@ def test_slot_needs_more_than_half_of_the_hosts() -> None:
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host("h1", ALL, modules=modules), read_packs([])))
-        result = slots.empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
+        result = slots.describe_empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
         assert bool(result) == (name in ("h3", "h4")), name
 
 
@@ -231,9 +231,9 @@ def test_slots_merge_across_worker_processes() -> None:
     here.add(views["h1"])
     present.add(views["h3"])
     evidence = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
-    assert here.empty(evidence, 1, ()) == "", "one other host alone may be the odd one"
+    assert here.describe_empty(evidence, 1, ()) == "", "one other host alone may be the odd one"
     here.update(present)
-    assert here.empty(evidence, 1, ()) == reason_for(8)
+    assert here.describe_empty(evidence, 1, ()) == reason_for(8)
 
 
 @pytest.mark.parametrize(

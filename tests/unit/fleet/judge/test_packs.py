@@ -58,7 +58,7 @@ def test_pack_includes_another_pack(tmp_path: Path) -> None:
 
 
 def test_duplicate_criterion_id_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the criterion c0 stands twice"):
+    with pytest.raises(UsageError, match="duplicate criterion c0"):
         read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, {"value": 2.0, "id": "c0"}))
 
 

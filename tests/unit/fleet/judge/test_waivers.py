@@ -75,7 +75,7 @@ def test_waiver_applies_by_criterion_host_and_scope(
 
 
 def test_waived_verdict_keeps_its_state_and_carries_the_waiver() -> None:
-    verdict = WaiverMatcher([WAIVER], builders.WHEN).verdict(failed())
+    verdict = WaiverMatcher([WAIVER], builders.WHEN).apply(failed())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
     assert not verdict.stands
     assert failed().stands
@@ -83,7 +83,7 @@ def test_waived_verdict_keeps_its_state_and_carries_the_waiver() -> None:
 
 @pytest.mark.parametrize(("day", "waived"), [("2026-12-30", True), ("2026-12-31", True), ("2027-01-01", False)])
 def test_waiver_is_valid_through_its_last_day(day: str, waived: bool) -> None:
-    verdict = WaiverMatcher([WAIVER], f"{day}T23:59:59Z").verdict(failed())
+    verdict = WaiverMatcher([WAIVER], f"{day}T23:59:59Z").apply(failed())
     assert (verdict.waiver is not None) is waived
     reported = "its waiver by Ada Example expired on 2026-12-31 (known slow, replaced in May)"
     assert (reported in verdict.reason) is not waived
@@ -91,11 +91,11 @@ def test_waiver_is_valid_through_its_last_day(day: str, waived: bool) -> None:
 
 def test_valid_waiver_is_preferred_to_an_expired_one() -> None:
     old = replace(WAIVER, until="2026-01-01")
-    assert WaiverMatcher([old, WAIVER], builders.WHEN).verdict(failed()).waiver == WAIVER
+    assert WaiverMatcher([old, WAIVER], builders.WHEN).apply(failed()).waiver == WAIVER
 
 
 def test_passing_verdict_is_not_waived() -> None:
-    assert WaiverMatcher([WAIVER], builders.WHEN).verdict(failed(verdict=PASS)).waiver is None
+    assert WaiverMatcher([WAIVER], builders.WHEN).apply(failed(verdict=PASS)).waiver is None
 
 
 def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
