@@ -20,7 +20,7 @@ from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
-HOLDS: Mapping[str, Callable[[float, float], bool]] = {
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
     "le": operator.le,
@@ -30,12 +30,12 @@ HOLDS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigures) -> Iterator[Verdict]:
-    """Yield every verdict of one criterion on one host; `figures` are what its figures may be compared with."""
+    """Yield every verdict of one criterion on one host; `figures` are the figures of the fleet."""
     if not is_applicable(view, criterion):
         return
     groups = series(view, criterion)
     for group in groups:
-        verdict = _on_series(view, criterion, group, figures)
+        verdict = _judge_series(view, criterion, group, figures)
         if verdict:
             yield verdict
     if not from_benchmark(criterion.name):
@@ -69,7 +69,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return the same for readings: all readings of one scope match, or none does, if their stage matches."""
+    """Return the same for readings. Scope and parameters match for all readings of a scope, or for none."""
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
@@ -83,7 +83,7 @@ def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation
     return [item for name in view.observations if criterion.matches_name(name) for item in view.observations[name]]
 
 
-def _on_series(
+def _judge_series(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
     """Return the verdict on one series; None if another step of the judge reports what is missing."""
@@ -91,8 +91,8 @@ def _on_series(
     measured = [item for item in group if item.status == MEASURED]
     lost = [item for item in group if item.status == ERROR]
     if measured and group[-1].status == UNSUPPORTED and not criterion.optional:
-        lost.append(group[-1])  # the part reported it earlier
-    verdict = _on_measured(view, criterion, measured, figures) if measured else None
+        lost.append(group[-1])  # the part supported it earlier in the run
+    verdict = _judge_measured(view, criterion, measured, figures) if measured else None
     if verdict and lost and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
         absent = view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
@@ -117,7 +117,7 @@ def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[O
                 yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)
 
 
-def _on_measured(
+def _judge_measured(
     view: HostView, criterion: Criterion, measured: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
     """Return the verdict on measured values: on the worst of them, the best, or the change over the run.
@@ -126,7 +126,7 @@ def _on_measured(
     """
     limit, detail = limit_of(view, criterion), ""
     if criterion.baseline is not None:
-        return _against_accepted(view, criterion, measured)
+        return _judge_against_baseline(view, criterion, measured)
     if criterion.vs_fleet:
         peers = figures.peers(view, measured[-1], criterion)
         enough = outliers.has_enough_peers(criterion, peers)
@@ -139,12 +139,12 @@ def _on_measured(
         limit = outliers.limit(criterion, peers)
         detail = outliers.explanation(criterion, peers, quantity(peers.median, criterion.unit))
     if criterion.delta:
-        return _on_change(view, criterion, measured, limit)
-    chosen = _decisive(criterion, measured, limit)
+        return _judge_change(view, criterion, measured, limit)
+    chosen = _deciding_observation(criterion, measured, limit)
     return _verdict(view, criterion, chosen, chosen.value, limit, detail)
 
 
-def _against_accepted(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
+def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
     """Return the verdict against the accepted record of the same part.
 
     None if the part has no accepted record: `presence.judge_presence` reports that once for the part.
@@ -158,16 +158,16 @@ def _against_accepted(view: HostView, criterion: Criterion, measured: Sequence[O
         why = baseline.too_noisy_reason(level) if level else "its accepted record does not have this figure"
         verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
         return replace(verdict, kind=VerdictKind.NO_BASELINE, value=last.value, unit=criterion.unit)
-    chosen = _decisive(criterion, measured, limit[0])
+    chosen = _deciding_observation(criterion, measured, limit[0])
     return _verdict(view, criterion, chosen, chosen.value, *limit)
 
 
-def _on_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
+def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
     """Return the verdict on the increase of a counter; a failure names the stage with most of it."""
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]
     if len(measured) < 2 or phases != [view.first_snapshot, view.last_snapshot]:
-        reason = "not read both before and after the run: no change can be told"
+        reason = "not read both before and after the run: the change is unknown"
         return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
     if criterion.operator in FLOORS:
         return _verdict(view, criterion, last, net_change(measured), limit, "")
@@ -183,7 +183,7 @@ def _on_change(view: HostView, criterion: Criterion, measured: Sequence[Observat
     return _verdict(view, criterion, chosen, increase.total, limit, "")
 
 
-def _decisive(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
+def _deciding_observation(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
     """Return the observation that decides: the last failing one; with `best_of_run` the first that holds."""
     failing = [item for item in measured if not holds(criterion.operator, item.value, limit)]
     holding = [item for item in measured if item not in failing]
@@ -194,7 +194,7 @@ def _verdict(
     view: HostView, criterion: Criterion, chosen: Observation, value: Value, limit: Value, detail: str
 ) -> Verdict:
     passed = holds(criterion.operator, value, limit)
-    comparison = sentence(criterion, value, limit)
+    comparison = describe_comparison(criterion, value, limit)
     return Verdict(
         host=view.host.name,
         scope=chosen.scope,
@@ -229,14 +229,15 @@ def limit_of(view: HostView, criterion: Criterion) -> Value:
     return criterion.value
 
 
-def sentence(criterion: Criterion, value: Value, limit: Value) -> str:
+def describe_comparison(criterion: Criterion, value: Value, limit: Value) -> str:
     """Return the comparison in words: `found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
-    result, wanted = apart(value, limit, criterion.unit)
-    return f"{'changed by' if criterion.delta else 'found'} {result}, wanted {SIGNS[criterion.operator]} {wanted}"
+    value_text, limit_text = apart(value, limit, criterion.unit)
+    verb = "changed by" if criterion.delta else "found"
+    return f"{verb} {value_text}, wanted {SIGNS[criterion.operator]} {limit_text}"
 
 
-def holds(how: str, value: Value, limit: Value) -> bool:
+def holds(comparison: str, value: Value, limit: Value) -> bool:
     """Return whether the comparison holds; never for a value of another type than its limit."""
     if isinstance(value, int | float) and isinstance(limit, int | float):
-        return isinstance(value, bool) == isinstance(limit, bool) and HOLDS[how](value, limit)
-    return how == "eq" and value is not None and type(value) is type(limit) and value == limit
+        return isinstance(value, bool) == isinstance(limit, bool) and COMPARE[comparison](value, limit)
+    return comparison == "eq" and value is not None and type(value) is type(limit) and value == limit

@@ -1,4 +1,4 @@
-"""What the judge must know about the whole fleet to judge one host."""
+"""Statistics of the whole fleet that the judge needs to judge one host."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fleet.judge.uniformity import ValueGroups
 
 
 class FleetStats:
-    """The figures, versions, digests, serials and slots that hosts are compared by.
+    """The figures, versions, digests, serials and slots with which hosts are compared.
 
-    Statistics of different hosts can be merged in any order. `complete` ends the merging; after that, hosts are judged.
+    Statistics of different hosts can be merged in any order. Call `complete` after the last merge, before hosts are judged.
     """
 
     def __init__(self, planned: Planned) -> None:
@@ -33,7 +33,7 @@ class FleetStats:
         """The parts of each host; only if the plan has a manifest."""
 
     def add_identities(self, view: HostView) -> None:
-        """Add what must be counted on every host: the identities of its parts, and its digests."""
+        """Add the identities of the host's parts, and its digests. They must be counted on every host."""
         self.duplicates.add(view.host.name, view.evidence)
         self.slots.add(view)
         if view.has_record:
@@ -61,5 +61,5 @@ class FleetStats:
         self.inventories += other.inventories
 
     def complete(self) -> None:
-        """Conclude what needs the statistics of all hosts."""
+        """Derive what needs the statistics of all hosts."""
         self.paths.find_normal_paths(self.figures)

@@ -1,4 +1,4 @@
-"""Gather the statistics of a fleet host by host; what many hosts report in the same way is worked out once."""
+"""Gather the statistics of a fleet host by host. What many hosts report alike is computed once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LAYOUTS, MAX_READINGS = 500, 50_000
 
 @dataclass(kw_only=True)
 class _Readings:
-    """What equal readings add to the statistics, and on how many hosts they were found."""
+    """What equal readings add to the statistics, and the number of hosts that have them."""
 
     parts: list[PartValue]
     figures: list[tuple[FigureKey, str, float]]
@@ -134,8 +134,8 @@ class Gatherer:
 
     def _add_bandwidths(self, layout: _Layout, host: HostValues) -> None:
         for item in layout.bandwidths:
-            at = item.transport_position
-            transport = item.transport if at is None else host.values[at]
+            position = item.transport_position
+            transport = item.transport if position is None else host.values[position]
             if not slow_transport(transport, within=item.scope != GANG_SCOPE):
                 continue  # a fast transport never explains a failure
             values = [host.values[position] for position in item.positions]
@@ -152,7 +152,7 @@ class Gatherer:
         layout = _Layout(number=self._compiled)
         try:
             self._compile_figures(host, layout)
-        except KeyError:  # an observation that is at no fixed position
+        except KeyError:  # an observation without a fixed position
             layout.is_plain = False
         self._compile_readings(host.view, layout)
         return layout
@@ -220,7 +220,7 @@ class Gatherer:
 
 
 def gather(planned: Planned, views: Iterable[HostView]) -> FleetStats:
-    """Return the settled statistics of these hosts."""
+    """Return the completed statistics of these hosts."""
     gatherer = Gatherer(planned)
     for view in views:
         gatherer.add(view)

@@ -42,7 +42,7 @@ class HostView:
 
     @property
     def has_record(self) -> bool:
-        """Return whether the host's own record is there, not only its gang record."""
+        """Return whether the host has its own record, not only a gang record."""
         return any(not record.gang for record in self.evidence.records)
 
     def serial(self, scope: str) -> str:
@@ -50,17 +50,17 @@ class HostView:
         return self.serials.get(Scope.parse(scope).device, "")
 
     def is_beyond_driver(self, scope: str) -> bool:
-        """Return whether the index of a GPU is beyond those of the driver, which counts from 0: another one may be missing.
+        """Return whether the index of a GPU is higher than every index of the driver, which counts from 0.
 
-        The driver still reports something about a GPU that is lost or hangs.
+        Then any GPU of the host may be the missing one. The driver still reports something about a GPU that is lost or hangs.
         """
-        gpu, named = Scope.parse(scope).device, self.serials.keys()
-        counts_from_0 = bool(named) and named == {f"gpu={index}" for index in range(len(named))}
+        gpu, listed = Scope.parse(scope).device, self.serials.keys()
+        counts_from_0 = bool(listed) and listed == {f"gpu={index}" for index in range(len(listed))}
         metrics = (metric for metrics in self.observations.metrics.values() for _, metric in metrics)
         return (
             counts_from_0
             and Scope.parse(gpu).device_kind == "gpu"
-            and gpu not in named
+            and gpu not in listed
             and not any(gpu in metric.values or gpu in metric.absent for metric in metrics)
         )
 
@@ -78,12 +78,12 @@ class HostView:
 
     @cached_property
     def fabric(self) -> float:
-        """Return B/s of the host's ports by the inventory, for the slowest host that launched with this one."""
+        """Return the fabric rate in B/s by the inventory: that of the slowest host in the last gang launch."""
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property
     def unmeasured_gpus(self) -> list[str]:
-        """Return the scopes of planned GPUs of which nothing at all was measured."""
+        """Return the scopes of planned GPUs without any measurement."""
         scopes = self.host.scopes if self.host.device == "gpu" else ()
         return [scope for scope in scopes if not self.measured_at(scope)]
 
@@ -92,18 +92,18 @@ class HostView:
         return self.observations.measured_at(scope)
 
     @cached_property
-    def stages_seen(self) -> set[str]:
-        """Return the stages of which there is any observation."""
+    def observed_stages(self) -> set[str]:
+        """Return the stages that have any observation."""
         return self.observations.stages()
 
     @cached_property
     def peer_key(self) -> tuple[str, str]:
-        """Return what hosts must share to be alike: the models of their GPUs, and the gang."""
+        """Return what peers share: the models of their GPUs, and the gang."""
         return " and ".join(sorted(set(self.names.values()))), self.host.gang
 
     @cached_property
     def kind(self) -> Hashable:
-        """Return what two hosts must share so that equal readings are judged equally: all that the criteria use but values.
+        """Return a key of all that the criteria use except values: with equal keys, equal readings get equal verdicts.
 
         The gang is not part of it (`peer_key` has it).
         """
@@ -115,7 +115,7 @@ class HostView:
         )
 
     def lacks(self, expectation: Expectation) -> bool:
-        """Return whether a pack says that this part does not have what the plan expects."""
+        """Return whether a pack lists the expectation as unsupported by this GPU model."""
         return any(
             expectation.params.get(param) in values
             for pack in self.packs
@@ -123,9 +123,9 @@ class HostView:
         )
 
     def must_match(self, criterion: Criterion) -> bool:
-        """Return whether a criterion that matches nothing is a mistake: the operator's own, on what every part has."""
-        own = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
-        return own and (criterion.baseline is None or self.plan.baseline is not None)
+        """Return whether it is a mistake if the criterion matches nothing: an operator's criterion that is not optional."""
+        is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
+        return is_required and (criterion.baseline is None or self.plan.baseline is not None)
 
     def criteria(self) -> dict[str, Criterion]:
         """Return the criteria that judge this host by id; a pack that the operator named wins."""

@@ -1,8 +1,8 @@
 """judge(plan, evidence, packs) -> verdicts: a pure function.
 
-What the plan expects and no host measured is inconclusive (`expectations`). Observations are evaluated against every criterion
-that matches them (`evaluate`): by a limit, by the other parts of the fleet (`outliers`, `uniformity`, `digests`), by their own
-beginning (`drift`), and by the manifest (`manifest`). Failures are annotated with what explains them.
+An observation that the plan expects and no host measured is inconclusive (`expectations`). Every other observation is evaluated
+against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the fleet (`outliers`, `uniformity`,
+`digests`), from the start of a soak (`drift`) or from the manifest (`manifest`). Failures are annotated with their explanation.
 
 A fleet of any size is judged in two passes: `gather` collects the statistics of all hosts, `judge_hosts` judges hosts with them.
 """
@@ -44,7 +44,7 @@ def judge(
 
     Args:
         plan: what must exist. A host of the plan without evidence is inconclusive.
-        evidence: host -> what it left behind.
+        evidence: host -> its records.
         packs: every pack that may apply; plan and GPU names decide which ones do.
         stats: statistics of the whole fleet, if these hosts are a part of it. They must be whole gangs.
     """
@@ -67,9 +67,9 @@ def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) 
 def judge_hosts(
     plan: Plan, views: Sequence[HostView], stats: FleetStats, remaining: Mapping[str, Remaining] | None = None
 ) -> list[Verdict]:
-    """Return the verdicts on hosts of whole gangs; those that the manifest and waivers add are the caller's.
+    """Return the verdicts on hosts of whole gangs. The caller adds the manifest's verdicts and applies waivers.
 
-    `remaining` says for each host what is left to evaluate. Passes that were counted already are then not returned.
+    `remaining` lists for each host what is left to evaluate; passes that are already counted are not returned.
     """
     verdicts = []
     for view in views:
@@ -89,12 +89,12 @@ def judge_hosts(
 
 def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Return the verdicts, each with the waiver of the plan that covers it."""
-    waived = WaiverMatcher(plan.waivers, plan.created)
-    return [waived.verdict(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
+    matcher = WaiverMatcher(plan.waivers, plan.created)
+    return [matcher.apply(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
 
 
 def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None = None) -> list[Verdict]:
-    """Return the verdicts on one host by its own observations; of those that are `remaining` if it is given."""
+    """Return the verdicts on one host by its own observations; only the `remaining` ones if given."""
     if not view.has_record:
         reason = view.evidence.problem or "the host left no record"
         return [_with_user(view, view.inconclusive("record", "host", reason))]
@@ -110,7 +110,7 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
 
 
 def _with_user(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict on a host of which something is missing; if that is because others use it, with who does."""
+    """Return the verdict on missing evidence; if the host is in use by others, with this kind and the user."""
     user = view.evidence.user
     return replace(verdict, kind=VerdictKind.IN_USE, user=user) if user else verdict
 
@@ -130,7 +130,7 @@ def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> lis
 
 
 def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[Verdict]:
-    """Yield the verdicts on a host that need no criterion; `plan_is_met`: all that the plan expects was measured."""
+    """Yield the verdicts on a host that need no criterion. `plan_is_met`: everything that the plan expects was measured."""
     yield from expectations.gpu_models(view)
     yield from expectations.identity_changes(view)
     yield from expectations.collector_failures(view)
@@ -143,9 +143,11 @@ def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[V
 
 
 def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:
-    """Return the verdicts on one host; each failure with what explains it, and the part that it is attributed to."""
-    normal = stats.paths.paths
-    return [
-        with_drift_time(view, with_missing_gpus(view, with_slow_path(view, verdict, verdicts, normal), stats.slots))
-        for verdict in with_culprits(view, verdicts)
-    ]
+    """Return the verdicts on one host; each failure with its explanation and the part that it is attributed to."""
+    normal_paths = stats.paths.paths
+    annotated = []
+    for verdict in with_culprits(view, verdicts):
+        verdict = with_slow_path(view, verdict, verdicts, normal_paths)
+        verdict = with_missing_gpus(view, verdict, stats.slots)
+        annotated.append(with_drift_time(view, verdict))
+    return annotated

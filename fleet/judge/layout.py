@@ -1,7 +1,7 @@
 """Separate the values that a host's benchmarks measured from everything else, which thousands of hosts have in common.
 
-Hosts whose benchmarks made the same observations differ only in values. What a criterion compares with which limit is found
-once for such a layout; after that only numbers are compared.
+Hosts whose benchmarks made the same observations share a layout and differ only in values. For each layout, the values and limits
+of a criterion are found once. After that only numbers are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HostValues:
             name: tuple([quick.token(metric) for _, metric in readings])
             for name, readings in view.observations.metrics.items()
         }
-        """Name -> a key of the readings of that name: equal keys mean equal readings; a 0 in it is no key."""
+        """Name -> a key of the readings of that name. Equal keys mean equal readings; a 0 means that a reading has no key."""
         layout_scope = {self.gang_scope: GANG_SCOPE}
         launches = tuple(launch.stage for launch in view.evidence.launches())
         self.key: Hashable = (
@@ -70,15 +70,15 @@ class HostValues:
         return None if 0 in tokens else tokens
 
     def positions(self) -> dict[int, int]:
-        """Return the id of each observation -> its position in `values`."""
+        """Return id of each observation -> its position in `values`."""
         return {id(item): position for position, item in enumerate(self.observations)}
 
     def own_scope(self, scope: str) -> str:
-        """Return a scope of the layout as this host has it."""
+        """Return the scope on this host of a scope of the layout."""
         return self.gang_scope if scope == GANG_SCOPE else scope
 
     def layout_scope(self, scope: str) -> str:
-        """Return a scope of this host as the layout has it."""
+        """Return the scope in the layout of a scope on this host."""
         return GANG_SCOPE if scope == self.gang_scope else scope
 
     def has_all_partners(self) -> bool:

@@ -10,7 +10,7 @@ from schemas.scopes import Scope
 def matches(criterion: Criterion, observation: Observation, *, any_stage: bool = False) -> bool:
     """Return whether the criterion is for the scope, stage and parameters of this observation.
 
-    The caller has compared the name (`Criterion.matches_name`).
+    The caller must already have matched the name (`Criterion.matches_name`).
     """
     scope = Scope.parse(observation.scope)
     if criterion.scope and criterion.scope != scope.kind:

@@ -1,8 +1,8 @@
-"""Identify the missing GPU of a host that has fewer than it should.
+"""Identify the missing GPUs of a host.
 
-The driver numbers its GPUs from 0, so a missing index does not identify a slot, and the serial of an absent part cannot be read.
-Three sources identify it: the PCI bus, if the GPU is still on it; the record on which the host was accepted; and other hosts of
-the same build, which have their GPUs in the same slots. If these contradict each other, no slot is named.
+The driver numbers GPUs from 0, so a missing index does not identify a slot. The serial of an absent GPU cannot be read. Three
+sources identify it: the PCI bus, if the GPU is still on it; the accepted record of the host; and other hosts of the same build,
+which have GPUs in the same slots. If these sources contradict each other, no slot is named.
 """
 
 from __future__ import annotations
@@ -19,111 +19,118 @@ from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope
 
 DRIVER, BUS = "gpu.count", "gpu.pci_count"
-LEAST_HOSTS = 2
+MIN_HOSTS = 2
 """A single other host may itself be the exception."""
 NO_MODULE = -1
-"""Module of a GPU without a module number: a card in a slot."""
+"""Module number of a GPU that has none: a card in a PCIe slot."""
 
 Layout = Mapping[str, int]
-"""PCI address as sysfs spells it -> number of the module on its baseboard."""
+"""PCI address as sysfs writes it -> number of the module on its baseboard."""
 Build = tuple[str, int, str]
-"""GPU model by the inventory, number of GPUs, and the host's model by its firmware; empty if unknown."""
+"""GPU model by the inventory, number of GPUs, and host model by its firmware (empty if unknown)."""
 
 
 class SlotMap:
     """The slots of the hosts that have all their GPUs. Maps of different hosts can be merged."""
 
     def __init__(self) -> None:
-        self._seen: dict[Build, Counter[frozenset[tuple[str, int]]]] = {}
+        self._layouts: dict[Build, Counter[frozenset[tuple[str, int]]]] = {}
 
     def add(self, view: HostView) -> None:
         """Add the slots of a host's GPUs."""
         layout = _layout(view)
         if layout and len(layout) == len(view.host.devices):
-            self._seen.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1
+            self._layouts.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1
 
     def update(self, other: SlotMap) -> None:
         """Add the slots of other hosts."""
-        for build, layouts in other._seen.items():
-            self._seen.setdefault(build, Counter()).update(layouts)
+        for build, layouts in other._layouts.items():
+            self._layouts.setdefault(build, Counter()).update(layouts)
 
-    def empty(self, view: HostView, missing: int, but: Collection[str]) -> str:
-        """Name the slots that are occupied in most hosts of the build and empty here; empty if they are not `missing` many.
+    def describe_empty(self, view: HostView, missing: int, excluded: Collection[str]) -> str:
+        """Name the slots that are occupied in most hosts of the build and empty in this host.
 
-        Addresses in `but` are reported elsewhere.
+        Return an empty string unless exactly `missing` slots are found. Addresses in `excluded` are reported elsewhere.
         """
-        layouts = self._seen.get(_build(view), Counter())
-        result, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
-        usual, own = dict(result), _layout(view)
-        if count < LEAST_HOSTS or 2 * count <= layouts.total():
+        layouts = self._layouts.get(_build(view), Counter())
+        most_common, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
+        usual, actual = dict(most_common), _layout(view)
+        if count < MIN_HOSTS or 2 * count <= layouts.total():
             return ""
-        like = "of its build" if _build(view)[2] else f"with {len(usual)} GPUs"
-        where = f"where {count} of {layouts.total()} hosts {like} have one"
-        gone = {address: usual[address] for address in usual.keys() - own.keys() - {*but}}
-        if own.items() <= usual.items() and len(gone) == missing:
-            text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(gone.items()))
-            # Without modules to compare, buses that are numbered otherwise for want of a bridge would not be noticed.
+        peers = "of its build" if _build(view)[2] else f"with {len(usual)} GPUs"
+        where = f"where {count} of {layouts.total()} hosts {peers} have one"
+        empty = {address: usual[address] for address in usual.keys() - actual.keys() - {*excluded}}
+        if actual.items() <= usual.items() and len(empty) == missing:
+            text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(empty.items()))
+            # A missing bridge renumbers the buses behind it. Only module numbers reveal that.
             return f"nothing at {text}{', by the address alone' if NO_MODULE in usual.values() else ''}, {where}"
-        modules, others = {*own.values()}, {*usual.values()}
-        if modules < others and len(others - modules) == missing:
-            return f"nothing in {', '.join(f'module {module}' for module in sorted(others - modules))}, {where}"
+        modules, usual_modules = {*actual.values()}, {*usual.values()}
+        empty_modules = sorted(usual_modules - modules)
+        if modules < usual_modules and len(empty_modules) == missing:
+            return f"nothing in {', '.join(f'module {module}' for module in empty_modules)}, {where}"
         return ""
 
 
 def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdict:
     """Return the verdict; if it fails because of missing GPUs, with what identifies them."""
-    counted = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
-    if not counted or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
+    is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
+    if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
-    values = "; ".join(_told(view, verdict.name, verdict.value, verdict.limit - verdict.value, slots))
-    detail = "; ".join(text for text in (verdict.detail, values) if text)
-    return replace(verdict, reason=f"{verdict.reason}; {values}" if values else verdict.reason, detail=detail)
+    text = "; ".join(_identify(view, verdict.name, verdict.value, verdict.limit - verdict.value, slots))
+    detail = "; ".join(filter(None, (verdict.detail, text)))
+    return replace(verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail)
 
 
-def _told(view: HostView, name: str, count: int, missing: int, slots: SlotMap) -> Iterator[str]:
-    own, on_bus = _layout(view), _on_bus(view)
-    every = len(own) == len(view.evidence.gpus()) and view.host.devices == tuple(range(len(view.host.devices)))
-    alone = sorted(on_bus - own.keys())
-    fits = count == len(on_bus if name == BUS and on_bus else own) and (not on_bus or own.keys() <= on_bus)
-    # Of hosts of which some GPUs are under test, the numbers of these move when one of the others is gone.
-    if not own or not every or not fits or missing <= 0:
+def _identify(view: HostView, name: str, count: int, missing: int, slots: SlotMap) -> Iterator[str]:
+    """Yield texts that identify the `missing` GPUs; none if the readings of the host contradict each other."""
+    present, on_bus = _layout(view), _on_bus(view)
+    # If only some GPUs of a host are under test, their indexes move when one of the others is missing.
+    tests_all_gpus = view.host.devices == tuple(range(len(view.host.devices)))
+    has_all_addresses = len(present) == len(view.evidence.gpus())
+    only_on_bus = sorted(on_bus - present.keys())
+    is_consistent = count == len(on_bus if name == BUS and on_bus else present) and (
+        not on_bus or present.keys() <= on_bus
+    )
+    if not present or not has_all_addresses or not tests_all_gpus or not is_consistent or missing <= 0:
         return
-    if name == DRIVER and alone:
-        if len(alone) > missing:
+    if name == DRIVER and only_on_bus:
+        if len(only_on_bus) > missing:
             return
-        yield f"on the PCI bus and not with the driver: {', '.join(alone)} (the kernel log says why)"
-        missing -= len(alone)
+        yield f"on the PCI bus, but not listed by the driver: {', '.join(only_on_bus)} (see the kernel log)"
+        missing -= len(only_on_bus)
     if missing:
-        gone = _gone(view, missing, alone)
-        if gone:
-            text = (f"serial {serial}{f' at PCI {address}' if address else ''}" for serial, address in gone)
-            yield f"accepted with it, and not there now: {', '.join(text)}"
-        placed = sum(bool(address) for _, address in gone)
-        where = slots.empty(view, missing, alone) if placed < missing else ""
-        if where:
-            yield where
+        absent = _absent_since_acceptance(view, missing, only_on_bus)
+        if absent:
+            texts = (f"serial {serial}{f' at PCI {address}' if address else ''}" for serial, address in absent)
+            yield f"present when the host was accepted, missing now: {', '.join(texts)}"
+        located = sum(bool(address) for _, address in absent)
+        empty_slots = slots.describe_empty(view, missing, only_on_bus) if located < missing else ""
+        if empty_slots:
+            yield empty_slots
 
 
-def _gone(view: HostView, missing: int, but: Collection[str]) -> list[tuple[str, str]]:
-    """Return serial and address of the GPUs with which the host was accepted and which are absent now.
+def _absent_since_acceptance(view: HostView, missing: int, excluded: Collection[str]) -> list[tuple[str, str]]:
+    """Return serial and address of the GPUs that the host had when it was accepted and that are absent now.
 
-    Those at `but` are reported elsewhere. The address is empty if another GPU is there now. Return none if their number is not
-    `missing`.
+    GPUs at addresses in `excluded` are reported elsewhere. The address is empty if another GPU has it now. Return an empty list
+    unless exactly `missing` GPUs are absent.
     """
-    left = view.evidence.baseline
-    present, own = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
+    accepted = view.evidence.baseline
+    layout, serials = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
     before = [
         (identity(gpu), pci_address(gpu.pci_bus_id) if gpu.pci_bus_id else "")
-        for gpu in (left.host.gpus if left and left.host else ())
+        for gpu in (accepted.host.gpus if accepted and accepted.host else ())
     ]
-    gone = [(serial, address) for serial, address in before if serial and serial not in own and address not in but]
-    return [(serial, "" if address in present else address) for serial, address in gone] if len(gone) == missing else []
+    absent = [(serial, at) for serial, at in before if serial and serial not in serials and at not in excluded]
+    if len(absent) != missing:
+        return []
+    return [(serial, "" if address in layout else address) for serial, address in absent]
 
 
 def _on_bus(view: HostView) -> set[str]:
     """Return the addresses of the GPUs in the last reading of the bus."""
-    text = _last(view, "pcie.kind")
-    return {address for scope, kind in text.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
+    kinds = _last(view, "pcie.kind")
+    return {address for scope, kind in kinds.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
 
 
 def _layout(view: HostView) -> Layout:
@@ -139,7 +146,7 @@ def _build(view: HostView) -> Build:
 
 
 def _last(view: HostView, name: str) -> Mapping[str, Value]:
-    """What the last snapshot that has it says."""
+    """Return scope -> value of a metric in the last snapshot that has it."""
     metrics = view.observations.metrics.get(name)
     return metrics[-1][1].values if metrics else {}
 

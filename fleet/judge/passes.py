@@ -17,7 +17,7 @@ from fleet.judge import expectations, outliers
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
 from fleet.judge.drift import is_drift
-from fleet.judge.evaluate import HOLDS, holds, is_applicable, limit_of, series
+from fleet.judge.evaluate import COMPARE, holds, is_applicable, limit_of, series
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
@@ -313,7 +313,7 @@ def _passes(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
         for position in check.positions:
             value = values[position]
             if type(value) is float and check.is_number:
-                if not HOLDS[operator](value, limit):  # type: ignore[arg-type]
+                if not COMPARE[operator](value, limit):  # type: ignore[arg-type]
                     return False
             elif not holds(operator, value, limit):
                 return False

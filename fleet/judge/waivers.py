@@ -32,7 +32,7 @@ class WaiverMatcher:
             rises = self._of_host if waiver.host else self._of_serial
             rises.setdefault(waiver.host or waiver.serial, []).append(waiver)
 
-    def verdict(self, verdict: Verdict) -> Verdict:
+    def apply(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the waiver that applies to it, or with a note that it has expired."""
         if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
             return verdict
