@@ -861,7 +861,7 @@ def test_waiver_covers_matching_verdicts(over: Any, verdict: Verdict, expected: 
 
 def test_waiver_expires_after_its_last_day() -> None:
     for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
-        reported = WaiverMatcher((waiver(),), day).verdict(replace(BAD, detail="x"))
+        reported = WaiverMatcher((waiver(),), day).apply(replace(BAD, detail="x"))
         assert (reported.waiver is not None) is waived
         assert reported.verdict == FAIL
         expired = "its waiver by me expired on 2026-11-21 (known)"
@@ -870,7 +870,7 @@ def test_waiver_expires_after_its_last_day() -> None:
     by_serial = WaiverMatcher((waiver(host="", serial="s1"),), "2026-11-21")
     assert by_serial.apply(BAD).waiver
     assert by_serial.apply(replace(BAD, serial="")).waiver is None
-    assert WaiverMatcher((waiver(),), "2026-11-21").verdict(replace(BAD, verdict=PASS)).waiver is None
+    assert WaiverMatcher((waiver(),), "2026-11-21").apply(replace(BAD, verdict=PASS)).waiver is None
     both = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
     assert WaiverMatcher(both, "2026-11-21").apply(BAD).waiver == both[1]
     assert WaiverMatcher(both, "2026-11-21").apply(replace(BAD, waiver=both[0])).waiver == both[0]
