@@ -1,4 +1,4 @@
-"""Puts a run's figures beside those of nccl-tests, nvbandwidth and gpu-burn from the same machine, as Markdown tables.
+"""Compare the figures of a run with those of nccl-tests, nvbandwidth and gpu-burn from the same machine, as Markdown tables.
 
 Usage: python docs/measurements/compare.py RUN/hosts/HOST.json REFERENCE
        REFERENCE holds nccl/OP.txt, nccl/OP_graph.txt, nvbandwidth/{host,peer,local}.json and gpu_burn/smi.csv, as the
@@ -24,7 +24,7 @@ Figures = Mapping[tuple[str, ...], float]
 
 
 def main() -> None:
-    """Prints a table for each reference tool, and the worst and the median ratio of each."""
+    """Print a table for each reference tool, with its lowest and median ratio."""
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     record = json.loads(Path(sys.argv[1]).read_text())
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def report(ratios: list[float], what: str) -> None:
-    """The line under a table."""
+    """Return the summary line of a table."""
     if ratios:
         low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
         print(f"\n{what}: lowest {low:.3f}, median {middle:.3f}, highest {high:.3f}, {len(ratios)} figures.\n")
@@ -46,10 +46,10 @@ def report(ratios: list[float], what: str) -> None:
 
 
 def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
-    """Size in bytes -> (time in s, busbw in B/s) from nccl-tests' tables; the medians, if a file has several runs."""
+    """Return size in bytes -> (time in s, busbw in B/s) from the output of nccl-tests; medians if it has several runs."""
     times: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
-        cells = line.split()  # hypercube has no cell for the reduction
+        cells = line.split()  # hypercube has no column for the reduction
         if len(cells) in (12, 13) and re.fullmatch(r"[1-9]\d*", cells[0]):
             time, _, busbw = (float(cell) for cell in (cells[-4:-1] if placement == "in_place" else cells[-8:-5]))
             times.setdefault(int(cells[0]), []).append((time * 1e-6, busbw * 1e9))
@@ -58,7 +58,7 @@ def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
 
 
 def collectives(observations: list[dict[str, Any]], kind: str) -> Iterator[tuple[str, str, int, float]]:
-    """Operation, placement, size and value of every observation of that kind."""
+    """Return operation, placement, size and value of every observation of a kind."""
     for item in observations:
         match = re.fullmatch(rf"collective\.(\w+)\.{kind}", item["name"])
         if match:
@@ -66,7 +66,7 @@ def collectives(observations: list[dict[str, Any]], kind: str) -> Iterator[tuple
 
 
 def bandwidths(observations: list[dict[str, Any]], reference: Path) -> None:
-    """Bus bandwidth of the large sizes beside nccl-tests."""
+    """Compare the bus bandwidth of large messages with nccl-tests."""
     print("| operation | placement | size, MiB | busbw, GB/s | nccl-tests | ratio |\n|---|---|---:|---:|---:|---:|")
     ratios = []
     for op, placement, size, busbw in collectives(observations, "busbw"):
@@ -80,12 +80,12 @@ def bandwidths(observations: list[dict[str, Any]], reference: Path) -> None:
 
 
 def latencies(observations: list[dict[str, Any]], reference: Path) -> None:
-    """Time of the small sizes, launched one by one."""
+    """Compare the time of small messages, launched one by one."""
     _times(observations, reference, "latency", "")
 
 
 def graphs(observations: list[dict[str, Any]], reference: Path) -> None:
-    """Time of the small sizes in a CUDA graph."""
+    """Compare the time of small messages in a CUDA graph."""
     _times(observations, reference, "graph_latency", "_graph")
 
 
@@ -103,7 +103,7 @@ def _times(observations: list[dict[str, Any]], reference: Path, kind: str, suffi
 
 
 def nvbandwidth(path: Path) -> dict[str, list[list[str]]]:
-    """Test case -> its matrix of GB/s, as text."""
+    """Return test case -> matrix of GB/s, as text."""
     if not path.exists():
         return {}
     cases = json.loads(path.read_text())["nvbandwidth"]["testcases"]
@@ -111,7 +111,7 @@ def nvbandwidth(path: Path) -> dict[str, list[list[str]]]:
 
 
 def copies(observations: list[dict[str, Any]], reference: Path) -> None:
-    """Copies beside nvbandwidth: of host memory, between GPUs, and within one."""
+    """Compare copies with nvbandwidth: to and from the host, between GPUs, and within a GPU."""
     print("| copy | GPU | GB/s | nvbandwidth | ratio |\n|---|---|---:|---:|---:|")
     theirs = {
         name: matrix
@@ -139,7 +139,7 @@ def _copies(observations: list[dict[str, Any]]) -> Iterator[tuple[str, str, floa
 
 
 def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, target: int = -1) -> float:
-    """The same figure of nvbandwidth in GB/s; 0 where there is none. Both ways at once it gives each way by itself."""
+    """Return the figure of nvbandwidth in GB/s, or 0. For bidirectional copies nvbandwidth reports each direction."""
 
     def cell(case: str, row: int, column: int) -> float:
         matrix = theirs.get(case, [])
@@ -155,14 +155,14 @@ def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, targe
         "host host_to_device": ("host_to_device_memcpy_ce", 0, source),
         "host device_to_host": ("device_to_host_memcpy_ce", 0, source),
         "peer one_way": ("device_to_device_memcpy_write_ce", source, target),
-        # Three matrices one below the other: one way, the other, their sum.
+        # Three matrices in sequence: each direction, and their sum.
         "peer both_ways": (both, 2 * len(theirs.get(both, [[]])[0]) + source, target),
     }[what]
     return cell(case, row, column)
 
 
 def burn(observations: list[dict[str, Any]], reference: Path) -> None:
-    """Power under stress beside gpu-burn's, both instantaneous, the mean of the settled part."""
+    """Compare power under stress with gpu-burn: means of instantaneous samples in the steady state."""
     print("| GPU | stress, W | gpu-burn -tc, W | ratio | SM clock, MHz | gpu-burn | °C | gpu-burn |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     ratios = []
@@ -182,14 +182,14 @@ def burn(observations: list[dict[str, Any]], reference: Path) -> None:
 
 
 def _burned(path: Path) -> dict[str, tuple[float, float, float]]:
-    """GPU -> mean W, MHz and °C of the last 60 % of the time under load, out of nvidia-smi's samples."""
+    """Return GPU -> mean W, MHz and °C of the last 60 % of the time under load, from samples of nvidia-smi."""
     samples: dict[str, list[list[float]]] = {}
     with path.open() if path.exists() else open("/dev/null") as file:  # noqa: PTH123
         for row in list(csv.reader(file, skipinitialspace=True))[1:]:
             try:
                 watts, _, clock, temperature = (float(cell.split()[0]) for cell in row[2:6])
             except (ValueError, IndexError):
-                continue  # the line that was being written when the sampler ended
+                continue  # a partial line, written when the sampler ended
             samples.setdefault(row[1], []).append([watts, clock, temperature])
     rates = {}
     for index, rows in sorted(samples.items()):

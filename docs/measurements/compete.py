@@ -1,4 +1,4 @@
-"""Slows one GPU down by a share of its time, to see whether a gate finds it: matrix products of another process.
+"""Slow down one GPU by matrix products of another process, to test whether a criterion detects it.
 
 Usage: python docs/measurements/compete.py GPU SHARE SECONDS      e.g. 2 0.05 60
 """
@@ -14,7 +14,7 @@ SIZE = 4096
 
 
 def main() -> None:
-    """Computes for SHARE of the time and rests for the remainder, until SECONDS have passed."""
+    """Compute for SHARE of the time and sleep for the rest, until SECONDS have passed."""
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     device, share, seconds = torch.device("cuda", int(sys.argv[1])), float(sys.argv[2]), float(sys.argv[3])

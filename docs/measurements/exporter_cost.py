@@ -1,4 +1,4 @@
-"""What the exporter costs a host that trains: its share of a core, and what the training loses, measured by turns.
+"""Measure the load of the exporter during training: its share of a core, and the loss of training throughput.
 
 Usage: python docs/measurements/exporter_cost.py [SECONDS] [ROUNDS]
 
@@ -28,7 +28,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def train(log: Path) -> None:
-    """One rank: writes the time after every tenth step of rank 0."""
+    """Run one rank; rank 0 logs the time after every tenth step."""
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
     dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
@@ -51,19 +51,19 @@ def train(log: Path) -> None:
 
 
 def rate(log: Path, begin: float, end: float) -> float:
-    """Steps a second between two times."""
+    """Return the steps per second between two times."""
     times = [at for at in map(float, log.read_text().split()) if begin <= at <= end]
     return 10 * (len(times) - 1) / (times[-1] - times[0])
 
 
 def cpu_s(process: int) -> float:
-    """CPU seconds that a process has used."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def exported(seconds: float) -> tuple[float, float, float]:
-    """Begin and end of the time in which there was an exporter, and its share of a core."""
+    """Run the exporter; return begin and end of that time, and its share of a core."""
     command = [sys.executable, str(ROOT / "rackproof"), "export", "--listen", "127.0.0.1", "--port", str(PORT)]
     exporter = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -85,7 +85,7 @@ def exported(seconds: float) -> tuple[float, float, float]:
 
 
 def scraped() -> bool:
-    """Whether the exporter gave its page."""
+    """Return whether the exporter answered a scrape."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10) as page:
             return bool(page.read())
@@ -94,12 +94,12 @@ def scraped() -> bool:
 
 
 def main(seconds: float, rounds: int) -> None:
-    """Prints each round, and the median of all."""
+    """Print the results of each round, and the medians."""
     processes = torch.cuda.device_count() or 2
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "steps"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        error_file = Path(directory) / "told"  # torchrun writes a traceback about the signal that ends it
+        error_file = Path(directory) / "told"  # torchrun prints a traceback when a signal ends it
         with error_file.open("w") as file:
             training = subprocess.Popen([*launch, __file__, "--train", str(log)], stderr=file)
         try:
@@ -126,7 +126,7 @@ def main(seconds: float, rounds: int) -> None:
 
 
 def one_round(log: Path, seconds: float, *, exporter_first: bool) -> tuple[float, float, float]:
-    """Steps a second without the exporter and with it, and its share of a core."""
+    """Return the steps per second without and with the exporter, and its share of a core."""
     exported_share = exported(seconds) if exporter_first else None
     time.sleep(SETTLE_S)
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""A gang of several hosts on one machine with several GPUs: each host has some of the GPUs, and NCCL takes them for strangers.
+"""Run a gang of simulated hosts on one machine with several GPUs; NCCL treats them as separate hosts.
 
 Usage: python docs/measurements/gangs.py RUN_DIR DEVICES PROFILE [FAULT]
     DEVICES  the GPUs of each host, e.g. 0/1/2/3 or 0,1/2,3
@@ -29,7 +29,7 @@ from schemas.records import to_json  # noqa: E402
 
 PORT = 29600
 COMPETITORS = 3
-"""One shares the GPU half and half, which hardly slows a transfer over sockets."""
+"""Competing processes per GPU. A single one gets half of the GPU, which hardly slows a transfer over sockets."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
     hosts = {host.name: directory / "at" / host.name for host in plan.hosts}
     for name, host_directory in hosts.items():
-        ours(name, host_directory, "inspect", "--plan", str(directory / "plan.json"))
+        run_rackproof(name, host_directory, "inspect", "--plan", str(directory / "plan.json"))
     load = competitors(fault) if fault[0] == "slow" else []
     launches = {name: launch(name, host_directory, list(hosts)) for name, host_directory in hosts.items()}
     began = time.monotonic()
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def planned(run_id: str, devices: list[list[str]], profile: str, *, shared: bool) -> Plan:
-    """What a playbook would plan for such an inventory."""
+    """Return the plan that a playbook would make for these hosts."""
     inventory = {
         f"h{number}": {
             "rackproof_gpu_count": len(own),
@@ -77,12 +77,12 @@ def command(name: str, directory: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "rackproof"), *arguments, "--run-dir", str(directory), "--host", name]
 
 
-def ours(name: str, directory: Path, *arguments: str) -> None:
+def run_rackproof(name: str, directory: Path, *arguments: str) -> None:
     subprocess.run(command(name, directory, *arguments), check=True, stdout=subprocess.DEVNULL)
 
 
 def launch(name: str, directory: Path, members: list[str]) -> subprocess.Popen[bytes]:
-    """One host's part, as the gang role starts it."""
+    """Start the launch on one host, like the gang role."""
     started = command(
         name, directory, "launch", "--members", ",".join(members), "--port", str(PORT), "--interface", "lo"
     )
@@ -90,7 +90,7 @@ def launch(name: str, directory: Path, members: list[str]) -> subprocess.Popen[b
 
 
 def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
-    """Returns once the other processes compute."""
+    """Start competing processes and wait until they compute."""
     script = ROOT / "docs" / "measurements" / "compete.py"
     started = [subprocess.Popen([sys.executable, str(script), fault[1], fault[2], "600"]) for _ in range(COMPETITORS)]
     time.sleep(8)
@@ -98,7 +98,7 @@ def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
 
 
 def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
-    """Sends the signal once the rank is in the midst of an operation; returns when."""
+    """Send the signal once the rank runs an operation; return the time of the signal."""
     while not (state := [directory for directory in hosts.values() if measuring(directory, rank)]):
         time.sleep(0.1)
     time.sleep(2)
@@ -128,7 +128,7 @@ def is_rank(process: Path, rank: int, host: str) -> bool:
 
 
 def gather(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:
-    """Fetches as the roles do, and reports."""
+    """Fetch the records like the roles, and write the report."""
     (directory / "hosts").mkdir()
     for host in plan.hosts:
         shutil.copy(hosts[host.name] / "record.json", directory / "hosts" / f"{host.name}.json")

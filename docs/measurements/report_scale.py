@@ -1,12 +1,12 @@
-"""How long `rackproof report` takes against the number of hosts, and how much memory; by simulated fleets, on two processors.
+"""Measure time and memory of `rackproof report` for simulated fleets of growing size, on two processors.
 
     .venv/bin/python docs/measurements/report_scale.py 100 1000 10000
 
-A row a fleet: bytes of its records, seconds of the whole command (records read, believed, judged, every format written),
-records a second, and two measures that hardly depend on the machine and its load: the CPU time of all processes as a multiple
-of `json.loads` of the same bytes in one (`anchor`), and, a host, of that of the first row (`linear`: 1.0 or less is linear).
-Memory is what the processes of the command have in all, sampled 20 times a second from /proc: `PSS` counts a page that several
-share once, `RSS` as often as it is shared; the larger is the one to hold against a limit.
+One row per fleet: bytes of the records, seconds of the complete command (read, validate, judge, write every format), records per
+second, and two figures that hardly depend on the machine and its load. `anchor` is the CPU time of all processes relative to
+`json.loads` of the same bytes in one process. `linear` is the CPU time per host relative to the first row; 1.0 or less is linear.
+Memory is the sum over all processes of the command, sampled 20 times a second from /proc: `PSS` counts a shared page once, `RSS`
+once per process. Compare the larger with a limit.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pathlib import Path
 COMMAND = Path(__file__).parents[2] / "rackproof"
 SAMPLE_S = 0.05
 ANCHORS = 300
-"""Records that are parsed for the anchor; the rest of the bytes is reckoned from these."""
+"""Records parsed for the anchor; its time is extrapolated to all bytes."""
 
 
 def main() -> int:
-    """Prints the curve."""
+    """Print one row per fleet size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("hosts", type=int, nargs="*", default=[100, 1000, 10_000])
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--readings", choices=["judged", "all"], default="judged")
     parser.add_argument("--faulty", type=float, default=0.01, help="share of hosts with a fault (default: 0.01)")
     parser.add_argument("--processors", type=int, default=2)
-    parser.add_argument("--where", type=Path, help="make the fleets there, and keep them")
+    parser.add_argument("--where", type=Path, help="directory in which to create and keep the fleets")
     options = parser.parse_args()
     print(f"profile {options.profile}, readings {options.readings}, {options.processors} processors, "
           f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()}")  # fmt: skip
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def simulate(directory: Path, count: int, options: argparse.Namespace) -> None:
-    """A fleet of that size, if it is not there yet."""
+    """Simulate a fleet of this size unless it exists."""
     if directory.exists():
         return
     faults = ["--fault", "ecc"] * max(1, min(int(count * options.faulty), 200))
@@ -67,7 +67,7 @@ def simulate(directory: Path, count: int, options: argparse.Namespace) -> None:
 
 
 def measure(directory: Path, processors: int) -> dict[str, float]:
-    """The command on that fleet."""
+    """Run the report on a fleet and return its figures."""
     paths = sorted([*directory.glob("hosts/*.json"), *directory.glob("gangs/*/*.json")])
     sizes = [path.stat().st_size for path in paths]
     chosen = sorted(os.sched_getaffinity(0))[:processors]
@@ -108,7 +108,7 @@ def measure(directory: Path, processors: int) -> dict[str, float]:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Resident and proportional bytes of a process and of all that it started."""
+    """Return RSS and PSS in bytes of a process and its descendants."""
     rss = pss = 0
     pending = [pid]
     while pending:

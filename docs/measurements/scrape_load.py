@@ -1,7 +1,7 @@
-"""The exporter's server under load beside prometheus_client's own, in one run: many scrapers, then half-open clients.
+"""Compare the HTTP server of the exporter with that of prometheus_client under load: many scrapers, then half-open clients.
 
 Usage: python docs/measurements/scrape_load.py [SCRAPERS] [HALF_OPEN]      default: 100 and 1000
-The page is that of a host with sixteen GPUs, made up; each server runs in a process of its own, which reports its memory.
+The page imitates that of a host with sixteen GPUs. Each server runs in its own process, which reports its memory.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from collectors.base import Family
 GPUS, FAMILIES, LINKS = 16, 60, 18
 
 
-class Made:
-    """As many readings as a host with sixteen GPUs has."""
+class FakeCollector:
+    """A collector with as many readings as a host with sixteen GPUs has."""
 
     name = "made"
 
     def collect(self) -> list[Family]:
-        """A gauge for each GPU in each family, and five counters for each of its links."""
+        """Return a gauge for each GPU in each family, and five counters for each of its links."""
         time.sleep(0.02)
         families = [Family(name=f"gpu.reading{number}", unit="1", help="Help") for number in range(FAMILIES)]
         families += [
@@ -51,7 +51,7 @@ class Made:
 
 def serve(kind: str) -> None:
     """Serve until standard input ends, then print the peak memory."""
-    registered: CollectorRegistry = registry([Made()])
+    registered: CollectorRegistry = registry([FakeCollector()])
     if kind == "ours":
         print(Server(registered, "127.0.0.1", 0).port, flush=True)
     else:
@@ -64,7 +64,7 @@ def serve(kind: str) -> None:
 
 
 def scrape(port: int, times: list[float], begin: threading.Event) -> None:
-    """One scraper, as it sees the time."""
+    """Scrape once and append the duration in seconds, or infinity if it failed."""
     begin.wait()
     began = time.monotonic()
     try:
@@ -76,7 +76,7 @@ def scrape(port: int, times: list[float], begin: threading.Event) -> None:
 
 
 def measure(kind: str, scrapers: int, half_open: int) -> tuple[float, float, float, int]:
-    """p95 of the scrapers in s, seconds until the half-open clients were closed, RSS in MiB, scrapes that failed."""
+    """Return p95 of the scrapes in s, seconds until half-open clients were closed, RSS in MiB, and failed scrapes."""
     with subprocess.Popen(
         [sys.executable, __file__, "--serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -91,13 +91,13 @@ def measure(kind: str, scrapers: int, half_open: int) -> tuple[float, float, flo
             thread.join()
         closed = idle(port, half_open)
         output, _ = server.communicate("")
-    failed = sum(one == float("inf") for one in times)
+    failed = sum(duration == float("inf") for duration in times)
     p95 = statistics.quantiles(times, n=20)[-1] if not failed else float("inf")
     return p95, closed, int(output) / 1024, failed
 
 
 def idle(port: int, count: int, patience_s: float = 20.0) -> float:
-    """Seconds until every one of so many clients that say nothing was closed; infinite where some are still open."""
+    """Open `count` silent connections; return the seconds until all were closed, or infinity."""
     clients = []
     for _ in range(count):
         with contextlib.suppress(OSError):
@@ -117,15 +117,15 @@ def idle(port: int, count: int, patience_s: float = 20.0) -> float:
 
 
 def main() -> None:
-    """Prints both servers and their ratio."""
+    """Print the figures of both servers and their ratio."""
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2])
     scrapers, half_open = (int(word) for word in (*sys.argv[1:], *("100", "1000")[len(sys.argv) - 1 :]))
     results = {kind: measure(kind, scrapers, half_open) for kind in ("ours", "stock")}
     for kind, (p95, closed, memory, failed) in results.items():
-        left = f"closed in {closed:.1f} s" if closed < float("inf") else "still open after 20 s"
+        state = f"closed in {closed:.1f} s" if closed < float("inf") else "still open after 20 s"
         print(
-            f"{kind:<6} {scrapers} scrapers p95 {p95:.3f} s ({failed} failed), {half_open} half-open clients {left}, "
+            f"{kind:<6} {scrapers} scrapers p95 {p95:.3f} s ({failed} failed), {half_open} half-open clients {state}, "
             f"at most {memory:.0f} MiB"
         )
     print(f"stock / ours: {results['stock'][0] / results['ours'][0]:.1f}")

@@ -1,4 +1,4 @@
-"""The acceptance playbook over real SSH, with real torchrun across hosts, a real Prometheus and `rackproof watch`."""
+"""Test the acceptance playbook over real SSH, with torchrun across hosts, a real Prometheus and `rackproof watch`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
 
 HOSTS = ("node1", "node2")
-CUT = "node3"
-"""Is in the inventory of the last run alone, and never reached."""
+UNREACHABLE = "node3"
+"""A host that only the last run has in its inventory; its link is cut."""
 MEMORY = ("copy", "triad")
-WITH_CUT = ("pairs.bandwidth", "pairs.latency")
+PAIR_OBSERVATIONS = ("pairs.bandwidth", "pairs.latency")
 SMALL: dict[str, Any] = {
     "schema": "rackproof.profile/1",
-    "summary": "as little as shows whom a fault costs what",
+    "summary": "the smallest profile that shows the effect of a fault",
     "device": "cpu",
     "processes_per_host": 1,
     "stages": {
@@ -57,7 +57,7 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One finished acceptance run."""
+    """A finished acceptance run."""
 
     directory: Path
     code: int
@@ -65,21 +65,21 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any]:
-        """report.json, checked against its schema."""
+        """Return report.json, checked against its schema."""
         document: dict[str, Any] = documents.read(self.directory / "report.json", "report", max_bytes=50_000_000)
         return document
 
     def findings(self) -> set[tuple[str, str, str]]:
-        """(host, observation, verdict) of everything that did not pass."""
+        """Return (host, observation, verdict) of each verdict that is not a pass."""
         verdicts = self.report["verdicts"]
         return {(item["host"], item["name"], item["verdict"]) for item in verdicts if item["verdict"] != "pass"}
 
     def measured(self, host: str) -> int:
-        """How many observations of the plan the report has of a host."""
+        """Return the number of measured observations of a host."""
         return int(self._coverage(host)["measured"])
 
     def missing(self, host: str) -> int:
-        """How many of them it has not."""
+        """Return the number of missing observations of a host."""
         return int(self._coverage(host)["expected"]) - self.measured(host)
 
     def _coverage(self, host: str) -> dict[str, Any]:
@@ -87,8 +87,8 @@ class Run:
         return coverage
 
 
-def watchable() -> dict[str, Any]:
-    """The rehearsal with a rank a host, long enough on a fast machine too: an exporter gives the same page for FRESH_S."""
+def rehearsal_profile() -> dict[str, Any]:
+    """Return the rehearsal with one rank per host. Its stress test outlasts FRESH_S, for which the exporter caches a page."""
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
     profile["stages"]["benchmark"]["benchmarks"]["stress"]["seconds"] = FRESH_S
@@ -100,8 +100,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     directory = tmp_path_factory.mktemp("site")
     (directory / "runs").mkdir()
     (directory / "small.yml").write_text(yaml.safe_dump(SMALL))
-    (directory / "rehearsal.yml").write_text(yaml.safe_dump(watchable()))
-    with Lab(directory / "lab", hosts=len((*HOSTS, CUT))) as lab:
+    (directory / "rehearsal.yml").write_text(yaml.safe_dump(rehearsal_profile()))
+    with Lab(directory / "lab", hosts=len((*HOSTS, UNREACHABLE))) as lab:
         install_agent(lab, agent_archive)
         yield Site(lab=lab, runs=directory / "runs")
 
@@ -113,7 +113,7 @@ def prometheus(site: Site) -> Prometheus:
 
 @dataclass(frozen=True)
 class Watched(Run):
-    """A run that was watched from the moment on at which hosts were looked at."""
+    """A run that `rackproof watch` followed from the preflight on."""
 
     views: list[dict[str, Any]]
     lines: list[str]
@@ -121,7 +121,7 @@ class Watched(Run):
 
 @pytest.fixture(scope="module")
 def accepted(site: Site, prometheus: Prometheus) -> Watched:
-    """All that the rehearsal measures, and long enough to be watched."""
+    """Run the complete rehearsal while two `rackproof watch` processes follow it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RACKPROOF_HEARTBEAT", "2")
         attempt = site.start(
@@ -139,19 +139,19 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
         assert watcher.wait(20) == 0
     views, lines = ((site.lab.directory / name).read_text().splitlines() for name in ("views", "lines"))
     print(output[-6000:], *lines, sep="\n")
-    parsed = [json.loads(view) for view in views]
-    return Watched(site.runs / "first", attempt.process.returncode, output, parsed, lines)
+    documents_ = [json.loads(view) for view in views]
+    return Watched(site.runs / "first", attempt.process.returncode, output, documents_, lines)
 
 
 def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
-    """One that tells a program, one that tells a log; into files, since nobody reads while they tell."""
+    """Start two `rackproof watch` processes, one with JSON and one with lines. They write to files, which cannot block them."""
     assert attempt.reached("preflight : Check that the host can be measured", 1.0), attempt.lines[-20:]
     command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run)]
-    views = []
+    watchers = []
     for name, *options in (("views", "--json", "--every=0.5"), ("lines", "--every=1", "--no-judge", "--no-ask")):
         with (lab.directory / name).open("w") as file:
-            views.append(lab.popen([*command, *options], stdout=file))
-    return views
+            watchers.append(lab.popen([*command, *options], stdout=file))
+    return watchers
 
 
 def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
@@ -182,18 +182,18 @@ def test_ranks_of_all_hosts_worked_together(accepted: Run) -> None:
         assert [rank["exit_code"] for rank in record["launches"][0]["ranks"]] == [0]
 
 
-def test_prometheus_has_every_host_under_this_run(prometheus: Prometheus, accepted: Run) -> None:
+def test_prometheus_has_every_host_with_the_run_id(prometheus: Prometheus, accepted: Run) -> None:
     series = 'count_over_time(rackproof_host_memory_total_bytes{run_id="first"}[1h])'
     racks = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=2)}
     assert racks == dict.fromkeys(HOSTS, "rack1")
 
 
-def test_nothing_runs_on_after_the_run(site: Site, accepted: Run) -> None:
+def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
     ours = ("pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks")
     assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 
-def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: Path) -> None:
+def test_deleted_record_is_reported_and_the_rest_is_judged(accepted: Run, tmp_path: Path) -> None:
     directory = tmp_path / "first"
     shutil.copytree(accepted.directory, directory)
     (directory / "hosts" / "node2.json").unlink()
@@ -218,86 +218,100 @@ def broken(*arguments):
 
 benchmark.OPERATIONS = dict.fromkeys(benchmark.OPERATIONS, broken)
 """
-"""Put beneath the agent, into the Python environment of one host."""
+"""Fault: the memory benchmark of one host fails."""
 
 
 @dataclass(frozen=True)
-class Struck(Run):
-    """A run in which one host cannot be reached and another fails in a benchmark, with secrets in the inventory and on the
-    hosts, and all that `ps` showed meanwhile."""
+class FaultyRun(Run):
+    """A run with an unreachable host, a failing benchmark, and secrets in the inventory and on the hosts.
+
+    `arguments` are the command lines of all processes that ran meanwhile.
+    """
 
     password_hash: str
     arguments: set[str]
 
 
 @pytest.fixture(scope="module")
-def struck(site: Site, accepted: Watched) -> Struck:
+def faulty_run(site: Site, accepted: Watched) -> FaultyRun:
     hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
-    for host in (*HOSTS, CUT):
+    for host in (*HOSTS, UNREACHABLE):
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
     inject_fault(site.lab, "node2", FAULT)
-    site.lab.cut(CUT)
+    site.lab.cut(UNREACHABLE)
     over, arguments = threading.Event(), set[str]()
     watcher = threading.Thread(target=watch_arguments, args=(over, arguments))
     watcher.start()
     try:
         hidden = {"ansible_become_password": PASSWORD, "rackproof_exporter_web_config": WEB_CONFIG}
-        code, output = site.run("struck", rackproof_profile=str(site.runs.parent / "small.yml"), **hidden)
+        code, output = site.run("faulty", rackproof_profile=str(site.runs.parent / "small.yml"), **hidden)
     finally:
         over.set()
         watcher.join()
     print(output[-6000:])
-    return Struck(site.runs / "struck", code, output, password_hash=hashed, arguments=arguments)
+    return FaultyRun(site.runs / "faulty", code, output, password_hash=hashed, arguments=arguments)
 
 
 def watch_arguments(over: threading.Event, arguments: set[str]) -> None:
-    """What every process of this machine is started with, the hosts' among them."""
+    """Collect the command lines of all processes of this machine and the lab hosts."""
     while not over.wait(0.1):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 arguments.add(path.read_bytes().decode(errors="replace"))
 
 
-def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, struck: Struck) -> None:
-    """Of the web.config.yml the hash of the password, of the inventory a password, of the run the nonce that seals its lines."""
-    assert any("--web-config" in line and WEB_CONFIG in line for line in struck.arguments)
-    assert any("agent.benchmarks" in line for line in struck.arguments)
-    nonce = json.loads((struck.directory / "plan.json").read_text())["nonce"]
-    visible = "\n".join([struck.output, *struck.arguments])
-    for secret in (nonce, struck.password_hash, PASSWORD):
+def test_no_secret_is_in_a_command_line_log_or_result(site: Site, faulty_run: FaultyRun) -> None:
+    """Secrets: password hash in web.config.yml, a password in the inventory, and the nonce that signs messages of the run."""
+    assert any("--web-config" in line and WEB_CONFIG in line for line in faulty_run.arguments)
+    assert any("agent.benchmarks" in line for line in faulty_run.arguments)
+    nonce = json.loads((faulty_run.directory / "plan.json").read_text())["nonce"]
+    visible = "\n".join([faulty_run.output, *faulty_run.arguments])
+    for secret in (nonce, faulty_run.password_hash, PASSWORD):
         assert secret not in visible
-    written = ["grep", "-rlaF", "-e", struck.password_hash, "-e", PASSWORD]
-    assert subprocess.run([*written, struck.directory], capture_output=True, check=False).stdout == b""
+    written = ["grep", "-rlaF", "-e", faulty_run.password_hash, "-e", PASSWORD]
+    assert subprocess.run([*written, faulty_run.directory], capture_output=True, check=False).stdout == b""
     directories = ("/var", "/opt/rackproof", "/tmp", "/etc", "/root")
     since = ("-xdev", "-type", "f", "-cnewer", "/etc/hostname")  # since the host booted
     for host in HOSTS:
         matches = site.lab.on(host, "find", *directories, *since, "-exec", *written, "{}", "+", check=False).stdout
         assert matches.split() == [WEB_CONFIG]
-        logs = ("grep", "-rlaF", nonce, f"{STATE}/runs/struck/logs", f"{STATE}/runs/struck/work", f"{STATE}/exporter")
+        logs = (
+            "grep",
+            "-rlaF",
+            nonce,
+            f"{STATE}/runs/faulty/logs",
+            f"{STATE}/runs/faulty/work",
+            f"{STATE}/exporter",
+        )
         assert site.lab.on(host, *logs, check=False).stdout == ""
 
 
-def test_unreachable_host_is_named_and_the_others_finish(struck: Struck) -> None:
-    assert struck.code != 0
-    assert struck.report["decision"] == "incomplete"
-    assert {finding for finding in struck.findings() if finding[0] != "node2"} == {(CUT, "record", "inconclusive")}
-    lost = next(host for host in struck.report["hosts"] if host["name"] == CUT)
+def test_unreachable_host_is_reported_and_the_others_finish(faulty_run: FaultyRun) -> None:
+    assert faulty_run.code != 0
+    assert faulty_run.report["decision"] == "incomplete"
+    assert {finding for finding in faulty_run.findings() if finding[0] != "node2"} == {
+        (UNREACHABLE, "record", "inconclusive")
+    }
+    lost = next(host for host in faulty_run.report["hosts"] if host["name"] == UNREACHABLE)
     assert any("unreachable at Preflight" in event for event in lost["events"])
-    assert [struck.missing(host) for host in HOSTS] == [len(WITH_CUT), len(WITH_CUT) + len(MEMORY)]
-    record = json.loads((struck.directory / "gangs" / "rack1" / "node1.json").read_text())
+    assert [faulty_run.missing(host) for host in HOSTS] == [
+        len(PAIR_OBSERVATIONS),
+        len(PAIR_OBSERVATIONS) + len(MEMORY),
+    ]
+    record = json.loads((faulty_run.directory / "gangs" / "rack1" / "node1.json").read_text())
     assert record["launches"][0]["members"] == ["node1", "node2"]
 
 
-def test_failing_benchmark_is_named_with_its_host_and_reason(struck: Struck) -> None:
-    assert {finding for finding in struck.findings() if finding[0] != CUT} == {
+def test_failing_benchmark_is_reported_with_its_host_and_reason(faulty_run: FaultyRun) -> None:
+    assert {finding for finding in faulty_run.findings() if finding[0] != UNREACHABLE} == {
         ("node2", "memory.bandwidth", "inconclusive")
     }
-    verdicts = struck.report["verdicts"]
+    verdicts = faulty_run.report["verdicts"]
     reasons = [item["reason"] for item in verdicts if item["host"] == "node2" and item["verdict"] != "pass"]
     assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * len(MEMORY)
 
 
-# --- `rackproof watch` beside the run, and what the playbook tells of itself
+# --- `rackproof watch`, and the progress messages of the playbook
 
 
 def cells(view: dict[str, Any], stage: str) -> dict[str, dict[str, Any]]:
@@ -318,23 +332,23 @@ def test_exporter_reports_progress_and_time_left_of_a_stage(accepted: Watched) -
         host for view in accepted.views if view["task"] == "benchmark : Run the benchmarks" for host in view["hosts"]
     ]
     assert BENCHMARKS.keys() & {host["benchmark"] for host in measured}
-    left = [host["remaining_s"] for host in measured if host["remaining_s"] is not None]
-    assert left
-    assert all(0 < seconds <= 180 for seconds in left)
+    remaining = [host["remaining_s"] for host in measured if host["remaining_s"] is not None]
+    assert remaining
+    assert all(0 < seconds <= 180 for seconds in remaining)
     progress = [host["cells"]["benchmark"]["progress"] for host in measured]
     assert all(share is None or 0 <= share <= 1 for share in progress)
     assert any(share is not None for share in progress)
 
 
 def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
-    said = [line.split(" ", 1)[1] for line in accepted.lines]
-    assert "run first: 2 hosts of rack1, profile rehearsal, REHEARSAL" in said
-    for host in HOSTS:  # one line for several where they are seen at once
+    messages = [line.split(" ", 1)[1] for line in accepted.lines]
+    assert "run first: 2 hosts of rack1, profile rehearsal, REHEARSAL" in messages
+    for host in HOSTS:  # hosts that change at the same time share a line
         running = [
-            position for position, line in enumerate(said) if host in line and line.endswith(" benchmark: running")
+            position for position, line in enumerate(messages) if host in line and line.endswith(" benchmark: running")
         ]
         assert len(running) == 1
-        assert running[0] < said.index("decision: accepted")
+        assert running[0] < messages.index("decision: accepted")
     assert not [line for line in accepted.lines if "\x1b" in line]
 
 
@@ -344,7 +358,7 @@ def test_playbook_prints_what_it_waits_for(accepted: Watched) -> None:
     assert "no progress is told any more" not in accepted.output
 
 
-def test_every_event_is_as_the_schema_says(accepted: Watched) -> None:
+def test_every_progress_event_is_valid_by_the_schema(accepted: Watched) -> None:
     events = [json.loads(line) for line in (accepted.directory / "progress.jsonl").read_text().splitlines()]
     for event in events:
         documents.validate(event, "progress", source="progress.jsonl")

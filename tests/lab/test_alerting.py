@@ -1,6 +1,6 @@
-"""A fault on a host becomes an alert at Alertmanager within two scrapes, and ends with the fault: all of it real but the GPUs.
+"""Test alerting with a real exporter, Prometheus and Alertmanager: a fault raises an alert within two scrapes, and resolves it.
 
-`rackproof export` reads the stub of NVML, whose scenario changes, and a kernel log of the test's own in place of /dev/kmsg.
+Only the GPUs are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake kernel log at /dev/kmsg.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"
 SCRAPE_S = 1.0
 MAX_DELAY_S = 3 * SCRAPE_S + 1.0
-"""Two scrapes, the evaluation after the second, and a second for a busy machine."""
+"""Two scrapes, the evaluation after the second, and 1 s for a busy machine."""
 BOOT = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
 
 
-def wait(for_what: str, holds: Callable[[], Any], timeout: float) -> Any:
-    ends = time.monotonic() + timeout
-    while not (result := holds()):
-        assert time.monotonic() < ends, f"{for_what}: not within {timeout} s"
+def wait(event: str, get: Callable[[], Any], timeout: float) -> Any:
+    """Return the value of `get` once it is true."""
+    deadline = time.monotonic() + timeout
+    while not (value := get()):
+        assert time.monotonic() < deadline, f"{event}: not within {timeout} s"
         time.sleep(0.1)
-    return result
+    return value
 
 
 @dataclass
 class Site:
-    """A host that is watched."""
+    """A monitored host."""
 
     directory: Path
     port: int
@@ -54,17 +55,17 @@ class Site:
     exporter: subprocess.Popen[str] | None = None
 
     def scenario(self, *lines: str) -> None:
-        """Changes what the GPUs say."""
+        """Change the readings of the GPUs."""
         nvml.write(self.directory / "scenario", "healthy-h200x4", *lines)
 
     def log(self, *messages: str) -> None:
-        """The kernel writes."""
+        """Append messages to the kernel log."""
         uptime = int(float(Path("/proc/uptime").read_text().split()[0]) * 1e6)
         with (self.directory / "kmsg").open("a") as log:
             log.writelines(f"4,{number},{uptime},-;{text}\n" for number, text in enumerate(messages, 1))
 
     def boot(self) -> None:
-        """The host starts: a new kernel log, and the exporter."""
+        """Simulate a boot: start a new kernel log and the exporter."""
         if self.exporter:
             processes.end_all([self.exporter])
         (self.directory / "kmsg").write_text(BOOT)
@@ -77,7 +78,7 @@ class Site:
         self.started.append(self.exporter)
 
     def firing(self, *names: str) -> list[dict[str, Any]]:
-        """What Alertmanager has of these alerts."""
+        """Return the firing alerts with these names."""
         return [alert for alert in self.alertmanager.firing() if alert["labels"]["alertname"] in names]
 
 
@@ -134,7 +135,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_every_rule_is_loaded_and_evaluated(site: Site) -> None:
-    written = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    file_rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
     def evaluated() -> list[dict[str, Any]]:
         with urllib.request.urlopen(f"{site.prometheus.url}/api/v1/rules", timeout=10) as answer:
@@ -143,11 +144,11 @@ def test_every_rule_is_loaded_and_evaluated(site: Site) -> None:
 
     rules = wait("every rule is evaluated", evaluated, 20)
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
-    names = sorted(rule.get("alert") or rule["record"] for rule in written)
+    names = sorted(rule.get("alert") or rule["record"] for rule in file_rules)
     assert sorted(rule["name"] for rule in rules) == names
 
 
-def test_no_alert_of_a_gpu_fires_on_a_healthy_host(site: Site) -> None:
+def test_no_gpu_alert_fires_on_a_healthy_host(site: Site) -> None:
     site.prometheus.wait_for(f"count_over_time(up[{5 * SCRAPE_S:g}s]) >= 4", timeout=20)
     assert [alert["labels"] for alert in site.alertmanager.firing() if "gpu" in alert["labels"]] == []
     assert site.firing("RackproofFatalXid", "RackproofGpuGone", "RackproofExporterDown") == []
@@ -196,7 +197,7 @@ FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fires_within_two_scrapes_and_ends_with_the_fault(site: Site, fault: str) -> None:
+def test_fault_fires_its_alert_within_two_scrapes_and_resolves_it(site: Site, fault: str) -> None:
     inject, heal, labels, summary = FAULTS[fault]
     name = labels["alertname"]
     assert site.firing(name) == []
@@ -210,4 +211,4 @@ def test_a_fault_fires_within_two_scrapes_and_ends_with_the_fault(site: Site, fa
     assert alerts[0]["annotations"]["runbook_url"].endswith(f"#{name.lower()}")
     assert len(alerts) == 1
     heal(site)
-    wait(f"{name} ends", lambda: not site.firing(name), 15)
+    wait(f"{name} resolves", lambda: not site.firing(name), 15)

@@ -1,6 +1,6 @@
-"""A burn-in of three lab hosts over real SSH: the control node is killed, then a host's supervisor, then it is resumed.
+"""Test a burn-in of three lab hosts over real SSH: kill the control node, then the supervisor of a host, then resume the run.
 
-A third host computes wrong values, ends its soak early, and the others go on.
+A third host computes wrong values and ends its soak early; the others continue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.lab.lab import Lab
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
 SOAK_S = 30
-"""Long enough for a second round on two busy processors: a supervisor is killed in one that is not the first."""
+"""Long enough for a second round on two busy processors, since the supervisor is killed in a round after the first."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",
@@ -60,7 +60,7 @@ def broken(words, pattern, address):
 benchmark.fill = broken
 """
 )
-"""Memory that does not hold what was written to it, put beneath the agent of one host."""
+"""Fault: memory of one host that loses a written word."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class Burnin:
     code: int
     output: str
     before: dict[str, Any]
-    """What the record of the host whose supervisor was killed had, just before."""
+    """The record of the host whose supervisor was killed, just before."""
 
     def soak(self, host: str) -> dict[str, Any]:
-        """How far the host's soak is, as the record on the control node says."""
+        """Return the progress of the soak in the record on the control node."""
         return dict(self.record(host)["soak"])
 
     def record(self, host: str) -> dict[str, Any]:
-        """The record on the control node, checked."""
+        """Return the record on the control node, checked against its schema."""
         return dict(documents.read(self.site.runs / "burn" / "hosts" / f"{host}.json", "record"))
 
 
@@ -86,15 +86,15 @@ def record_of(site: Site, host: str) -> dict[str, Any]:
     return dict(json.loads(site.lab.host_path(host, f"{STATE}/runs/burn/record.json").read_text()))
 
 
-def wait_for_round(site: Site, host: str, least: int) -> dict[str, Any]:
-    """Until the host's record has so many rounds."""
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends:
+def wait_for_round(site: Site, host: str, count: int) -> dict[str, Any]:
+    """Wait until the record of the host has `count` finished rounds, and return it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         record = record_of(site, host)
-        if record.get("soak", {}).get("finished", 0) >= least:
+        if record.get("soak", {}).get("finished", 0) >= count:
             return record
         time.sleep(0.2)
-    raise AssertionError(f"{host} did not come to round {least}")
+    raise AssertionError(f"{host} did not finish {count} rounds")
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +103,11 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
     (directory / "runs").mkdir()
     profile = directory / "soak.yml"
     profile.write_text(yaml.safe_dump(PROFILE))
-    chosen = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
+    variables = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
-        attempt = site.start("burn", "burnin", **chosen)
+        attempt = site.start("burn", "burnin", **variables)
         assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-30:]
         for host in HOSTS:
             inject_fault(site.lab, host, FAULT if host == FAULTY else IDLE_STRESS)
@@ -118,19 +118,19 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         in_a_round = f"grep -qs stress {run}/work/soak/rank0.state.json && ! grep -qsx 1 {run}/work/soak.round"
         kill = f"kill -9 $(cut -d' ' -f1 {run}/soak.pid)"
         site.lab.on(KILLED, "sh", "-c", f"until {in_a_round}; do sleep 0.2; done; {kill}")
-        code, output = site.run("burn", "burnin", **chosen)
+        code, output = site.run("burn", "burnin", **variables)
         print(output[-5000:])
         yield Burnin(site, code, output, before)
 
 
-def test_a_control_node_that_is_killed_costs_a_host_nothing(burnin: Burnin) -> None:
+def test_killed_control_node_does_not_interrupt_the_soak(burnin: Burnin) -> None:
     soak = burnin.soak("node1")
     assert soak["soaked_s"] >= SOAK_S
     assert (soak["ended_by"], soak.get("cut", 0), soak.get("failed", 0)) == ("time", 0, 0)
     assert soak["finished"] >= 2
 
 
-def test_a_supervisor_that_is_killed_costs_the_round_that_was_under_way(burnin: Burnin) -> None:
+def test_killed_supervisor_loses_only_the_current_round(burnin: Burnin) -> None:
     soak, before = burnin.soak(KILLED), burnin.before["soak"]
     assert (soak["began"], soak["ended_by"]) == (before["began"], "time")
     assert soak["soaked_s"] >= SOAK_S
@@ -138,8 +138,8 @@ def test_a_supervisor_that_is_killed_costs_the_round_that_was_under_way(burnin: 
     assert (soak["cut"], soak.get("failed", 0)) == (1, 0)
     first = burnin.before["launches"][0]
     assert burnin.record(KILLED)["launches"][0]["began"] == first["began"]
-    kept = {series["name"]: sum(series["n"]) for series in soak["timeline"]["series"]}
-    assert kept["stress.throughput"] >= soak["finished"]
+    samples = {series["name"]: sum(series["n"]) for series in soak["timeline"]["series"]}
+    assert samples["stress.throughput"] >= soak["finished"]
     assert [event["name"] for event in soak["timeline"]["events"] if event["scope"] == "host"] == ["soak.cut"]
 
 
@@ -153,13 +153,15 @@ def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin:
         "node2": "accepted",
         "node3": "rejected",
     }
-    assert burnin.code == 2  # ansible-playbook's own, where a task failed: the report's, with a rack that is rejected
+    assert (
+        burnin.code == 2
+    )  # exit code of ansible-playbook for a failed task: the report task, because the rack is rejected
     lines = report["acceptance"]["summary"]
     assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s, the shortest ") for line in lines), lines
     assert any("FAIL: node3 cpu=0: integrity.wrong_words" in line for line in lines)
 
 
-def test_the_report_shows_how_it_went(burnin: Burnin) -> None:
+def test_report_shows_the_soak(burnin: Burnin) -> None:
     page = (burnin.site.runs / "burn" / "report.html").read_text()
     assert 'id="soak"' in page
     assert page.count('class="spark"') >= len(HOSTS)
@@ -167,12 +169,12 @@ def test_the_report_shows_how_it_went(burnin: Burnin) -> None:
     assert "## Soak" in (burnin.site.runs / "burn" / "report.md").read_text()
 
 
-def test_nothing_is_soaked_twice_and_nothing_is_left_behind(burnin: Burnin) -> None:
+def test_finished_soak_is_not_repeated_and_leaves_no_process(burnin: Burnin) -> None:
     run = f"{STATE}/runs/burn"
     again = burnin.site.lab.on("node1", "/opt/rackproof/bin/rackproof", "soak", f"--run-dir={run}", "--host=node1")
     assert again.stdout.startswith(f"soak: ended after {round(burnin.soak('node1')['soaked_s'])} s of {SOAK_S} s, ")
     assert again.stdout.strip().endswith("it is not measured again")
     for host in HOSTS:
-        left = burnin.site.lab.on(host, "pgrep", "-af", "agent.benchmarks|rackproof soak", check=False).stdout
-        assert left == "", host
+        remaining = burnin.site.lab.on(host, "pgrep", "-af", "agent.benchmarks|rackproof soak", check=False).stdout
+        assert remaining == "", host
     assert burnin.site.left_over("burn") == []

@@ -1,7 +1,7 @@
-"""Every query of every dashboard, asked of a real Prometheus that scrapes three real exporters of hosts with faults.
+"""Test every query of every dashboard with a real Prometheus that scrapes three real exporters, one of a faulty host.
 
-The GPUs are the stub of NVML, /sys is a tree of the test's own, and a run goes on by the code that tells of one. Of the rules
-only the times are shorter: the first hour, and the ten minutes of a mean, are seconds.
+The GPUs are a fake NVML, /sys is a fake tree, and the code of the agent publishes a run in progress. The recording rules are
+those of the product, except that the first hour and the ten minutes of a mean are seconds.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from tests.lab.prometheus import Prometheus, free_port, write_config
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"
-SHORTER = {"[10m]": "[4s]", "offset 1h": "offset 4s", "> 3600": "> 4"}
+SHORTER_TIMES = {"[10m]": "[4s]", "offset 1h": "offset 4s", "> 3600": "> 4"}
 HOSTS = ("h1", "h2", "h3")
 BAD = "h2"
 DEVICES = range(8)
 BOOT = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 TIMES = {"$__rate_interval": "4s", "$__range": "120s"}
-EVERYTHING = dict.fromkeys(("$rack", "$host", "$gpu", "$run_id"), ".*")
-CHOSEN = {"$rack": "r1", "$host": "(h1|h2|h3)", "$gpu": "(0|1|2|3)", "$run_id": "r1"}
-"""As Grafana writes what an operator has picked."""
+ALL_VALUES = dict.fromkeys(("$rack", "$host", "$gpu", "$run_id"), ".*")
+SELECTED_VALUES = {"$rack": "r1", "$host": "(h1|h2|h3)", "$gpu": "(0|1|2|3)", "$run_id": "r1"}
+"""Values as Grafana writes a selection."""
 
 
 @dataclass(frozen=True)
-class Ask:
+class PanelQuery:
     """A query of a panel."""
 
     dashboard: str
@@ -63,22 +63,22 @@ class Ask:
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for panel in dashboard["panels"] for one in (panel, *panel.get("panels", ()))]
+    return [nested for panel in dashboard["panels"] for nested in (panel, *panel.get("panels", ()))]
 
 
-def asked() -> list[Ask]:
-    questions = []
+def panel_queries() -> list[PanelQuery]:
+    queries = []
     for path in DASHBOARDS:
         for panel in panels(json.loads(path.read_text())):
             for target in panel.get("targets", ()):
                 instant = bool(target.get("instant"))
-                questions.append(Ask(path.stem, panel["title"], target["refId"], target["expr"], instant))
-    return questions
+                queries.append(PanelQuery(path.stem, panel["title"], target["refId"], target["expr"], instant))
+    return queries
 
 
 @dataclass
 class Site:
-    """Three hosts that are watched."""
+    """Three monitored hosts."""
 
     directory: Path
     prometheus: Prometheus
@@ -94,35 +94,35 @@ class Site:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
     def values(self, promql: str, *, instant: bool, seconds: float = 20) -> list[tuple[dict[str, str], list[float]]]:
-        """Labels and values of each series, without those that are no number."""
+        """Return labels and values of each series, without NaN values and empty series."""
         now = time.time()
         if instant:
-            result = self.get("query", query=promql)["result"]
-            series = [(item["metric"], [item["value"]]) for item in result]
+            answer = self.get("query", query=promql)["result"]
+            series = [(item["metric"], [item["value"]]) for item in answer]
         else:
-            result = self.get("query_range", query=promql, start=now - seconds, end=now, step=1)["result"]
-            series = [(item["metric"], item["values"]) for item in result]
-        parsed = [(labels, [float(text) for _, text in samples if text != "NaN"]) for labels, samples in series]
-        return [(labels, numbers) for labels, numbers in parsed if numbers]
+            answer = self.get("query_range", query=promql, start=now - seconds, end=now, step=1)["result"]
+            series = [(item["metric"], item["values"]) for item in answer]
+        numeric = [(labels, [float(text) for _, text in samples if text != "NaN"]) for labels, samples in series]
+        return [(labels, numbers) for labels, numbers in numeric if numbers]
 
     def wait_for(self, promql: str, *, instant: bool = True) -> list[tuple[dict[str, str], list[float]]]:
-        ends = time.monotonic() + PATIENCE_S
-        while not (result := self.values(promql, instant=instant)):
-            assert time.monotonic() < ends, f"no data: {promql}"
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (series := self.values(promql, instant=instant)):
+            assert time.monotonic() < deadline, f"no data: {promql}"
             time.sleep(0.5)
-        return result
+        return series
 
 
-def everything(dashboard: str) -> dict[str, str]:
-    """As a dashboard is first opened: all of everything, and of the dashboard that shows one host one."""
-    return {**EVERYTHING, "$host": BAD} if dashboard == "rackproof-host" else EVERYTHING
+def default_values(dashboard: str) -> dict[str, str]:
+    """Return the values of the variables when the dashboard is opened: all, or the faulty host where only one is allowed."""
+    return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
-def filled(promql: str, values: dict[str, str]) -> str:
-    """As Grafana does before it asks."""
+def substitute(promql: str, values: dict[str, str]) -> str:
+    """Replace the variables in a query, like Grafana."""
     for name, value in {**TIMES, **values}.items():
         promql = promql.replace(name, value)
-    assert not re.search(r"\$[^\d]", promql), promql  # $1 is of label_replace
+    assert not re.search(r"\$[^\d]", promql), promql  # $1 belongs to label_replace
     return promql
 
 
@@ -144,15 +144,15 @@ def scenario(directory: Path, *lines: str) -> Path:
 
 
 def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
-    """The exporter of a host that has /sys and the kernel's log of its own."""
+    """Start an exporter with its own /sys and kernel log."""
     inside = f'mount --bind {directory}/root/sys /sys && mount --bind {directory}/kmsg /dev/kmsg && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, ROOT / "rackproof", "export"]
     command += ["--port", str(port), "--state", directory / "state", "--window", "3"]
     return start(command, directory / "exporter.log", nvml.environment(library, directory / "scenario"))
 
 
-def running(directory: Path, plan: Any, host: str) -> LivePublisher:
-    """A run of which the gang's stage has ended, and the benchmarks go on."""
+def publish_run(directory: Path, plan: Any, host: str) -> LivePublisher:
+    """Publish a run whose gang stage is finished and whose benchmark stage is running."""
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
     run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"
@@ -160,7 +160,7 @@ def running(directory: Path, plan: Any, host: str) -> LivePublisher:
     observations = builders.results(plan, host, "benchmark")
     observations += [replace(item, stage="benchmark") for item in builders.results(plan, host, "gang")]
     if host == BAD:
-        observations = [ruined(item) for item in observations]
+        observations = [degrade(item) for item in observations]
     (work / "rank0.json").write_text(json.dumps({"observations": [to_json(item) for item in observations]}))
     step = builders.observation("training.step_time", 0.25, unit="s", network="resnet50")
     loss = builders.observation("training.loss", 1.5, network="resnet50")
@@ -178,8 +178,8 @@ def running(directory: Path, plan: Any, host: str) -> LivePublisher:
     )
 
 
-def ruined(item: Any) -> Any:
-    """What the bad host measures: less, wrong words, and no digest."""
+def degrade(item: Any) -> Any:
+    """Return the observation as the bad host measures it: slower, with wrong words, and without digest."""
     if item.name == "integrity.wrong_words" and item.scope == "gpu=1":
         return replace(item, value=3)
     if item.name == "digest.value":
@@ -190,15 +190,15 @@ def ruined(item: Any) -> Any:
 
 
 def reports() -> str:
-    """verdicts.prom of a run that failed the bad host."""
+    """Return verdicts.prom of a run in which the bad host failed."""
     plan = builders.plan(*HOSTS, gpu_count=len(DEVICES))
-    left = builders.evidence(plan)
-    left[BAD] = builders.with_observations(left[BAD], ruined)
-    return render_prometheus(merge(plan, left, read_packs([])))
+    evidence = builders.evidence(plan)
+    evidence[BAD] = builders.with_observations(evidence[BAD], degrade)
+    return render_prometheus(merge(plan, evidence, read_packs([])))
 
 
-def hurt(directory: Path) -> None:
-    """The bad host has an XID, a fatal SXid, memory errors, heat, and counters that move."""
+def inject_faults(directory: Path) -> None:
+    """Give the bad host an XID, a fatal SXid, memory errors, thermal throttling and rising counters."""
     uptime = int(float(Path("/proc/uptime").read_text().split()[0]) * 1e6)
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
     messages = [
@@ -214,12 +214,12 @@ def hurt(directory: Path) -> None:
 
 
 def configure(directory: Path, targets: list[dict[str, Any]]) -> Path:
-    """What Prometheus is to read, and the verdicts that it is to scrape."""
+    """Write the configuration of Prometheus, and the verdicts that it scrapes."""
     (directory / "web").mkdir()
     (directory / "web" / "verdicts.prom").write_text(reports())
     (directory / "targets.json").write_text(json.dumps(targets))
     rules = RULES.read_text()
-    for long, short in SHORTER.items():
+    for long, short in SHORTER_TIMES.items():
         assert long in rules
         rules = rules.replace(long, short)
     (directory / "rules.yml").write_text(rules)
@@ -241,12 +241,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     publishers = contextlib.ExitStack()
     try:
         for host, port in zip(HOSTS, ports, strict=True):
-            own = directory / host
-            links.tree(own / "root")
-            (own / "kmsg").write_text(BOOT)
-            scenario(own)
-            publishers.enter_context(running(own, plan, host))
-            new_site.exporters[host] = export(own, library, port)
+            host_directory = directory / host
+            links.tree(host_directory / "root")
+            (host_directory / "kmsg").write_text(BOOT)
+            scenario(host_directory)
+            publishers.enter_context(publish_run(host_directory, plan, host))
+            new_site.exporters[host] = export(host_directory, library, port)
             new_site.started.append(new_site.exporters[host])
             targets.append({"targets": [f"127.0.0.1:{port}"], "labels": {"host": host, "rack": "r1", "run_id": "r1"}})
         config = configure(directory, targets)
@@ -258,39 +258,47 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         new_site.prometheus.wait_ready(process)
         new_site.prometheus.wait_for("rackproof_gpu_ecc_uncorrectable_volatile_total == 0", timeout=30, at_least=24)
         new_site.wait_for("count_over_time(rackproof_infiniband_link_downed_total[10s]) >= 3")
-        hurt(directory / BAD)
+        inject_faults(directory / BAD)
         yield new_site
     finally:
         publishers.close()
         processes.end_all(new_site.started)
 
 
-@pytest.mark.parametrize("ask", asked(), ids=lambda ask: f"{ask.dashboard} {ask.panel} {ask.letter}")
-def test_every_query_returns_data(site: Site, ask: Ask) -> None:
-    site.wait_for(filled(ask.promql, everything(ask.dashboard)), instant=ask.instant)
-    site.wait_for(filled(ask.promql, CHOSEN), instant=ask.instant)
+@pytest.mark.parametrize(
+    "panel_query",
+    panel_queries(),
+    ids=lambda panel_query: f"{panel_query.dashboard} {panel_query.panel} {panel_query.letter}",
+)
+def test_every_query_returns_data(site: Site, panel_query: PanelQuery) -> None:
+    site.wait_for(substitute(panel_query.promql, default_values(panel_query.dashboard)), instant=panel_query.instant)
+    site.wait_for(substitute(panel_query.promql, SELECTED_VALUES), instant=panel_query.instant)
 
 
-def ask_of(dashboard: str, panel: str, letter: str = "A") -> Ask:
-    (ask,) = (
-        one for one in asked() if (one.dashboard, one.panel, one.letter) == (f"rackproof-{dashboard}", panel, letter)
+def find_query(dashboard: str, panel: str, letter: str = "A") -> PanelQuery:
+    (panel_query,) = (
+        item
+        for item in panel_queries()
+        if (item.dashboard, item.panel, item.letter) == (f"rackproof-{dashboard}", panel, letter)
     )
-    return ask
+    return panel_query
 
 
-def values_of(site: Site, ask: Ask, values: dict[str, str] = EVERYTHING) -> dict[tuple[str, ...], float]:
-    """Labels in alphabetical order of their names -> newest value."""
-    series = site.values(filled(ask.promql, values), instant=ask.instant, seconds=5)
+def values_of(site: Site, panel_query: PanelQuery, values: dict[str, str] = ALL_VALUES) -> dict[tuple[str, ...], float]:
+    """Return label values, ordered by label name -> newest value."""
+    series = site.values(substitute(panel_query.promql, values), instant=panel_query.instant, seconds=5)
     return {tuple(labels[name] for name in sorted(labels)): numbers[-1] for labels, numbers in series}
 
 
-def eventually(site: Site, ask: Ask, wanted: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-    """What the panel tells, once it has all that is wanted."""
-    ends = time.monotonic() + PATIENCE_S
-    while not (result := values_of(site, ask)).items() >= wanted.items():
-        assert time.monotonic() < ends, f"{wanted} is not in {result}"
+def wait_for_values(
+    site: Site, panel_query: PanelQuery, wanted: dict[tuple[str, ...], float]
+) -> dict[tuple[str, ...], float]:
+    """Return the values of a panel once they include `wanted`."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (values := values_of(site, panel_query)).items() >= wanted.items():
+        assert time.monotonic() < deadline, f"{wanted} is not in {values}"
         time.sleep(0.5)
-    return result
+    return values
 
 
 TABLES = [
@@ -302,22 +310,22 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("dashboard", "panel"), TABLES, ids=lambda of: of if isinstance(of, str) else of["title"])
-def test_a_table_has_a_column_for_each_label_that_comes(site: Site, dashboard: str, panel: dict[str, Any]) -> None:
+def test_table_has_a_column_for_each_returned_label(site: Site, dashboard: str, panel: dict[str, Any]) -> None:
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
     matrix = steps.get("groupingToMatrix")
     columns = {matrix["rowField"], matrix["columnField"]} if matrix else set(steps["organize"]["renameByName"])
     sets = []
     for target in panel["targets"]:
-        series = site.wait_for(filled(target["expr"], everything(dashboard)))
+        series = site.wait_for(substitute(target["expr"], default_values(dashboard)))
         sets.append({name for labels, _ in series for name in labels})
         assert sets[-1] <= columns
-    if "merge" in steps:  # rows are joined by what all of them have
+    if "merge" in steps:  # Grafana joins rows by their common labels
         keys = set.intersection(*sets)
         assert keys
         for target in panel["targets"]:
-            series = site.values(filled(target["expr"], everything(dashboard)), instant=True)
+            series = site.values(substitute(target["expr"], default_values(dashboard)), instant=True)
             rows = [tuple(sorted((key, labels[key]) for key in keys)) for labels, _ in series]
-            assert len(rows) == len(set(rows)), f"{target['refId']} has two rows for one place"
+            assert len(rows) == len(set(rows)), f"{target['refId']} has two rows with the same labels"
 
 
 ANNOTATIONS = [
@@ -329,7 +337,7 @@ ANNOTATIONS = [
     ("dashboard", "annotation"), ANNOTATIONS, ids=lambda of: of if isinstance(of, str) else of["name"]
 )
 def test_annotations_mark_runs_stages_and_xids(site: Site, dashboard: str, annotation: dict[str, Any]) -> None:
-    series = site.wait_for(filled(annotation["expr"], EVERYTHING), instant=False)
+    series = site.wait_for(substitute(annotation["expr"], ALL_VALUES), instant=False)
     marked = re.findall(r"{{(\w+)}}", annotation["titleFormat"])
     assert marked
     for labels, numbers in series:
@@ -351,16 +359,16 @@ VARIABLES = [
 @pytest.mark.parametrize(("dashboard", "variable"), VARIABLES, ids=lambda of: of if isinstance(of, str) else of["name"])
 def test_variables_have_values(site: Site, dashboard: str, variable: dict[str, Any]) -> None:
     series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
-    values = site.get(f"label/{label}/values", **{"match[]": filled(series, EVERYTHING)})
+    values = site.get(f"label/{label}/values", **{"match[]": substitute(series, ALL_VALUES)})
     wanted = {"rack": ["r1"], "host": list(HOSTS), "gpu": [str(device) for device in DEVICES], "run_id": ["r1"]}
     assert sorted(values) == wanted[variable["name"]]
 
 
-# ---- what panels say ----
+# ---- the content of panels ----
 
 
-def test_tiles_show_the_gpu_that_is_bad_and_no_other(site: Site) -> None:
-    state = values_of(site, ask_of("fleet", "Rack $rack: hosts and their GPUs"))
+def test_only_bad_gpus_are_highlighted(site: Site) -> None:
+    state = values_of(site, find_query("fleet", "Rack $rack: hosts and their GPUs"))
     assert len(state) == len(HOSTS) * len(DEVICES)
     bad = {(str(gpu), host): value for (gpu, host), value in state.items() if value}
     assert bad.items() >= {("1", BAD): 2, ("2", BAD): 2}.items()
@@ -369,7 +377,7 @@ def test_tiles_show_the_gpu_that_is_bad_and_no_other(site: Site) -> None:
 
 def test_dashboard_shows_the_kernel_log(site: Site) -> None:
     gpu, switch = links.GPUS[0], links.NVSWITCHES[0]
-    counts = values_of(site, ask_of("fleet", "XIDs and SXids"))
+    counts = values_of(site, find_query("fleet", "XIDs and SXids"))
     assert counts == {(BAD, gpu, "r1", "79"): 1, ("yes", BAD, switch, "r1", "20034"): 1}
 
 
@@ -380,48 +388,56 @@ def test_dashboard_shows_by_how_much_counters_rose(site: Site) -> None:
         ("infiniband_link_downed", links.IB[0], BAD, "1", "r1"): 3.0,
         ("pcie_aer_correctable", BAD, gpu, "r1"): 90.0,
     }
-    increases = values_of(site, ask_of("burnin", "Error counters that rose"))
-    moved = {labels: value for labels, value in increases.items() if labels[0] != "host_oom_kills"}
-    assert moved.keys() == wanted.keys()
-    for labels, value in moved.items():  # Prometheus stretches a rise to the whole of the range
+    increases = values_of(site, find_query("burnin", "Error counters that rose"))
+    risen = {labels: value for labels, value in increases.items() if labels[0] != "host_oom_kills"}
+    assert risen.keys() == wanted.keys()
+    for labels, value in risen.items():  # Prometheus extrapolates an increase to the whole range
         assert wanted[labels] <= value < 1.5 * wanted[labels]
 
 
-def test_the_slow_host_is_below_what_the_criteria_demand(site: Site) -> None:
-    ratios = eventually(site, ask_of("run", "Fleet comparison, relative to the criteria"), {})
+def test_slow_host_is_below_the_limit_of_the_criteria(site: Site) -> None:
+    ratios = wait_for_values(site, find_query("run", "Fleet comparison, relative to the criteria"), {})
     by_host = {host: min(value for labels, value in ratios.items() if host in labels) for host in HOSTS}
     assert by_host[BAD] < 1 < min(by_host["h1"], by_host["h3"])
 
 
 def test_dashboard_shows_the_decision(site: Site) -> None:
-    assert values_of(site, ask_of("fleet", "Newest report")) == {("r1",): 3}
-    decisions = values_of(site, ask_of("fleet", "Verdicts by host"))
+    assert values_of(site, find_query("fleet", "Newest report")) == {("r1",): 3}
+    decisions = values_of(site, find_query("fleet", "Verdicts by host"))
     assert decisions.keys() == {
         ("accepted", "h1", "r1", "r1"),
         ("rejected", BAD, "r1", "r1"),
         ("accepted", "h3", "r1", "r1"),
     }
-    assert values_of(site, ask_of("fleet", "Verdicts by host", "B"))[BAD, "r1", "r1"] > 0
+    assert values_of(site, find_query("fleet", "Verdicts by host", "B"))[BAD, "r1", "r1"] > 0
 
 
 def test_dashboard_shows_the_stages(site: Site) -> None:
-    stages = values_of(site, ask_of("run", "Stages"))
+    stages = values_of(site, find_query("run", "Stages"))
     assert {state for (_, stage), state in stages.items() if stage == "benchmark"} == {2}
     assert {state for (_, stage), state in stages.items() if stage == "gang"} == {3}
 
 
-FIGURES = [ask for ask in asked() if ask.instant and ask.panel in ("Hosts", "GPUs", "Alerts")]
+FIGURES = [
+    panel_query
+    for panel_query in panel_queries()
+    if panel_query.instant and panel_query.panel in ("Hosts", "GPUs", "Alerts")
+]
 
 
-@pytest.mark.parametrize("ask", FIGURES, ids=lambda ask: f"{ask.dashboard} {ask.panel} {ask.letter}")
-def test_absent_hosts_show_no_data_instead_of_zero(site: Site, ask: Ask) -> None:
-    assert values_of(site, ask, {**EVERYTHING, "$host": "nobody"}) == {}
+@pytest.mark.parametrize(
+    "panel_query", FIGURES, ids=lambda panel_query: f"{panel_query.dashboard} {panel_query.panel} {panel_query.letter}"
+)
+def test_absent_hosts_show_no_data_instead_of_zero(site: Site, panel_query: PanelQuery) -> None:
+    assert values_of(site, panel_query, {**ALL_VALUES, "$host": "absent"}) == {}
 
 
 def test_lost_host_stays_on_the_dashboard(site: Site) -> None:
-    """The last test: it ends an exporter."""
+    """Must be the last test, since it stops an exporter."""
     processes.end_all([site.exporters["h3"]])
-    eventually(site, ask_of("fleet", "Hosts", "B"), {(): 1})
-    eventually(site, ask_of("fleet", "Hosts over time"), {("h3", "r1"): 3})
-    eventually(site, ask_of("fleet", "Rack $rack: hosts and their GPUs"), {(str(gpu), "h3"): 3 for gpu in DEVICES})
-    assert values_of(site, ask_of("fleet", "Hosts")) == {(): 2}
+    wait_for_values(site, find_query("fleet", "Hosts", "B"), {(): 1})
+    wait_for_values(site, find_query("fleet", "Hosts over time"), {("h3", "r1"): 3})
+    wait_for_values(
+        site, find_query("fleet", "Rack $rack: hosts and their GPUs"), {(str(gpu), "h3"): 3 for gpu in DEVICES}
+    )
+    assert values_of(site, find_query("fleet", "Hosts")) == {(): 2}

@@ -1,6 +1,7 @@
-"""A fleet under fire: one run over real SSH in which each host has a fault of its own (docs/faults.md), and two have none.
+"""Test one run over real SSH in which each host has another fault (docs/faults.md), and two hosts have none.
 
-Each fault is named by its host, costs that host alone, leaves no half-written record and no process. The time to name is printed.
+Each fault must be reported with its host, affect only that host, and leave no partial record and no process. The time until the
+report of each fault is printed.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from tests.lab.test_silence import rank_of, wait
 
 ROOT = Path(__file__).parents[2]
 STATE = "/var/lib/rackproof"
-WELL = ("node1", "node2")
+HEALTHY = ("node1", "node2")
 HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
     f"node{number}" for number in range(3, 13)
 )
 PROFILE = {
     "schema": "rackproof.profile/1",
-    "summary": "long enough to be struck",
+    "summary": "long enough to inject faults",
     "device": "cpu",
     "processes_per_host": 1,
     "stages": {
@@ -72,7 +73,7 @@ TOP = V1 if V1.is_dir() else Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """A control group with a limit of memory, of either version."""
+    """A control group (v1 or v2) with a memory limit."""
 
     path: Path
 
@@ -83,14 +84,14 @@ class Limit:
         return int((self.path / ("memory.usage_in_bytes" if TOP == V1 else "memory.current")).read_text())
 
     def take(self, lab: Lab, host: str, *pids: str) -> None:
-        """Processes of the host, by its own numbers."""
+        """Move processes of the host into the group, by their PIDs in the host."""
         for pid in pids:
             lab.on(host, "sh", "-c", f"echo {pid} >{self.path}/cgroup.procs")
 
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
-        """Has another process ask for more than there is, so that the kernel kills the victim, and then that one.
+        """Exhaust the memory by another process, so that the kernel kills the victim, and then that process.
 
-        It goes by 1/1000 of the limit each, beside the share of it that a process has: a launcher has up to 600.
+        The kernel adds oom_score_adj to the memory share of a process in units of 1/1000; a launcher has up to 600.
         """
         self.set(self.used() + 64_000_000)
         hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
@@ -125,12 +126,12 @@ def emptied(path: Path) -> bool:
 
 @dataclass
 class Fleet:
-    """The run, struck and finished."""
+    """The finished run with its faults."""
 
     lab: Lab
     directory: Path
-    struck: dict[str, float] = field(default_factory=dict)
-    """Host: when (of the wall clock)."""
+    fault_times: dict[str, float] = field(default_factory=dict)
+    """Host -> wall-clock time of its fault."""
 
     @property
     def run(self) -> Path:
@@ -149,7 +150,7 @@ PLAYBOOK = [
     {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]},
     *({"import_playbook": str(ROOT / "playbooks" / f"{stage}.yml")} for stage in ("inspect", "benchmark", "gang")),
 ]
-"""An acceptance with the agent that is installed here."""
+"""An acceptance with the agent of this environment."""
 
 
 def play(fleet: Fleet) -> Attempt:
@@ -188,21 +189,21 @@ def play(fleet: Fleet) -> Attempt:
     return Attempt(process, "fire")
 
 
-HELD = """
+ENDLESS_COLLECTIVE = """
 import agent.benchmarks.collectives.collective as benchmark
 import threading
 
 benchmark._sample = lambda *arguments: threading.Event().wait()
 """
-"""Put beneath a host's ranks: the gang is at work until it is struck, however late that is."""
+"""Fault: the collectives of a host do not end, so that the gang still runs when the memory fault is injected."""
 LATE = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 
 def prepare(lab: Lab) -> None:
-    """The faults that are there from the start."""
+    """Inject the faults that exist before the run."""
     for every in lab.hosts:
         lab.on(every.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
-        inject_fault(lab, every.name, IDLE_STRESS + HELD * (every.name == RANK_OOM))
+        inject_fault(lab, every.name, IDLE_STRESS + ENDLESS_COLLECTIVE * (every.name == RANK_OOM))
     for host in (FULL, READ_ONLY):
         lab.on(host, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
@@ -226,7 +227,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield new_lab
 
 
-def at_work(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
+def is_measuring(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
     work = lab.host_path(host, f"{STATE}/runs/fire/work/{stage}")
     return lambda: any(f'"phase": "{phase}' in state.read_text() for state in work.glob("rank*.state.json"))
 
@@ -238,52 +239,52 @@ def fleet(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]
     with limited(lab, "rank") as rank, limited(lab, "agent") as agent:
         for group, host in ((rank, RANK_OOM), (agent, AGENT_OOM)):
             group.take(lab, host, lab.on(host, "pgrep", "-o", "sshd").stdout.strip())
-        fleet.struck = dict.fromkeys((PORT, CLOCK, OPEN, LINKED, EARLIER), time.time())
+        fleet.fault_times = dict.fromkeys((PORT, CLOCK, OPEN, LINKED, EARLIER), time.time())
         attempt = play(fleet)
         try:
-            strike(fleet, attempt, agent, rank)
+            inject_during_run(fleet, attempt, agent, rank)
             attempt.end()
             lab.run([sys.executable, ROOT / "rackproof", "report", fleet.run], check=False)
         finally:
             lab.on(HUNG, "pkill", "-CONT", "-f", "^sshd: root", check=False)
             print("\n".join(attempt.lines)[-8000:])
-        print(f"the whole run: {time.time() - fleet.struck[PORT]:.1f} s")
+        print(f"the whole run: {time.time() - fleet.fault_times[PORT]:.1f} s")
         yield fleet
 
 
-def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
-    """The faults that come while the run goes on."""
+def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
+    """Inject the faults that happen during the run."""
     lab = fleet.lab
 
-    def strike_one(host: str, blow: Callable[[], object]) -> None:
-        fleet.struck[host] = time.time()
-        blow()
+    def inject(host: str, fault: Callable[[], object]) -> None:
+        fleet.fault_times[host] = time.time()
+        fault()
 
     def supervisor() -> str:
         return lab.on(AGENT_OOM, "pgrep", "-of", "rackproof bench --run-dir.*--host=[^ ]+$").stdout.strip()
 
     assert attempt.reached("inspect : Fetch the record")
-    strike_one(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))
+    inject(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))
     assert attempt.reached("benchmark : Run the benchmarks")
-    blows: dict[str, Callable[[], object]] = {
+    faults: dict[str, Callable[[], object]] = {
         AGENT_OOM: lambda: agent.exhaust(lab, AGENT_OOM, supervisor()),
         HUNG: lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root"),
         FULL: lambda: lab.on(FULL, "dd", "if=/dev/zero", f"of={STATE}/fill", "bs=4096", check=False),
     }
 
-    def strike_at_work(host: str) -> None:
-        wait(at_work(lab, host, "benchmark", "stress"), 60)
-        strike_one(host, blows[host])
+    def inject_while_measuring(host: str) -> None:
+        wait(is_measuring(lab, host, "benchmark", "stress"), 60)
+        inject(host, faults[host])
 
-    with ThreadPoolExecutor(len(blows)) as pool:  # one after the other, the last would have ended its work
-        list(pool.map(strike_at_work, blows))
-    wait(at_work(lab, RANK_OOM, "gang", "collective"), 120)
-    time.sleep(1.0)  # the heartbeats tell it too by then
-    strike_one(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 2)))
+    with ThreadPoolExecutor(len(faults)) as pool:  # in parallel, since the stage is too short for one after the other
+        list(pool.map(inject_while_measuring, faults))
+    wait(is_measuring(lab, RANK_OOM, "gang", "collective"), 120)
+    time.sleep(1.0)  # by then the heartbeats have reported it too
+    inject(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 2)))
 
 
-MOST_S = 60.0
-"""Long before any deadline; how long it took is printed."""
+MAX_REPORT_DELAY_S = 60.0
+"""Much shorter than any deadline. The actual time is printed."""
 OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, limit \d+ MB\)"
 
 
@@ -302,44 +303,46 @@ OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, 
     ],
     ids=["port", "clock", "open", "linked", "earlier", "read-only", "hung", "full", "agent-out-of-memory"],
 )
-def test_host_is_named_with_the_cause(fleet: Fleet, host: str, reason: str) -> None:
+def test_faulty_host_is_reported_with_the_cause(fleet: Fleet, host: str, reason: str) -> None:
     report = fleet.report()
     (summary,) = (item for item in report["hosts"] if item["name"] == host)
     assert summary["decision"] == "incomplete"
     (event,) = fleet.events(host)
-    named = moment(event["at"]) - fleet.struck[host]
-    print(f"{host}: named after {named:.1f} s: {event['message']}")
+    delay_s = timestamp(event["at"]) - fleet.fault_times[host]
+    print(f"{host}: reported after {delay_s:.1f} s: {event['message']}")
     assert re.search(reason, summary["events"][0]), summary["events"]
-    assert any(reason_of(item, host, reason) for item in report["verdicts"])
-    assert named <= MOST_S
+    assert any(is_inconclusive_for(item, host, reason) for item in report["verdicts"])
+    assert delay_s <= MAX_REPORT_DELAY_S
 
 
-def reason_of(verdict: dict[str, Any], host: str, reason: str) -> bool:
+def is_inconclusive_for(verdict: dict[str, Any], host: str, reason: str) -> bool:
     return (verdict["host"], verdict["verdict"]) == (host, "inconclusive") and bool(
         re.search(reason, verdict["reason"])
     )
 
 
-def test_rank_killed_for_want_of_memory_is_named_so_by_every_host_and_the_others_go_on(fleet: Fleet) -> None:
+def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_others_continue(fleet: Fleet) -> None:
     report = fleet.report()
     (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
     assert (fault["host"], fault["name"]) == (RANK_OOM, "gang.fault")
-    together = {host: launches(fleet, host) for host in (*WELL, RANK_OOM)}
-    said = {launches_[0]["reason"] for launches_ in together.values()}
-    assert len(said) == 1, said
-    assert re.fullmatch(rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {OOM_KILL_MESSAGE}', *said)
+    together = {host: launches(fleet, host) for host in (*HEALTHY, RANK_OOM)}
+    reasons = {launches_[0]["reason"] for launches_ in together.values()}
+    assert len(reasons) == 1, reasons
+    assert re.fullmatch(
+        rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {OOM_KILL_MESSAGE}', *reasons
+    )
     assert {host: [len(item["members"]) for item in launches_] for host, launches_ in together.items()} == {
-        **{host: [3, 2] for host in WELL},
+        **{host: [3, 2] for host in HEALTHY},
         RANK_OOM: [3],
     }
     assert [rank["exit_code"] for rank in together[RANK_OOM][0]["ranks"]] == [-9]
-    first = together[WELL[0]][0]
-    named = moment(first["began"]) + first["duration_s"] - fleet.struck[RANK_OOM]
-    print(f"{RANK_OOM}: named after {named:.1f} s: {first['reason']}")
-    assert named <= 15
+    first = together[HEALTHY[0]][0]
+    delay_s = timestamp(first["began"]) + first["duration_s"] - fleet.fault_times[RANK_OOM]
+    print(f"{RANK_OOM}: reported after {delay_s:.1f} s: {first['reason']}")
+    assert delay_s <= 15
 
 
-def moment(at: str) -> float:
+def timestamp(at: str) -> float:
     return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
 
 
@@ -351,39 +354,39 @@ def launches(fleet: Fleet, host: str) -> list[dict[str, Any]]:
 
 def test_hosts_without_a_fault_are_accepted(fleet: Fleet) -> None:
     decisions = {host["name"]: host["decision"] for host in fleet.report()["hosts"]}
-    assert [host for host, decision in decisions.items() if decision == "accepted"] == list(WELL)
+    assert [host for host, decision in decisions.items() if decision == "accepted"] == list(HEALTHY)
     assert [host for host, decision in decisions.items() if decision == "rejected"] == [RANK_OOM]
 
 
 def test_observations_from_before_the_fault_are_kept(fleet: Fleet) -> None:
-    kept = {
+    stages = {
         path.stem: {snapshot["stage"] for snapshot in documents.read(path, "record")["snapshots"]}
         for path in (fleet.run / "hosts").iterdir()
     }
-    begun = {host: {"preflight", "benchmark"} for host in (*WELL, FULL, AGENT_OOM, RANK_OOM)}
-    assert kept == {**begun, HUNG: {"preflight"}, READ_ONLY: {"preflight"}}
+    expected = {host: {"preflight", "benchmark"} for host in (*HEALTHY, FULL, AGENT_OOM, RANK_OOM)}
+    assert stages == {**expected, HUNG: {"preflight"}, READ_ONLY: {"preflight"}}
     measured = documents.read(fleet.run / "hosts" / f"{RANK_OOM}.json", "record")["observations"]
     assert {snapshot["status"] for snapshot in measured} == {"measured"}
 
 
 def test_no_record_is_half_written(fleet: Fleet) -> None:
-    """Neither on the control node nor on the hosts, the full one and the read-only one among them."""
+    """Check the control node and the hosts, including those with a full or read-only file system."""
     assert fleet.report().get("quarantined", []) == []
     for path in fleet.run.rglob("*"):
         assert not path.name.startswith("."), path
-    for host in (*WELL, HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM):
+    for host in (*HEALTHY, HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM):
         assert fleet.lab.on(host, "find", STATE, "-name", ".*").stdout == "", host
         text = fleet.lab.on(host, "cat", f"{STATE}/runs/fire/record.json").stdout
         documents.validate(documents.parse(text, source=host), "record", source=host)
 
 
-def test_exporter_of_the_full_host_goes_on(fleet: Fleet) -> None:
+def test_exporter_of_the_host_with_a_full_disk_still_answers(fleet: Fleet) -> None:
     page = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9836/metrics', timeout=5).read().decode())"
     assert "rackproof_host_memory_total_bytes" in fleet.lab.on(FULL, sys.executable, "-c", page).stdout
 
 
-def test_no_process_survives(fleet: Fleet) -> None:
-    def left() -> dict[str, str]:
+def test_no_process_remains(fleet: Fleet) -> None:
+    def remaining_processes() -> dict[str, str]:
         ours = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.launch.guard"
         processes_by_host = {
             host.name: fleet.lab.on(host.name, "pgrep", "-af", ours, check=False).stdout for host in fleet.lab.hosts
@@ -391,5 +394,5 @@ def test_no_process_survives(fleet: Fleet) -> None:
         return {host: text for host, text in processes_by_host.items() if text}
 
     wait(
-        lambda: not left(), 10
-    )  # the host whose SSH hung ended by itself; its `wait` learns that its connection is gone
+        lambda: not remaining_processes(), 10
+    )  # `rackproof wait` on the host with the hung SSH exits when it notices the closed connection

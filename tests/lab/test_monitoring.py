@@ -1,4 +1,4 @@
-"""What the role `monitoring` gives a Prometheus on the control node: rules and job for one that is there, or one for the run."""
+"""Test the role `monitoring`: rules and job for an existing Prometheus, or a Prometheus for the run, on the control node."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ CRITERION = {
 
 @dataclass
 class Control:
-    """A control node that plays task files of the role, without hosts to reach."""
+    """A control node that runs task files of the role, without remote hosts."""
 
     directory: Path
     address: str = ""
-    """Of the run's Prometheus."""
+    """Address of the Prometheus of the run."""
 
     @property
     def metrics(self) -> Path:
         return self.directory / "runs" / "x" / "metrics"
 
-    def parts(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Name of a play -> its task file and variables."""
+    def task_files(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return name of a play -> its task file and variables."""
         variables: dict[str, Any] = {"rackproof_prometheus": "config"}
         variables |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
         variables |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
@@ -58,10 +58,10 @@ class Control:
         variables |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
         run = {"rackproof_prometheus": "run", "rackproof_prometheus_listen": self.address}
         verdicts = {"rackproof_verdicts_textfile": str(self.directory / "rackproof.prom")}
-        return {"there": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
+        return {"existing": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
     def play(self, *names: str, options: tuple[str, ...] = ()) -> dict[str, int]:
-        """Plays these parts; how much each of them changed."""
+        """Run these plays; return the number of changed tasks of each."""
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
         group = {
@@ -73,18 +73,18 @@ class Control:
         inventory.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}))
         plays = []
         for name in names:
-            part, variables = self.parts()[name]
-            role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
+            task_file, variables = self.task_files()[name]
+            role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": task_file}, "name": "Play"}
             role |= {"delegate_to": "localhost", "run_once": True}  # as the role's main.yml includes it
             play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]}
             plays.append({"name": name, **play})
         (self.directory / "playbooks").mkdir(exist_ok=True)
         (self.directory / "playbooks" / "parts.yml").write_text(yaml.safe_dump(plays))
-        given = {"rackproof_runs_directory": str(self.directory / "runs")}
+        extra_variables = {"rackproof_runs_directory": str(self.directory / "runs")}
         done = subprocess.run(
             [
                 *(Path(sys.executable).parent / "ansible-playbook", "-i", inventory),
-                *(self.directory / "playbooks" / "parts.yml", "-e", json.dumps(given), *options),
+                *(self.directory / "playbooks" / "parts.yml", "-e", json.dumps(extra_variables), *options),
             ],
             env={**os.environ, "ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             capture_output=True,
@@ -93,40 +93,46 @@ class Control:
             timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        _, *played = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
-        return {name: text.count("\nchanged: ") for name, text in zip(played[::2], played[1::2], strict=True)}
+        _, *plays_output = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
+        return {
+            name: text.count("\nchanged: ") for name, text in zip(plays_output[::2], plays_output[1::2], strict=True)
+        }
 
 
 @dataclass
-class Played:
-    """What was changed when it was checked, played and played again."""
+class ChangedTasks:
+    """The number of changed tasks in check mode, in the first run and in the second run."""
 
     control: Control
     checked: dict[str, int]
     first: dict[str, int]
-    again: dict[str, int]
+    second: dict[str, int]
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def changed_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChangedTasks]:
     control = Control(tmp_path_factory.mktemp("monitoring"))
     (control.directory / "rackproof").symlink_to(ROOT / "rackproof")
     (control.directory / "runs" / "x").mkdir(parents=True)
     (control.directory / "runs" / "x" / "verdicts.prom").write_text("rackproof_report_decision 1\n")
     pack = {"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [CRITERION]}
     (control.directory / "mine.yml").write_text(yaml.safe_dump(pack))
-    checked = control.play("there", options=("--check",))
+    checked = control.play("existing", options=("--check",))
     assert not (control.directory / "etc").exists()
     control.address = f"127.0.0.1:{free_port()}"
     try:
-        yield Played(control, checked, control.play(*control.parts()), control.play(*control.parts()))
+        yield ChangedTasks(control, checked, control.play(*control.task_files()), control.play(*control.task_files()))
     finally:
         subprocess.run([sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, check=True)
 
 
-def test_an_existing_prometheus_gets_rules_and_job(played: Played) -> None:
-    assert (played.checked["there"], played.first["there"], played.again["there"]) == (3, 3, 0)
-    directory = played.control.directory / "etc"
+def test_existing_prometheus_gets_rules_and_job(changed_tasks: ChangedTasks) -> None:
+    assert (changed_tasks.checked["existing"], changed_tasks.first["existing"], changed_tasks.second["existing"]) == (
+        3,
+        3,
+        0,
+    )
+    directory = changed_tasks.control.directory / "etc"
     subprocess.run(["promtool", "check", "config", directory / "rackproof.scrape.yml"], check=True)
     subprocess.run(["promtool", "check", "rules", directory / "rackproof.rules.yml"], check=True)
     rules = (directory / "rackproof.rules.yml").read_text()
@@ -134,20 +140,20 @@ def test_an_existing_prometheus_gets_rules_and_job(played: Played) -> None:
     assert "https://wiki.example/alerts#rackproofgpugone" in rules
     job = yaml.safe_load((directory / "rackproof.scrape.yml").read_text())["scrape_configs"][0]
     assert (job["job_name"], job["scheme"], job["scrape_interval"]) == ("rackproof", "https", "30s")
-    targets = played.control.directory / "runs" / "prometheus" / "*.json"
+    targets = changed_tasks.control.directory / "runs" / "prometheus" / "*.json"
     assert job["file_sd_configs"][0]["files"] == [str(targets)]
 
 
-def test_verdicts_are_handed_to_node_exporter(played: Played) -> None:
-    assert (played.first["verdicts"], played.again["verdicts"]) == (1, 0)
-    assert (played.control.directory / "rackproof.prom").read_text() == "rackproof_report_decision 1\n"
+def test_verdicts_are_copied_for_node_exporter(changed_tasks: ChangedTasks) -> None:
+    assert (changed_tasks.first["verdicts"], changed_tasks.second["verdicts"]) == (1, 0)
+    assert (changed_tasks.control.directory / "rackproof.prom").read_text() == "rackproof_report_decision 1\n"
 
 
-def test_a_prometheus_is_run_for_the_run(played: Played) -> None:
-    control = played.control
+def test_prometheus_of_the_run_is_started_and_stopped(changed_tasks: ChangedTasks) -> None:
+    control = changed_tasks.control
     prometheus = Prometheus(url=f"http://{control.address}", log=control.metrics / "prometheus.log", run=processes.run)
     assert prometheus.query("vector(1)")
-    assert (played.first["run"] > 0, played.again["run"]) == (True, 0)
+    assert (changed_tasks.first["run"] > 0, changed_tasks.second["run"]) == (True, 0)
     ended = subprocess.run(
         [sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, text=True, check=True
     )
@@ -155,7 +161,7 @@ def test_a_prometheus_is_run_for_the_run(played: Played) -> None:
     assert (control.metrics / "data" / "wal").is_dir()
 
 
-def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_reason_is_reported_if_prometheus_does_not_start(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "start", tmp_path, "prometheus", "--config.file=/nowhere/prometheus.yml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""mpirun over two hosts, as a user without rights and over SSH on port 2222: the record that torchrun leaves. Real Open MPI."""
+"""Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222: the records equal those of torchrun."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def _give_user(lab: Lab, host: str) -> None:
-    """A user without rights, who reaches the other hosts with a key; the checkout is to be read by everybody."""
+    """Create an unprivileged user with an SSH key for the other hosts, and make the checkout readable for it."""
     lab.on(
         host,
         "sh",
@@ -86,7 +86,7 @@ def as_user(lab: Lab, host: str, *command: str, check: bool = True) -> Any:
 
 
 def mpirun(lab: Lab, *arguments: str, check: bool = True) -> Any:
-    """On node1, over both hosts; each has room for two ranks."""
+    """Run mpirun on node1 for both hosts, with two slots each."""
     network = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"]
     hosts = ",".join(f"{host}:2" for host in HOSTS)
     return as_user(lab, "node1", "mpirun", "--host", hosts, *network, *arguments, check=check)
@@ -103,9 +103,9 @@ def evidence(lab: Lab, run_id: str) -> dict[str, Evidence]:
 
 
 def measured(lab: Lab, plan: Plan) -> Any:
-    """Everything in the records that is no figure, and what is judged of them."""
-    left = evidence(lab, plan.run_id)
-    gang = {host: one.records[1] for host, one in left.items()}
+    """Return the verdicts, and everything in the records except measured values."""
+    by_host = evidence(lab, plan.run_id)
+    gang = {host: item.records[1] for host, item in by_host.items()}
     return {
         "observations": {
             (
@@ -121,14 +121,14 @@ def measured(lab: Lab, plan: Plan) -> Any:
             for observation in record.observations
         },
         "launches": {
-            host: [(one.outcome, one.members, len(one.ranks)) for one in record.launches]
+            host: [(launch.outcome, launch.members, len(launch.ranks)) for launch in record.launches]
             for host, record in gang.items()
         },
         "snapshots": {
             host: {
                 (observation.stage, observation.phase)
-                for one in left[host].records
-                for observation in one.snapshots
+                for item in by_host[host].records
+                for observation in item.snapshots
                 if observation.phase != "during"  # a short launch has none
             }
             for host in HOSTS
@@ -142,7 +142,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
                 item.verdict,
                 json.dumps(dict(item.params), sort_keys=True),
             )
-            for item in judge(plan, left, read_packs(()))
+            for item in judge(plan, by_host, read_packs(()))
             if item.stage == "gang" or item.name.startswith("collective")
         },
     }
@@ -150,7 +150,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
 
 @pytest.fixture(scope="module")
 def by_torchrun(lab: Lab) -> Any:
-    """What a launch leaves that nobody but `rackproof launch` started."""
+    """Return the results of the same launch, started by `rackproof launch` without mpirun."""
     plan = plan_of(lab, "torchrun")
 
     def launch(host: str) -> None:
@@ -163,13 +163,13 @@ def by_torchrun(lab: Lab) -> Any:
     return measured(lab, plan)
 
 
-def test_mpirun_goes_over_ssh_on_port_2222_as_a_user_without_rights(lab: Lab) -> None:
+def test_mpirun_uses_ssh_port_2222_as_an_unprivileged_user(lab: Lab) -> None:
     done = mpirun(lab, "--map-by", "ppr:1:node", "sh", "-c", "echo $(hostname) $(id -u) ${SSH_CONNECTION##* }").stdout
     assert sorted(line.strip() for line in done.splitlines()) == ["node1 10001", "node2 10001 2222"]
 
 
-@pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "3"]], ids=["one-a-host", "one-a-rank"])
-def test_mpirun_leaves_the_record_that_torchrun_leaves(lab: Lab, by_torchrun: Any, processes: list[str]) -> None:
+@pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "3"]], ids=["one-per-host", "one-per-rank"])
+def test_records_of_mpirun_equal_those_of_torchrun(lab: Lab, by_torchrun: Any, processes: list[str]) -> None:
     plan = plan_of(lab, "mpi" + processes[-1].replace(":", "-"))
     for host in HOSTS:
         lab.put(host, f"{HOME}/plan.json", json.dumps(to_json(plan)))
@@ -191,7 +191,7 @@ def test_mpirun_leaves_the_record_that_torchrun_leaves(lab: Lab, by_torchrun: An
     assert figures["verdicts"]
 
 
-def test_mpirun_of_other_hosts_than_the_plan_has_is_refused_before_anything_is_started(lab: Lab) -> None:
+def test_mpirun_on_other_hosts_than_planned_is_rejected_at_once(lab: Lab) -> None:
     plan = plan_of(lab, "refused")
     lab.put("node1", f"{HOME}/plan.json", json.dumps(to_json(plan)))
     options = ["--plan", f"{HOME}/plan.json", "--run-dir", f"{HOME}/runs/refused"]
@@ -201,8 +201,8 @@ def test_mpirun_of_other_hosts_than_the_plan_has_is_refused_before_anything_is_s
     assert lab.on("node1", "ls", f"{HOME}/runs/refused/work", check=False).returncode != 0
 
 
-def test_ranks_that_mpirun_starts_itself_find_each_other(lab: Lab) -> None:
-    """The plain way: one MPI process a rank, without a supervisor and without a plan."""
+def test_ranks_started_by_mpirun_find_each_other(lab: Lab) -> None:
+    """One MPI process per rank, without supervisor and plan."""
     ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "3"]
     done = mpirun(lab, *ranks, sys.executable, "-m", "agent.benchmarks", "--only", "overlap")
     shares = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]

@@ -1,6 +1,6 @@
-"""A control node that is killed and started again; two operators: the real playbook over SSH, two lab hosts.
+"""Test a killed and restarted control node, and two operators: the real playbook over SSH on two lab hosts.
 
-A few kills; `python -m tests.lab.kill_points 200` makes many.
+These tests make a few kills; `python -m tests.lab.kill_points 200` makes many.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
 
 @dataclass(frozen=True)
 class Run:
-    """A run on settled hosts that nobody disturbed."""
+    """An uninterrupted run on hosts that were already set up."""
 
     report: dict[str, Any]
     output: str
@@ -53,7 +53,7 @@ def undisturbed(site: Site) -> Run:
 
 
 def changed_tasks(output: str) -> set[str]:
-    """The tasks that changed anything on any host."""
+    """Return the tasks that changed a host."""
     changed, task = set(), ""
     for line in output.splitlines():
         if line.startswith("TASK ["):
@@ -63,7 +63,7 @@ def changed_tasks(output: str) -> set[str]:
     return changed
 
 
-def test_settled_hosts_are_left_as_they_are(undisturbed: Run) -> None:
+def test_second_run_changes_only_what_belongs_to_the_run(undisturbed: Run) -> None:
     assert changed_tasks(undisturbed.output) == {
         "monitoring : Write the targets",
         "monitoring : Run the exporter for this run",
@@ -102,18 +102,18 @@ def modules_of(path: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path.parents[1].name} : {task['name']}", module.removeprefix("ansible.builtin.")
 
 
-def test_settled_host_costs_at_most_twelve_ssh_tasks(site: Site, undisturbed: Run) -> None:
+def test_host_that_is_set_up_needs_at_most_twelve_ssh_tasks(site: Site, undisturbed: Run) -> None:
     """A host with GPUs and systemd has two more tasks than these: the driver check and the unit of the exporter."""
     tasks = remote_tasks(site.runs / "undisturbed", "node2")
     print(*tasks, sep="\n")
     assert len(tasks) <= 10
 
 
-def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed: Run) -> None:
+def test_killed_and_resumed_run_equals_an_uninterrupted_one(site: Site, undisturbed: Run) -> None:
     assert undisturbed.report["decision"] == "accepted"
     log: list[str] = []
     assert kill(site, "killed", "benchmark : Run the benchmarks", 1.0, log.append), log
-    torn(site.runs / "killed")
+    leave_partial_files(site.runs / "killed")
     code, output = site.run("killed")
     assert code == 0, output[-4000:]
     assert differences_from_undisturbed(site, "killed", undisturbed.report) == [], log
@@ -123,10 +123,10 @@ def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed
     assert all("has exited" in event["note"] for event in journal[1:-1])
 
 
-def torn(run: Path) -> None:
-    """What a kill in the midst of a transfer or of writing leaves."""
-    whole = (run / "hosts" / "node1.json").read_bytes()
-    (run / "hosts" / "node1.json").write_bytes(whole[: len(whole) // 2])
+def leave_partial_files(run: Path) -> None:
+    """Write the partial files that a kill during a transfer or a write can leave."""
+    complete = (run / "hosts" / "node1.json").read_bytes()
+    (run / "hosts" / "node1.json").write_bytes(complete[: len(complete) // 2])
     (run / "hosts" / ".node1.json.abcdefgh").write_text("{")
     (run / ".report.json.abcdefgh").write_text("{")
     for name in ("events.jsonl", "journal.jsonl"):
@@ -136,7 +136,7 @@ def torn(run: Path) -> None:
 
 STUDY = {
     "schema": "rackproof.profile/1",
-    "summary": "as little as takes two launches",
+    "summary": "the smallest study with two launches",
     "device": "cpu",
     "processes_per_host": 1,
     "study": {"matrix": [{"hosts": [2], "gpus": [1], "cpus": [1]}, {"hosts": [1, 3], "gpus": [1]}]},
@@ -157,10 +157,10 @@ record.rename(later)
 moved = f"import os, time\\nwhile not os.path.exists('/run/now'): time.sleep(0.1)\\nos.rename({str(later)!r}, {str(record)!r})"
 print(background.start(["-c", moved], run, "gang"))
 """
-"""A host's launch is over, and until there is /run/now it has still to write what came of it."""
+"""Hide the finished gang record of a host until /run/now exists, as if the launch had not yet written it."""
 
 
-def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
+def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     path = site.lab.directory / "study.yml"
     path.write_text(yaml.safe_dump(STUDY))
     options: dict[str, Any] = {"playbook": "scaling", "rackproof_study": str(path)}
@@ -172,7 +172,7 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
     )
     site.lab.on("node2", "/opt/rackproof/bin/python", "-c", ENDS_LATER, study_directory)
     attempt = site.start("study", **options)
-    assert attempt.reached("gang : Plan the next launch"), "what was there has been fetched"
+    assert attempt.reached("gang : Plan the next launch"), "the existing records have been fetched"
     site.lab.on("node2", "touch", "/run/now")
     output = attempt.end()
     assert attempt.process.returncode == 0, output[-4000:]
@@ -181,17 +181,19 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
     assert [cell.get("members") for cell in study["cells"]] == [list(HOSTS), [HOSTS[0]], None]
     assert all(cell["wall_s"] > cell["hookup_s"] > 0 for cell in study["cells"][:2])
     for host, cells in zip(HOSTS, ([1, 2], [1]), strict=True):
-        left = json.loads(site.lab.on(host, "cat", f"{STATE}/runs/study/gangs/all.json").stdout)
-        assert [launch["number"] for launch in left["launches"]] == cells, "each once"
-        (throughput,) = (item for item in left["launches"][0]["observations"] if item["name"] == "scaling.throughput")
+        gang_record = json.loads(site.lab.on(host, "cat", f"{STATE}/runs/study/gangs/all.json").stdout)
+        assert [launch["number"] for launch in gang_record["launches"]] == cells, "each cell once"
+        (throughput,) = (
+            item for item in gang_record["launches"][0]["observations"] if item["name"] == "scaling.throughput"
+        )
         assert (throughput["params"]["cpus"], throughput["params"]["world_size"]) == (1, 2)
-    assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were given back"
+    assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were released"
     assert "2 of 3 cells were measured, 1 left out." in output
 
 
 @contextmanager
-def at_work(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
-    """A run that measures on these hosts at this moment, killed in the end."""
+def measuring_run(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
+    """Start a run, yield while it measures on these hosts, and kill it at the end."""
     attempt = site.start(run_id, seconds=60.0, only=hosts, rackproof_gang="none")
     try:
         assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
@@ -203,13 +205,13 @@ def at_work(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
         attempt.kill()
 
 
-def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, undisturbed: Run) -> None:
-    with at_work(site, "first", *HOSTS) as attempt:
+def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site, undisturbed: Run) -> None:
+    with measuring_run(site, "first", *HOSTS) as attempt:
         since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
         code, output = site.run("first", "inspect", seconds=60.0)
         assert code == 2
         assert f"(process {attempt.process.pid}) since {since}: wait until it finishes" in output
-        code, output = site.run("second", "inspect")  # a run of its own, which must leave the hosts alone
+        code, output = site.run("second", "inspect")  # another run, which must not use the held hosts
         assert code == 2
         assert output.count("this host is held by run first of root on") == len(HOSTS)
         forced = site.start("forced", "inspect", rackproof_take_over=True)
@@ -225,15 +227,15 @@ def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, undi
     assert [host for host in HOSTS if "this host was taken by run forced of root on" in events[host]] == list(HOSTS)
 
 
-def test_what_an_interrupted_playbook_left_at_work_is_stopped_by_name(site: Site, undisturbed: Run) -> None:
-    (host, _), alone = HOSTS, {"rackproof_gang": "none"}
-    with at_work(site, "left", host) as attempt:
+def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site, undisturbed: Run) -> None:
+    (host, _), variables = HOSTS, {"rackproof_gang": "none"}
+    with measuring_run(site, "left", host) as attempt:
         attempt.kill()
-        code, output = site.run("other", "stop", only=[host], **alone)
+        code, output = site.run("other", "stop", only=[host], **variables)
         assert code == 2
         assert output.count("this host is held by run left of root on") == 1
-        assert site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout, "not its to stop"
-        code, output = site.run("left", "stop", only=[host], **alone)
+        assert site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout, "another run must not stop it"
+        code, output = site.run("left", "stop", only=[host], **variables)
         assert code == 0, output[-4000:]
         assert output.count("ended stage benchmark of run left") == 1
         assert site.lab.on(host, "pgrep", "-af", "rackproof|agent", check=False).stdout == ""
@@ -242,8 +244,8 @@ def test_what_an_interrupted_playbook_left_at_work_is_stopped_by_name(site: Site
         assert "lease.json" not in files
 
 
-def lease_of_another(site: Site, host: str) -> dict[str, Any]:
-    """Gives the host to a run of another control node, of which nothing is known here."""
+def hold_by_other_control_node(site: Site, host: str) -> dict[str, Any]:
+    """Write a lease of a run of another control node on the host, and return it."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     by = replace(locks.claim("theirs", Path("/srv/runs"), 1, at), user="bob", host="control2", machine="another")
     lease = {"run_id": "theirs", "nonce": "f" * 32, "by": {**vars(by), "running": []}, "since": at, "renewed": at}
@@ -252,9 +254,9 @@ def lease_of_another(site: Site, host: str) -> dict[str, Any]:
     return lease
 
 
-def test_host_that_another_control_node_has_leaves_the_run_by_name(site: Site, undisturbed: Run) -> None:
-    """The others go on, and what is there on that host stays as it is."""
-    lease = lease_of_another(site, "node2")
+def test_host_held_by_another_control_node_is_excluded_with_the_reason(site: Site, undisturbed: Run) -> None:
+    """The other hosts continue, and the held host is not changed."""
+    lease = hold_by_other_control_node(site, "node2")
     site.run("beside", "inspect")
     code, output = site.run("beside", "report")
     assert code == 2
@@ -266,8 +268,8 @@ def test_host_that_another_control_node_has_leaves_the_run_by_name(site: Site, u
     assert site.lab.on("node1", "test", "-e", f"{STATE}/lease.json", check=False).returncode == 1
 
 
-def test_teardown_leaves_a_host_alone_that_another_run_has(site: Site, undisturbed: Run) -> None:
-    lease_of_another(site, "node2")
+def test_teardown_does_not_touch_a_host_held_by_another_run(site: Site, undisturbed: Run) -> None:
+    hold_by_other_control_node(site, "node2")
     code, output = site.run("down", "teardown")
     assert code == 2
     assert output.count("this host is held by run theirs of bob on control2") == 1

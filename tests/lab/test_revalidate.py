@@ -1,7 +1,7 @@
-"""A rack is accepted, has its maintenance and is re-validated, over real SSH; then a timer's service does it, beside a scheduler.
+"""Test acceptance and re-validation of a rack over real SSH, then re-validation by a timer with a scheduler.
 
-What the maintenance did: one host's link is slow, and one GPU is another. The hosts have GPUs as far as NVML goes: its stub
-lies where the loader looks, so that every record has serials; what is measured is the CPU.
+The simulated maintenance slows the link of one host and replaces one GPU. A fake NVML in /usr/lib gives every record GPU serials;
+the benchmarks run on the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
 RATE, SLOW_RATE = "100mbit", "4mbit"
-"""Of the links, before and after: slower than processors that are busy can make them, so that they do not scatter with those."""
+"""Rate limits of the links before and after. Both are slower than on busy processors, so that the rates hardly vary."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 RACKPROOF = (sys.executable, ROOT / "rackproof")
@@ -40,19 +40,19 @@ SCENARIO = "/etc/nvml.conf"
 PROFILE = "/etc/rack1-profile.yml"
 
 
-def little(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]:
-    """A profile of one benchmark."""
-    chosen = {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {benchmark: settings}}
-    head = {"schema": "rackproof.profile/1", "summary": "as little as there can be"}
-    return {**head, "device": "cpu", "processes_per_host": 1, "stages": {stage: chosen}}
+def small_profile(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]:
+    """Return a profile with one benchmark."""
+    settings_of_stage = {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {benchmark: settings}}
+    head = {"schema": "rackproof.profile/1", "summary": "one benchmark"}
+    return {**head, "device": "cpu", "processes_per_host": 1, "stages": {stage: settings_of_stage}}
 
 
-TOGETHER = little("gang", "pairs", size_bytes=262144, seconds=4.0)
-ALONE = little("benchmark", "memory", ops=["copy"], size_bytes=1048576, seconds=0.1)
+GANG_PROFILE = small_profile("gang", "pairs", size_bytes=262144, seconds=4.0)
+HOST_PROFILE = small_profile("benchmark", "memory", ops=["copy"], size_bytes=1048576, seconds=0.1)
 
 
 def group(runs: Path | str, profile: Path | str, **variables: Any) -> dict[str, Any]:
-    """The variables of the rack."""
+    """Return the inventory variables of the rack."""
     return {
         "rackproof_profile": str(profile),
         "rackproof_revalidate_profile": str(profile),
@@ -80,12 +80,12 @@ class Site:
 
     def play(self, playbook: str, run_id: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         inventory = self.lab.inventory(
-            groupvars=group(self.runs, self.directory / "little.yml", **variables), name=run_id
+            groupvars=group(self.runs, self.directory / "profile.yml", **variables), name=run_id
         )
         command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / f"{playbook}.yml", "-e", f"rackproof_run_id={run_id}"]
-        played = self.lab.run([*command, *options], cwd=ROOT, check=False, timeout=DEADLINE_S)
-        print(played.stdout[-7000:], played.stderr[-2000:])
-        return played
+        process = self.lab.run([*command, *options], cwd=ROOT, check=False, timeout=DEADLINE_S)
+        print(process.stdout[-7000:], process.stderr[-2000:])
+        return process
 
     def rackproof(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return self.lab.run([*RACKPROOF, *arguments], cwd=ROOT, check=False)
@@ -95,11 +95,11 @@ class Site:
         return document
 
     def gpus(self, host: str, *lines: str) -> None:
-        """What NVML tells of the host's GPUs: serials of their own, and these lines over that."""
+        """Set the fake NVML of a host: its own serials, overridden by these scenario lines."""
         number = HOSTS.index(host)
-        own = [f"gpu.{index}.Serial=165{number}00000000{index}" for index in range(4)]
-        own += [f"gpu.{index}.UUID=GPU-{number}{index}b7e0c5-2d93-4f68-ba10-5c8e96f3d702" for index in range(4)]
-        text = "\n".join([f"include={nvml.scenario('healthy-h200x4')}", *own, *lines])
+        identities = [f"gpu.{index}.Serial=165{number}00000000{index}" for index in range(4)]
+        identities += [f"gpu.{index}.UUID=GPU-{number}{index}b7e0c5-2d93-4f68-ba10-5c8e96f3d702" for index in range(4)]
+        text = "\n".join([f"include={nvml.scenario('healthy-h200x4')}", *identities, *lines])
         self.lab.put(host, SCENARIO, f"{text}\n")
 
 
@@ -107,7 +107,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("revalidate")
     (directory / "runs").mkdir()
-    (directory / "little.yml").write_text(yaml.safe_dump(TOGETHER))
+    (directory / "profile.yml").write_text(yaml.safe_dump(GANG_PROFILE))
     library = nvml.build(directory / "nvml") / nvml.LIBRARY
     with Lab(directory / "lab") as lab:
         install_agent(lab, agent_archive)
@@ -123,8 +123,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
 
 
 @contextmanager
-def linked(lab: Lab, slow: str = "") -> Iterator[None]:
-    """The links of the rack, of which one is slow."""
+def limited_links(lab: Lab, slow: str = "") -> Iterator[None]:
+    """Limit the links of the rack, that of the host `slow` most."""
     with ExitStack() as stack:
         for host in HOSTS:
             stack.enter_context(links.limited(lab, host, SLOW_RATE if host == slow else RATE))
@@ -134,20 +134,20 @@ def linked(lab: Lab, slow: str = "") -> Iterator[None]:
 @pytest.fixture(scope="module")
 def accepted(site: Site) -> dict[str, Any]:
     began = time.monotonic()
-    with linked(site.lab):
+    with limited_links(site.lab):
         assert site.play("acceptance", "accepted").returncode == 0
     print(f"acceptance: {time.monotonic() - began:.1f} s")
-    kept = site.rackproof("baseline", "accept", site.runs / "accepted", "--baseline", site.directory / "baselines")
-    assert kept.returncode == 0, kept.stderr
+    accepting = site.rackproof("baseline", "accept", site.runs / "accepted", "--baseline", site.directory / "baselines")
+    assert accepting.returncode == 0, accepting.stderr
     return site.report("accepted")
 
 
 @pytest.fixture(scope="module")
 def after(site: Site, accepted: dict[str, Any]) -> dict[str, Any]:
-    """The rack after its maintenance."""
+    """Re-validate the rack after its maintenance, and return the report."""
     began = time.monotonic()
     site.gpus(SWAPPED, f"gpu.3.Serial={NEW_SERIAL}", "gpu.3.UUID=GPU-99999999-2d93-4f68-ba10-5c8e96f3d702")
-    with linked(site.lab, SLOW):
+    with limited_links(site.lab, SLOW):
         reason = ("-e", "rackproof_reason='replaced GPU 3 of node3'")
         site.play("revalidate", "after", *reason, rackproof_baseline=str(site.directory / "baselines"))
     print(f"re-validation: {time.monotonic() - began:.1f} s")
@@ -166,8 +166,8 @@ def test_revalidation_states_its_reason(site: Site, after: dict[str, Any]) -> No
     assert "Reason: replaced GPU 3 of node3" in (site.runs / "after" / "report.md").read_text()
 
 
-def test_difference_names_the_slow_link_and_the_swapped_gpu_and_nothing_else(site: Site, after: dict[str, Any]) -> None:
-    """The command, and the report, which the baseline judged."""
+def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, after: dict[str, Any]) -> None:
+    """Both by `rackproof diff` and in the report, which compares with the baseline."""
     done = site.rackproof("diff", site.runs / "accepted", site.runs / "after", "--json")
     assert done.returncode == 1
     for changes in (json.loads(done.stdout)["changes"], after["changes"]):
@@ -180,7 +180,7 @@ def test_difference_names_the_slow_link_and_the_swapped_gpu_and_nothing_else(sit
     assert after["decision"] == "rejected"
 
 
-# --- on schedule: node1 is the control node of the other two, which Slurm has
+# --- by a timer: node1 is the control node of the other two, which a fake Slurm schedules
 
 
 SLURM = """#!/bin/sh
@@ -193,7 +193,7 @@ case "$*" in
 "scontrol update "*state=resume) rm "/root/${3#nodename=}" ;;
 esac
 """
-"""Stands before squeue and scontrol: node3 has a job, and both can be drained."""
+"""Fake squeue and scontrol: node3 has a job, and both nodes can be drained."""
 HOOK = """
 import http.server
 
@@ -211,7 +211,7 @@ UNITS = "/etc/systemd/system/rackproof-revalidate-rack1"
 
 @dataclass(frozen=True)
 class Control:
-    """A lab host from which others are re-validated."""
+    """A lab host that is the control node of the others."""
 
     site: Site
 
@@ -249,7 +249,7 @@ def control(site: Site) -> Control:
     lab.put("node1", "/root/key", lab.key.read_text(), mode=0o600)
     lab.put("node1", "/root/rack1.yml", yaml.safe_dump(inventory))
     lab.put("node1", "/root/host_vars/localhost.yml", CONTROL_NODE)
-    lab.put("node1", PROFILE, yaml.safe_dump(ALONE))
+    lab.put("node1", PROFILE, yaml.safe_dump(HOST_PROFILE))
     lab.put("node1", "/root/slurm", SLURM, mode=0o755)
     lab.put("node1", "/root/hook.py", HOOK)
     lab.start("node1", sys.executable, "/root/hook.py")
@@ -257,7 +257,7 @@ def control(site: Site) -> Control:
     return Control(site)
 
 
-def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
+def test_service_of_the_timer_writes_a_report_with_the_busy_host_skipped(
     control: Control, accepted: dict[str, Any]
 ) -> None:
     control.schedule()
@@ -272,7 +272,7 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
     assert hosts["node3"]["coverage"]["skipped"] == hosts["node3"]["coverage"]["expected"] > 0
     reasons = {item["reason"] for item in report["verdicts"] if item["host"] == "node3" and item["verdict"] != "pass"}
     assert reasons == {"skipped: busy: Slurm job 4711 of alice (RUNNING)"}
-    assert [gpu["serial"] for gpu in hosts["node3"]["gpus"]]  # it was looked at
+    assert [gpu["serial"] for gpu in hosts["node3"]["gpus"]]  # its snapshot was taken
     assert hosts["node2"]["coverage"]["measured"] > 0
     (notification,) = map(json.loads, control.text("/root/hook.log").splitlines())
     assert (notification["state"], notification["decision"], list(notification["busy"])) == (
@@ -281,10 +281,10 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
         ["node3"],
     )
     assert "in use and not measured: node3" in notification["text"]
-    asked = [line for line in control.text("/root/slurm.log").splitlines() if "update" in line]
+    updates = [line for line in control.text("/root/slurm.log").splitlines() if "update" in line]
     mark = f"reason=rackproof:{Path(run).name}"
     drained = [f"scontrol update nodename={host} state=drain {mark}" for host in ("node2", "node3")]
-    assert asked == [
+    assert updates == [
         *drained,
         "scontrol update nodename=node3 state=resume",
         "scontrol update nodename=node2 state=resume",
@@ -292,7 +292,7 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
     assert control.on("sh", "-c", f"ls {run}").stdout.split().count("drained.json") == 0
 
 
-def test_running_run_is_reported_without_an_alarm(control: Control) -> None:
+def test_run_in_progress_gives_exit_code_75_which_the_unit_accepts(control: Control) -> None:
     (run,) = control.on("sh", "-c", "ls -d /root/runs/rack1-*").stdout.split()
     claim = "import pathlib, sys, time; from fleet.records import run_lock; run_lock.acquire(pathlib.Path(sys.argv[1]))"
     claim += "; print(1, flush=True); time.sleep(60)"

@@ -1,4 +1,4 @@
-"""The roles on lab hosts: driver and toolkit checked, and installed from a mirror; the exporter's service and its removal."""
+"""Test the roles on lab hosts: check driver and toolkit, install them from a mirror, run and remove the exporter's service."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RELEASES = {
     "node2": "ID=ubuntu\nVERSION_ID='24.04'\n",
     "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
 }
-"""What each host says it is. Only node1 is what it says; the package managers and their repositories are real on all three."""
-# What this machine may have and a bare host has not; nouveau's and the initramfs' places, which a container may lack.
+"""Host -> os-release. Only that of node1 is true, but the package managers and their repositories are real on all three."""
+# Remove what a bare host does not have, and create the directories and programs that a container may lack.
 BARE = """
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
 for program in docker podman containerd nerdctl nvidia-smi nvidia-ctk; do rm -f /usr/local/bin/$program /usr/bin/$program; done
@@ -43,13 +43,13 @@ done
 
 @dataclass(frozen=True)
 class Site:
-    """A control node with three hosts, and a mirror of NVIDIA's repositories that they reach."""
+    """A control node with three hosts, and a mirror of NVIDIA's repositories."""
 
     lab: Lab
     directory: Path
 
     def play(self, playbook: Path, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a playbook with these variables on all hosts."""
+        """Run a playbook with these variables on all hosts."""
         group = {
             "rackproof_profile": "smoke",
             "rackproof_gpu_count": 1,
@@ -68,12 +68,12 @@ class Site:
         }
         inventory = self.lab.inventory(hostvars=hosts, groupvars=group)
         command: list[str | Path] = [ANSIBLE, "-i", inventory, playbook, *options]
-        played = self.lab.run(command, cwd=ROOT, check=False, timeout=120)
-        print(played.stdout[-9000:], played.stderr[-2000:])
-        return played
+        playbook_run = self.lab.run(command, cwd=ROOT, check=False, timeout=120)
+        print(playbook_run.stdout[-9000:], playbook_run.stderr[-2000:])
+        return playbook_run
 
     def install(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        """Has driver 580 and toolkit 1.18.1 installed."""
+        """Install driver 580 and toolkit 1.18.1."""
         wanted = {
             "nvidia_driver_state": "installed",
             "nvidia_driver_version": "580",
@@ -86,7 +86,7 @@ class Site:
         return self.play(ROOT / "playbooks" / "drivers.yml", *options, **{**wanted, **variables})
 
     def versions(self, host: str) -> dict[str, str]:
-        """The NVIDIA packages on a host."""
+        """Return the NVIDIA packages on a host with their versions."""
         query = "dpkg-query -W -f '${Package} ${Version}\\n'; rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\\n'"
         lines = self.lab.on(host, "sh", "-c", query).stdout.splitlines()
         return dict(line.split() for line in lines if re.search("nvidia|cuda", line))
@@ -97,8 +97,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("roles")
     mirror(directory / "mirror", packages.Key(directory / "gnupg"))
     with Lab(directory / "lab") as lab:
-        here = ("--bind", CONTROL_ADDRESS, "--directory", str(directory / "mirror"))
-        serve = [sys.executable, "-m", "http.server", "8000", *here]
+        server_options = ("--bind", CONTROL_ADDRESS, "--directory", str(directory / "mirror"))
+        serve = [sys.executable, "-m", "http.server", "8000", *server_options]
         lab.popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for host, release in RELEASES.items():
             lab.on(host, "sh", "-c", BARE)
@@ -108,7 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def mirror(directory: Path, key: packages.Key) -> None:
-    """What an air-gapped site has of NVIDIA's repositories."""
+    """Create copies of NVIDIA's repositories, like the mirror of an air-gapped site."""
     for name in ("debian12", "ubuntu2404"):
         drivers = [*packages.recorded(name), packages.headers("linux-headers-")]
         packages.apt_repository(directory / name, drivers, key)
@@ -120,7 +120,7 @@ def mirror(directory: Path, key: packages.Key) -> None:
     key.close()
 
 
-# --- checked: one fault at a time, to the programs of the role
+# --- the checks of the roles: one fault at a time
 
 
 UUIDS = ("GPU-0", "GPU-1")
@@ -128,7 +128,7 @@ DOCKER = '{"nvidia":{},"runc":{}}'
 
 
 def smi(version: str = "580.126.20", persistence: tuple[str, str] = ("Enabled", "Enabled")) -> str:
-    """A stand-in for nvidia-smi on a host with two GPUs."""
+    """Return a fake nvidia-smi of a host with two GPUs."""
     rows = "".join(f"{version}, {index}, {mode}\\n" for index, mode in enumerate(persistence))
     return f"""#!/bin/sh
 case $1 in
@@ -140,7 +140,7 @@ esac
 
 
 def docker(runtimes: str = DOCKER, uuids: tuple[str, ...] = UUIDS) -> str:
-    """A stand-in for docker with these runtimes, whose containers see these GPUs."""
+    """Return a fake docker with these runtimes, whose containers have these GPUs."""
     return f"""#!/bin/sh
 case $1 in
 info) echo '{runtimes}' ;;
@@ -153,7 +153,7 @@ FM = "#!/bin/sh\necho Fabric Manager version is : {}\n"
 CTK = "#!/bin/sh\necho NVIDIA Container Toolkit CLI version {}\necho commit: 0123\n"
 CDI = "kind: nvidia.com/gpu\npath: /dev/nvidia0\npath: /dev/nvidia1\nhostPath: /usr/lib/libcuda.so.{}\n"
 BIN = "/usr/local/bin"
-WELL = {
+HEALTHY_FILES = {
     f"{BIN}/nvidia-smi": smi(),
     f"{BIN}/nv-fabricmanager": FM.format("580.126.20"),
     f"{BIN}/nvidia-ctk": CTK.format("1.18.1"),
@@ -162,27 +162,27 @@ WELL = {
     "/tmp/pci/0000:07:00.0/class": "0x068000\n",
     "/tmp/module/nvidia/refcnt": "0\n",
 }
-"""The files of a host with two GPUs behind an NVSwitch, in which all is well."""
+"""Files of a healthy host with two GPUs behind an NVSwitch."""
 Files = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a probe says of a host."""
+    """The output of a probe."""
 
     facts: dict[str, Any]
     problems: list[str]
 
 
 class Bench:
-    """node1 with files of one's own; takes them away again."""
+    """node1 with fake files, which are removed again."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
     def probe(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Probe:
-        """Runs a role's probe beside these files (None: not there) and these processes."""
-        wanted = {path: text for path, text in {**WELL, **files}.items() if text is not None}
+        """Run the probe of a role with these files (None: absent) and these processes."""
+        wanted = {path: text for path, text in {**HEALTHY_FILES, **files}.items() if text is not None}
         script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
         script += ["mkdir -p /tmp/pci /tmp/module", f"made='{' '.join(wanted)}'"]
         for path, text in wanted.items():
@@ -202,7 +202,7 @@ def bench(site: Site) -> Bench:
     return Bench(site.lab)
 
 
-def test_driver_that_is_as_wanted_has_no_problem(bench: Bench) -> None:
+def test_wanted_driver_has_no_problem(bench: Bench) -> None:
     for version in ("", "580", "580.", "580.126", "580.126.20"):
         probe = bench.probe("nvidia_driver", {}, f"--version={version}")
         assert probe.problems == []
@@ -393,11 +393,11 @@ def test_toolkit_fault_is_reported_once_with_its_remedy(bench: Bench, fault: str
 
 
 def test_kernel_modules_of_the_wrong_kind_are_reported(site: Site) -> None:
-    """Which kind is loaded stands in /proc, where nothing can be added: a /proc of its own has nothing else."""
-    says = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.20  Release Build\n"
+    """The kind is in /proc, to which no file can be added, so the test mounts a fake /proc with only that file."""
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.20  Release Build\n"
     probe = ROOT / "roles" / "nvidia_driver" / "files" / "probe.py"
     script = f"""
-    export PATH=/tmp/kind:$PATH; mkdir -p /tmp/kind /tmp/proc/driver/nvidia; echo '{says}' >/tmp/proc/driver/nvidia/version
+    export PATH=/tmp/kind:$PATH; mkdir -p /tmp/kind /tmp/proc/driver/nvidia; echo '{version}' >/tmp/proc/driver/nvidia/version
     cat >/tmp/kind/nvidia-smi; chmod 755 /tmp/kind/nvidia-smi; mount --bind /tmp/proc /proc
     for kind in open proprietary; do python3 {probe} --modules=$kind >/dev/null; echo $?; done
     """
@@ -406,7 +406,7 @@ def test_kernel_modules_of_the_wrong_kind_are_reported(site: Site) -> None:
     assert "wanted: proprietary kernel modules; found: open ones" in done.stderr
 
 
-# --- checked and installed: the playbooks
+# --- check and installation by the playbooks
 
 
 CHECK = """
@@ -416,28 +416,28 @@ CHECK = """
 """
 
 
-def tasks(played: subprocess.CompletedProcess[str]) -> list[str]:
-    """The tasks that ran on hosts, in order."""
-    names = re.findall(r"^(?:TASK|RUNNING HANDLER) \[(.*?)\]", played.stdout, re.MULTILINE)
+def tasks(playbook_run: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the tasks that ran on hosts, in order."""
+    names = re.findall(r"^(?:TASK|RUNNING HANDLER) \[(.*?)\]", playbook_run.stdout, re.MULTILINE)
     return [name for name in names if "Validating arguments" not in name and not name.startswith("plan : ")]
 
 
-def outcome(played: subprocess.CompletedProcess[str], what: str) -> dict[str, int]:
-    """Host -> how many of its tasks changed something, failed …"""
-    recap = played.stdout.rpartition("PLAY RECAP")[2]
+def outcome(playbook_run: subprocess.CompletedProcess[str], what: str) -> dict[str, int]:
+    """Return host -> number of its tasks with this outcome, such as changed or failed."""
+    recap = playbook_run.stdout.rpartition("PLAY RECAP")[2]
     return {host: int(count) for host, count in re.findall(rf"^(\w+) .*\b{what}=(\d+)", recap, re.MULTILINE)}
 
 
-NONE = {"node1": 0, "node2": 0, "node3": 0}
+NO_TASKS = {"node1": 0, "node2": 0, "node3": 0}
 
 
-def test_check_mode_fails_nothing_on_bare_hosts_and_changes_nothing(site: Site) -> None:
-    """One host of each package manager."""
+def test_check_mode_changes_nothing_on_bare_hosts(site: Site) -> None:
+    """One host for each package manager."""
     hosts = ("node1", "node3")
-    played = site.install("--check", "--limit", ",".join(hosts))
-    assert played.returncode == 0
-    assert outcome(played, "failed") == dict.fromkeys(hosts, 0)
-    assert min(outcome(played, "changed").values()) >= 3
+    playbook_run = site.install("--check", "--limit", ",".join(hosts))
+    assert playbook_run.returncode == 0
+    assert outcome(playbook_run, "failed") == dict.fromkeys(hosts, 0)
+    assert min(outcome(playbook_run, "changed").values()) >= 3
     for host in hosts:
         assert site.versions(host) == {}
         written = site.lab.on(
@@ -451,7 +451,7 @@ def installed(site: Site) -> subprocess.CompletedProcess[str]:
     return site.install()
 
 
-def test_drivers_and_toolkit_are_installed_in_the_wanted_version(
+def test_driver_and_toolkit_are_installed_in_the_wanted_version(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     assert installed.returncode == 0
@@ -478,21 +478,21 @@ def test_drivers_and_toolkit_are_installed_in_the_wanted_version(
         **toolkit,
         **dict.fromkeys(("nvidia-driver-cuda", "nvidia-persistenced", "kmod-nvidia-open-dkms"), "580.126.20-1"),
     }
-    calls = {host: site.lab.on(host, "cat", "/var/log/initramfs").stdout for host in NONE}
+    calls = {host: site.lab.on(host, "cat", "/var/log/initramfs").stdout for host in NO_TASKS}
     assert calls == {"node1": "update-initramfs -u\n", "node2": "update-initramfs -u\n", "node3": "dracut --force\n"}
-    for host in NONE:
+    for host in NO_TASKS:
         assert site.lab.on(host, "cat", "/etc/modprobe.d/rackproof-nouveau.conf").stdout.startswith(
             "blacklist nouveau\n"
         )
         assert "libcuda.so.580.126.20" in site.lab.on(host, "cat", "/etc/cdi/nvidia.yaml").stdout
 
 
-def test_second_run_changes_nothing_on_as_many_hosts_at_a_time_as_the_inventory_says(
+def test_second_run_changes_nothing_and_respects_the_serial_of_the_inventory(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     again = site.install(nvidia_driver_serial=2)
     assert again.returncode == 0
-    assert outcome(again, "changed") == NONE
+    assert outcome(again, "changed") == NO_TASKS
     assert set(tasks(again)) == {
         "nvidia_driver : Check the driver",
         "container_toolkit : Check the container toolkit",
@@ -501,14 +501,14 @@ def test_second_run_changes_nothing_on_as_many_hosts_at_a_time_as_the_inventory_
     assert installed.stdout.count("PLAY [Install drivers]") == 1
 
 
-def test_settled_host_is_checked_in_one_task_a_role(
+def test_host_that_is_set_up_is_checked_by_one_task_per_role(
     site: Site, installed: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     playbook = tmp_path / "check.yml"
     playbook.write_text(CHECK)
     site.lab.on("node2", "mv", "/usr/bin/nvidia-smi", "/root")
     try:
-        played = site.play(
+        playbook_run = site.play(
             playbook,
             *("-e", "_rackproof_run_dir=/nowhere"),
             container_toolkit_state="checked",
@@ -518,21 +518,21 @@ def test_settled_host_is_checked_in_one_task_a_role(
         )
     finally:
         site.lab.on("node2", "mv", "/root/nvidia-smi", "/usr/bin")
-    assert tasks(played) == ["nvidia_driver : Check the driver", "container_toolkit : Check the container toolkit"]
-    assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
-    assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in played.stdout
+    assert tasks(playbook_run) == ["nvidia_driver : Check the driver", "container_toolkit : Check the container toolkit"]
+    assert outcome(playbook_run, "failed") == {"node1": 0, "node2": 1, "node3": 0}
+    assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in playbook_run.stdout
 
 
-def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_along(
+def test_driver_in_use_is_not_changed_and_fabric_manager_follows_the_driver(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
-    """node1 and node3 go back a release; node2 is in use."""
+    """node1 and node3 are downgraded; the GPUs of node2 are in use."""
     before = site.versions("node2")
     site.lab.on("node2", "touch", "/dev/nvidia-uvm")
     user = site.lab.start("node2", "bash", "-c", "exec 9</dev/nvidia-uvm; exec -a trainer sleep 100")
     managers = [site.lab.start(host, "bash", "-c", "exec -a nv-fabricmanager sleep 100") for host in ("node1", "node3")]
     try:
-        played = site.install(
+        playbook_run = site.install(
             nvidia_driver_version="580.105.08",
             nvidia_driver_fabric_manager="required",
             container_toolkit_state="ignored",
@@ -541,9 +541,9 @@ def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_al
         for process in (user, *managers):
             process.kill()
         site.lab.on("node2", "rm", "/dev/nvidia-uvm")
-    assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
+    assert outcome(playbook_run, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert re.search(
-        r"the driver cannot be changed while processes use the GPUs: stop trainer \(process \d+\)", played.stdout
+        r"the driver cannot be changed while processes use the GPUs: stop trainer \(process \d+\)", playbook_run.stdout
     )
     assert site.versions("node2") == before
     for host in ("node1", "node3"):
@@ -552,19 +552,19 @@ def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_al
         assert set(drivers.values()) == {"580.105.08-1"}
 
 
-# --- the exporter as a service, under systemd
+# --- the exporter as a systemd service
 
 
 UNIT = "/etc/systemd/system/rackproof-exporter.service"
 DIRECTORIES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
-# What belongs to systemd's and Ansible's own life, not to us.
-LIFE = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
-EACH = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-printf", "%p\\t%y %m %u %s\\n")
+# Files of systemd and Ansible.
+UNRELATED = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
+FIND_FORMAT = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-printf", "%p\\t%y %m %u %s\\n")
 
 
 PYTHON = "/usr/local/lib/lab/bin/python3"
-# A Python that brings what the agent needs, so that the host needs no package index: this checkout's packages.
-BRING_PYTHON = f"""
+# A Python with the packages of this checkout, so that the host needs no package index.
+INSTALL_PYTHON = f"""
 /usr/bin/python3 -m venv --without-pip {Path(PYTHON).parents[1]}
 rm -r "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 ln -s {sysconfig.get_path("purelib")} "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
@@ -578,10 +578,10 @@ class Service:
     host: SystemdHost
     directory: Path
     began: float
-    """Before anything was done to it that is ours."""
+    """Time before the first change."""
 
     def play(self, name: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a playbook of ours."""
+        """Run a playbook of this checkout."""
         group = {
             "rackproof_profile": "rehearsal",
             "rackproof_gang": "none",
@@ -593,86 +593,93 @@ class Service:
         }
         playbook = ROOT / "playbooks" / f"{name}.yml"
         command: list[str | Path] = [ANSIBLE, "-i", self.host.inventory(**group), playbook, *options]
-        played = self.host.control(command, cwd=ROOT, check=False, timeout=180)
-        print(played.stdout[-6000:], played.stderr[-2000:])
-        return played
+        playbook_run = self.host.control(command, cwd=ROOT, check=False, timeout=180)
+        print(playbook_run.stdout[-6000:], playbook_run.stderr[-2000:])
+        return playbook_run
 
     def process(self) -> str:
-        """The exporter's process id."""
+        """Return the PID of the exporter."""
         return self.host.on("systemctl", "show", "--property=MainPID", "--value", "rackproof-exporter").stdout.strip()
 
 
-def files(host: SystemdHost, since: float) -> set[str]:
-    """What the host has had written or removed since then. It sees this machine's files, which others change meanwhile."""
-    changed = ("find", *DIRECTORIES, "-xdev", "-newerct", f"@{since}", "(", *EACH, ")")
-    checksums = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
-    own = {path: says for path, says in checksums.items() if not LIFE.match(path) and not theirs(path, since)}
-    changed_files = {path: says for path, says in own.items() if says != packaged_checksum(path)}
-    lacks = {path for directory in own if own[directory].startswith("d ") for path in removed(host, directory, since)}
-    return {f"{path} {says}" for path, says in changed_files.items()} | {f"lacks {path}" for path in lacks}
+def changed_files(host: SystemdHost, since: float) -> set[str]:
+    """Return files written or removed on the host since that time, except files that changed on this machine meanwhile."""
+    changed = ("find", *DIRECTORIES, "-xdev", "-newerct", f"@{since}", "(", *FIND_FORMAT, ")")
+    attributes = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
+    candidates = {
+        path: text for path, text in attributes.items() if not UNRELATED.match(path) and not changed_here(path, since)
+    }
+    written = {path: text for path, text in candidates.items() if text != attributes_here(path)}
+    directories = [path for path, text in candidates.items() if text.startswith("d ")]
+    missing = {path for directory in directories for path in removed(host, directory, since)}
+    return {f"{path} {text}" for path, text in written.items()} | {f"lacks {path}" for path in missing}
 
 
-def theirs(path: str, since: float) -> bool:
-    """Whether this machine has it from after that time."""
+def changed_here(path: str, since: float) -> bool:
+    """Return whether the file changed on this machine since that time."""
     return os.path.lexists(path) and os.lstat(path).st_ctime > since
 
 
-def packaged_checksum(path: str) -> str:
-    """As `find` tells it, of this machine: kind, mode, owner and the length of what is in it."""
-    return processes.run(["find", path, "-maxdepth", "0", *EACH], check=False).stdout.rstrip("\n").partition("\t")[2]
+def attributes_here(path: str) -> str:
+    """Return kind, mode, owner and size of a file of this machine, in the format of FIND_FORMAT."""
+    return (
+        processes.run(["find", path, "-maxdepth", "0", *FIND_FORMAT], check=False)
+        .stdout.rstrip("\n")
+        .partition("\t")[2]
+    )
 
 
 def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
-    """What this machine has in a directory, from before that time, and the host has not."""
-    ours = {str(path) for path in Path(directory).iterdir()} if Path(directory).is_dir() else set()
-    left = host.on("find", directory, "-mindepth", "1", "-maxdepth", "1").stdout.splitlines() if ours else []
-    return {path for path in ours.difference(left) if not theirs(path, since) and not LIFE.match(path)}
+    """Return the files in a directory of this machine, older than `since`, that the host lacks."""
+    here = {str(path) for path in Path(directory).iterdir()} if Path(directory).is_dir() else set()
+    on_host = host.on("find", directory, "-mindepth", "1", "-maxdepth", "1").stdout.splitlines() if here else []
+    return {path for path in here.difference(on_host) if not changed_here(path, since) and not UNRELATED.match(path)}
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
-        host.on("sh", "-c", BRING_PYTHON)
+        host.on("sh", "-c", INSTALL_PYTHON)
         new_service = Service(host, directory / "runs", time.time())
         assert new_service.play("deploy", rackproof_exporter_service=False).returncode == 0
         yield new_service
 
 
-def test_where_no_service_is_wanted_the_exporter_runs_for_the_run_alone(service: Service) -> None:
+def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -> None:
     assert service.host.on("test", "-e", UNIT, check=False).returncode == 1
     assert "rackproof export" in service.host.on("pgrep", "-af", "rackproof").stdout
     assert service.play("report", rackproof_exporter_service=False).returncode == 2  # nothing was measured
     assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
 
 
-def test_exporter_runs_as_a_dynamic_user_and_reads_all_it_needs(service: Service) -> None:
+def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(service: Service) -> None:
     assert service.play("deploy").returncode == 0
     process = service.process()
     status = service.host.on("cat", f"/proc/{process}/status").stdout
-    says = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert 61184 <= int(says["Uid"].split()[0]) <= 65519  # systemd's range for accounts that it makes
-    assert {says[key] for key in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
-    assert (says["NoNewPrivs"], says["Seccomp"]) == ("1", "2")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert 61184 <= int(fields["Uid"].split()[0]) <= 65519  # the range of systemd's dynamic users
+    assert {fields[key] for key in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
     assert service.host.on("readlink", f"/proc/{process}/fd/0").stdout == "/dev/kmsg\n"
     scraped = service.host.control(["curl", "--silent", "http://127.0.0.1:9836/metrics"]).stdout
     assert re.search(r"^rackproof_host_memory_total_bytes [1-9]", scraped, re.MULTILINE)
     assert 'rackproof_collector_success{collector="host"} 1.0' in scraped
 
 
-def test_unit_is_sound_and_exposed_to_little(service: Service) -> None:
+def test_unit_is_valid_and_hardened(service: Service) -> None:
     assert service.host.on("systemd-analyze", "verify", UNIT).stderr == ""
-    gate = ("security", "--offline=yes", "--threshold=15", "--no-pager", UNIT)
-    security = service.host.on("systemd-analyze", *gate, check=False)
+    threshold = ("security", "--offline=yes", "--threshold=15", "--no-pager", UNIT)
+    security = service.host.on("systemd-analyze", *threshold, check=False)
     print(security.stdout)
     assert security.returncode == 0
     assert "DeviceAllow=char-nvidia* rw\n" in service.host.on("cat", UNIT).stdout
 
 
-def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
+def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
     before = service.process()
     again = service.play("deploy")
-    assert outcome(again, "changed") == {"node1": 1}  # the targets of another run
+    assert outcome(again, "changed") == {"node1": 1}  # only the targets file changes, since the run id differs
     assert service.process() == before
     upgraded = service.play("deploy", rackproof_wheelhouse=str(ROOT / "build" / "wheelhouse"))
     assert upgraded.returncode == 0
@@ -681,9 +688,9 @@ def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
 
 
 def test_teardown_leaves_nothing_behind(service: Service) -> None:
-    service.host.on("mkdir", f"{UNIT}.d")  # as an operator adds to a unit
+    service.host.on("mkdir", f"{UNIT}.d")  # drop-ins of an operator
     assert service.play("teardown").returncode == 0
-    assert files(service.host, service.began) == set()
+    assert changed_files(service.host, service.began) == set()
     for listing in ("list-units", "list-unit-files"):
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0

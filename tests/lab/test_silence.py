@@ -1,4 +1,4 @@
-"""Who stops a gang is named while torch still waits: real supervisors, torchrun and gloo on three lab hosts."""
+"""Test that the cause of a stopped gang is reported before torch times out: supervisors, torchrun and gloo on three lab hosts."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from tests.lab.lab import Lab
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 RANKS = {"node1": (0,), "node2": (1, 2), "node3": (3,)}
-"""Of each host."""
+"""Host -> its ranks."""
 TIMEOUT_S = 60.0
-"""Of the process group: far longer than it may take to name somebody."""
+"""Timeout of the process group in seconds, much longer than the report of the cause may take."""
 STAGE = {
     "gemm": {"dtypes": ["fp32"], "size": 64, "seconds": 0.02},
     "collective": {
         "ops": ["all_reduce"],
         "placements": ["in_place"],
         "sizes_bytes": [8, 1 << 16, 1 << 20],
-        "seconds": 100.0,  # the test ends it long before
+        "seconds": 100.0,  # the test ends it much earlier
     },
 }
 DURING = "collective all_reduce in_place 8 B"
 STATE = "/var/lib/rackproof/runs"
 BUSY_S = 30.0
-"""For what takes up to 15 s where nothing else keeps the processors busy; how long it took is printed."""
+"""Limit for a report that takes up to 15 s on idle processors. The actual time is printed."""
 GONE_S = 8.0
 
 
 class Gang:
-    """One launch over the three hosts, or some of them."""
+    """One launch on the three hosts, or some of them."""
 
     ranks: Mapping[str, tuple[int, ...]] = RANKS
     options = ""
-    """Of the launch."""
+    """Further options of `rackproof launch`."""
 
     def __init__(self, lab: Lab, run_id: str, timeout_s: float = TIMEOUT_S, members: tuple[str, ...] = HOSTS) -> None:
         self.lab, self.run_id, self.directory, self.members = lab, run_id, f"{STATE}/{run_id}", members
@@ -62,172 +62,172 @@ class Gang:
         )
         self._plan = json.dumps(to_json(replace(plan, run_id=run_id, stages=(stage,), hosts=hosts)))
 
-    def _ours(self, host: str, *arguments: str, stdin: str | None = None) -> str:
+    def _rackproof(self, host: str, *arguments: str, stdin: str | None = None) -> str:
         command = [sys.executable, "-m", "rackproof", *arguments, "--run-dir", self.directory, "--host", host]
         return self.lab.on(host, *command, stdin=stdin, cwd=ROOT).stdout
 
     def start(self, hosts: tuple[str, ...] = (), **variables: str) -> None:
-        """Over SSH, in the background, as the role does. `variables`: of a host's environment, `NAME=value`."""
+        """Start the launch over SSH in the background, like the role. `variables` maps a host to an assignment `NAME=value`."""
         hosts = hosts or self.members
         for host in hosts:
-            self._ours(host, "inspect", "--plan", "-", stdin=self._plan)
+            self._rackproof(host, "inspect", "--plan", "-", stdin=self._plan)
         members = ",".join(self.members)
         for host in hosts:
             launch = (
                 f"launch --run-dir {self.directory} --host {host} --members {members} --interface eth0 {self.options}"
             )
-            with_ = variables.get(host, "")
-            self.lab.ssh(host, "sh", "-c", f"cd {ROOT} && {with_} {sys.executable} -m rackproof {launch} --detach")
+            assignment = variables.get(host, "")
+            self.lab.ssh(host, "sh", "-c", f"cd {ROOT} && {assignment} {sys.executable} -m rackproof {launch} --detach")
 
     def read(self, host: str, path: str) -> Any:
-        """A JSON file of the run on a host; None where there is none yet."""
+        """Return a JSON file of the run on a host, or None if it does not exist yet."""
         try:
             return json.loads(self.lab.host_path(host, f"{self.directory}/{path}").read_text())
         except FileNotFoundError:
             return None
 
-    def measuring(self) -> None:
-        """Returns once every rank is in the midst of an operation."""
+    def wait_until_measuring(self) -> None:
+        """Wait until every rank runs the operation DURING."""
         for host in self.members:
             for rank in self.ranks[host]:
                 wait(lambda: (self.read(host, f"work/gang/rank{rank}.state.json") or {}).get("phase") == DURING, 60)  # noqa: B023
         time.sleep(1.0)
 
-    def ended(self, host: str) -> dict[str, Any] | None:
-        """The launch in the host's record, once it is there."""
+    def launch_of(self, host: str) -> dict[str, Any] | None:
+        """Return the last launch in the record of the host, or None."""
         launches = (self.read(host, "gangs/rack1.json") or {}).get("launches", [])
         return launches[-1] if launches else None
 
-    def kept(self, host: str) -> set[str]:
-        """What the host's record has of the time before."""
+    def measured_scopes(self, host: str) -> set[str]:
+        """Return the scopes with measured values in the record of the host."""
         return {
             observation["scope"]
             for observation in self.read(host, "gangs/rack1.json")["observations"]
             if "value" in observation
         }
 
-    def verdicts(self, hosts: tuple[str, ...], since: float, patience_s: float) -> dict[str, dict[str, Any]]:
-        """The launch of each host, and prints how long after `since` its record had it."""
+    def wait_for_launches(self, hosts: tuple[str, ...], since: float, timeout_s: float) -> dict[str, dict[str, Any]]:
+        """Return the launch in the record of each host, and print how long after `since` it was written."""
         by_host: dict[str, dict[str, Any]] = {}
-        while len(by_host) < len(hosts) and time.monotonic() - since < patience_s:
+        while len(by_host) < len(hosts) and time.monotonic() - since < timeout_s:
             for host in hosts:
-                if host not in by_host and (launch := self.ended(host)):
+                if host not in by_host and (launch := self.launch_of(host)):
                     by_host[host] = launch
                     print(f"{self.run_id}: {host} after {time.monotonic() - since:.1f} s: {launch['reason']}")
             time.sleep(0.1)
         for host in hosts:
             log = self.lab.on(host, "cat", f"{self.directory}/gang.log", check=False).stdout
-            assert host in by_host, f"{host} has no verdict after {patience_s} s; its log: {log}"
+            assert host in by_host, f"{host} has no launch after {timeout_s} s; its log: {log}"
         return by_host
 
     def pid(self, host: str, pattern: str) -> str:
-        """The oldest process of that command line."""
+        """Return the oldest process whose command line matches."""
         return self.lab.on(host, "pgrep", "-of", pattern).stdout.strip()
 
     def processes(self, host: str) -> str:
-        """Command lines of ours that run on a host."""
+        """Return the command lines of the processes of Rackproof on a host."""
         return self.lab.on(host, "pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks", check=False).stdout
 
-    def gone(self, hosts: tuple[str, ...]) -> None:
-        """Nothing of ours runs there any more; a supervisor that has written its record takes a moment to end."""
-        ends = time.monotonic() + GONE_S
+    def check_no_processes(self, hosts: tuple[str, ...]) -> None:
+        """Check that no process of Rackproof remains. A supervisor exits a moment after it has written its record."""
+        deadline = time.monotonic() + GONE_S
         while (
-            left := {host: running for host in hosts if (running := self.processes(host))}
-        ) and time.monotonic() < ends:
+            remaining := {host: running for host in hosts if (running := self.processes(host))}
+        ) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert not left
+        assert not remaining
 
 
 @contextmanager
-def slowed(lab: Lab) -> Iterator[None]:
-    """Ranks that are all the time in an operation wait for their links then, and leave the processors to others."""
+def limit_links(lab: Lab) -> Iterator[None]:
+    """Limit the links of all hosts, so that ranks wait for them and leave the processors to other tests."""
     with ExitStack() as stack:
         for host in HOSTS:
             stack.enter_context(links.limited(lab, host, "500kbit"))
         yield
 
 
-def wait(true: Callable[[], bool], patience_s: float) -> None:
-    ends = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < ends, f"not within {patience_s} s"
+def wait(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
         time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("silence") / "lab") as new_lab, slowed(new_lab):
+    with Lab(tmp_path_factory.mktemp("silence") / "lab") as new_lab, limit_links(new_lab):
         yield new_lab
 
 
-def same_text(launches: dict[str, dict[str, Any]]) -> str:
-    """The reason, which is one and the same on every host."""
+def common_reason(launches: dict[str, dict[str, Any]]) -> str:
+    """Return the reason of the failed launches, which must be the same on every host."""
     assert {launch["outcome"] for launch in launches.values()} == {"failed"}
     (text,) = {launch["reason"] for launch in launches.values()}
     return str(text)
 
 
 def rank_of(lab: Lab, host: str, rank: int) -> str:
-    """Process id of a rank itself, which goes by its number."""
+    """Return the PID of a rank, whose process name contains its number."""
     return lab.on(host, "pgrep", "-x", f"rank {rank}").stdout.strip()
 
 
-def test_stopped_rank(lab: Lab) -> None:
+def test_stopped_rank_is_reported(lab: Lab) -> None:
     gang = Gang(lab, "stopped", members=("node1", "node2"))
     gang.start()
-    gang.measuring()
+    gang.wait_until_measuring()
     stopped = rank_of(lab, "node2", 2)
     since = time.monotonic()
     lab.on("node2", "kill", "-STOP", stopped)
-    text = same_text(gang.verdicts(gang.members, since, BUSY_S))
+    text = common_reason(gang.wait_for_launches(gang.members, since, BUSY_S))
     assert text == f'host node2 cpu=1 rank 2 in phase "{DURING}": silent for 8 s: its process is stopped'
-    gang.gone(gang.members)
+    gang.check_no_processes(gang.members)
 
 
-def test_killed_rank(lab: Lab) -> None:
+def test_killed_rank_is_reported(lab: Lab) -> None:
     gang = Gang(lab, "killed", members=("node1", "node2"))
     gang.start()
-    gang.measuring()
+    gang.wait_until_measuring()
     killed = rank_of(lab, "node2", 2)
     since = time.monotonic()
     lab.on("node2", "kill", "-KILL", killed)
-    text = same_text(gang.verdicts(gang.members, since, 5))
+    text = common_reason(gang.wait_for_launches(gang.members, since, 5))
     assert text == f'host node2 cpu=1 rank 2 in phase "{DURING}": killed by SIGKILL'
-    assert -9 in [rank["exit_code"] for rank in gang.ended("node2")["ranks"]]  # type: ignore[index]
-    gang.gone(gang.members)
+    assert -9 in [rank["exit_code"] for rank in gang.launch_of("node2")["ranks"]]  # type: ignore[index]
+    gang.check_no_processes(gang.members)
 
 
-def test_killed_launcher(lab: Lab) -> None:
-    """It kept what the ranks of the other hosts speak through: theirs fail at once, by themselves, and are not to blame."""
+def test_killed_launcher_is_reported(lab: Lab) -> None:
+    """It hosts the store of the process group, so the ranks of the other hosts fail at once without being the cause."""
     gang = Gang(lab, "launcher", members=("node1", "node2"))
     gang.start()
-    gang.measuring()
+    gang.wait_until_measuring()
     guard = lab.on("node1", "pgrep", "-x", "rank 0's guard").stdout.strip()
     launcher = lab.on("node1", "ps", "-o", "ppid=", "-p", guard).stdout.strip()
     since = time.monotonic()
     lab.on("node1", "kill", "-KILL", launcher)
-    text = same_text(gang.verdicts(gang.members, since, BUSY_S))
+    text = common_reason(gang.wait_for_launches(gang.members, since, BUSY_S))
     assert text == f'host node1 rank 0 in phase "{DURING}": its launcher was killed by SIGKILL'
-    assert [gang.kept(host) for host in gang.members] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}]
-    gang.gone(gang.members)
+    assert [gang.measured_scopes(host) for host in gang.members] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}]
+    gang.check_no_processes(gang.members)
 
 
-def test_torch_that_cannot_be_imported(lab: Lab) -> None:
-    """No rank of that host ever begins: the others would wait for it until the stage's deadline."""
+def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
+    """No rank of that host starts: the others would wait for it until the deadline of the stage."""
     why = "libcudart.so.13: cannot open shared object file: No such file or directory"
     lab.put("node3", "/opt/broken/torch/__init__.py", f"raise ImportError({why!r})")
     gang = Gang(lab, "broken", members=("node1", "node3"))
     since = time.monotonic()
     gang.start(node3="PYTHONPATH=/opt/broken")
-    text = same_text(gang.verdicts(gang.members, since, BUSY_S))
+    text = common_reason(gang.wait_for_launches(gang.members, since, BUSY_S))
     ended = "its launcher ended with exit code 1 before any rank started"
     assert text == f'host node3 rank 1 in phase "start": {ended}: ImportError: {why}'
-    assert gang.ended("node3")["ranks"] == []  # type: ignore[index]
-    gang.gone(gang.members)
+    assert gang.launch_of("node3")["ranks"] == []  # type: ignore[index]
+    gang.check_no_processes(gang.members)
 
 
-def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
-    """It kept the store: the other hosts' launchers end by themselves for it, and are not to blame."""
+def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
+    """It hosts the store, so the launchers of the other hosts exit without being the cause."""
     gang = Gang(lab, "early")
     present = ("node1", "node3")
     gang.start(present)
@@ -235,16 +235,16 @@ def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
     wait(lambda: lab.on("node1", *connected).stdout != "", 30)
     since = time.monotonic()
     lab.on("node1", "pkill", "-KILL", "-f", "^[^ ]*python[^ ]* -m agent.benchmarks.rendezvous")
-    text = same_text(gang.verdicts(present, since, BUSY_S))
+    text = common_reason(gang.wait_for_launches(present, since, BUSY_S))
     assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank started'
-    gang.gone(present)
+    gang.check_no_processes(present)
 
 
-def test_host_that_never_comes(lab: Lab) -> None:
+def test_host_that_does_not_join_is_reported(lab: Lab) -> None:
     gang = Gang(lab, "absent", timeout_s=10.0)
     present = ("node1", "node3")
     since = time.monotonic()
     gang.start(present)
-    text = same_text(gang.verdicts(present, since, 30))
+    text = common_reason(gang.wait_for_launches(present, since, 30))
     assert text == "host node2: did not join the gang within 20 s; hosts node1, node3 did"
-    gang.gone(present)
+    gang.check_no_processes(present)

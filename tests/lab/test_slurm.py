@@ -1,4 +1,4 @@
-"""A real Slurm over two hosts: the job that accepts its nodes, and the hook that drains a node with the reason."""
+"""Test a real Slurm on two hosts: the job that accepts its nodes, and the prolog that drains a node with the reason."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CGROUPS = (
 )
 PROFILE = {
     "schema": "rackproof.profile/1",
-    "summary": "as little as there can be",
+    "summary": "the smallest profile",
     "device": "cpu",
     "processes_per_host": 1,
     "stages": {
@@ -87,7 +87,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         (directory / "shared" / "tiny.yml").write_text(yaml.safe_dump(PROFILE))
         for host in HOSTS:
             _start_node(new_lab, host)
-        _until(lambda: _states(new_lab) == dict.fromkeys(HOSTS, "idle"), 30, lambda: _logs(new_lab))
+        _wait(lambda: _states(new_lab) == dict.fromkeys(HOSTS, "idle"), 30, lambda: _logs(new_lab))
         yield new_lab
 
 
@@ -103,10 +103,10 @@ def _start_node(lab: Lab, host: str) -> None:
         "chmod 755 /run/munge && chmod 400 /etc/munge/munge.key && setpriv --reuid=munge --regid=munge --clear-groups munged"
     )
     lab.on(host, "sh", "-c", prepare)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    no_output = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     if host == HOSTS[0]:
-        lab.start(host, "slurmctld", "-D", "-i", **quiet)
-    lab.start(host, "slurmd", "-D", "-N", host, **quiet)
+        lab.start(host, "slurmctld", "-D", "-i", **no_output)
+    lab.start(host, "slurmd", "-D", "-N", host, **no_output)
 
 
 def _states(lab: Lab) -> dict[str, str]:
@@ -120,10 +120,10 @@ def _logs(lab: Lab) -> str:
     ) + str(_states(lab))
 
 
-def _until(true: Any, patience_s: float, why: Any) -> None:
-    ends = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < ends, why()
+def _wait(condition: Any, timeout_s: float, describe: Any) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, describe()
         time.sleep(0.1)
 
 
@@ -144,8 +144,8 @@ def _job(lab: Lab, job: str) -> str:
     return lab.on(HOSTS[0], "scontrol", "show", "job", job, "--oneliner", check=False).stdout
 
 
-def test_a_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
-    """sbatch: planned, each node alone by srun, the gang by srun, and the report's exit code is the job's."""
+def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
+    """The batch script plans the run, runs each node and then the gang with srun, and exits with the code of the report."""
     job = _submit(
         lab,
         "--nodes=2",
@@ -153,7 +153,7 @@ def test_a_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
         RACKPROOF_INTERFACE="eth0",
         RACKPROOF_STATE="/var/tmp/rp",
     )
-    _until(
+    _wait(
         lambda: "JobState=COMPLETED" in _job(lab, job) or "ExitCode=0:0" not in _job(lab, job),
         120,
         lambda: _job(lab, job),
@@ -163,19 +163,19 @@ def test_a_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
     report = documents.parse(lab.on(HOSTS[0], "cat", f"{SHARED}/runs/slurm-{job}/report.json").stdout, source="report")
     assert report["decision"] == "accepted", log
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in log
-    figures = {
-        host["name"]: [(one["stage"], one["outcome"], one["members"]) for one in host["launches"]]
+    launches = {
+        host["name"]: [(launch["stage"], launch["outcome"], launch["members"]) for launch in host["launches"]]
         for host in report["hosts"]
     }
-    assert figures == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
+    assert launches == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
     assert "JobState=COMPLETED" in _job(lab, job)
 
 
-def test_a_faulty_node_is_drained_with_the_reason_before_the_job_begins(lab: Lab) -> None:
-    """node2 was ordered with eight GPUs and shows none; node1 says nothing of GPUs, and keeps its jobs."""
+def test_faulty_node_is_drained_with_the_reason_before_the_job_starts(lab: Lab) -> None:
+    """node2 was ordered with eight GPUs but has none. node1 has no expected count and keeps its jobs."""
     lab.put("node2", "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\nGPUS=8\n")
     lab.on(HOSTS[0], "sbatch", "--parsable", "--nodelist=node2", "--output=/dev/null", "--wrap=true", cwd=Path(SHARED))
-    _until(lambda: _states(lab)["node2"].startswith("drain"), 40, lambda: _logs(lab))
+    _wait(lambda: _states(lab)["node2"].startswith("drain"), 40, lambda: _logs(lab))
     node_state = lab.on(HOSTS[0], "scontrol", "show", "node", "node2", "--oneliner").stdout
     print(node_state)
     assert "Reason=rackproof: " in node_state

@@ -1,6 +1,6 @@
-"""A gang goes on whoever else connects: real supervisors, torchrun and gloo on three lab hosts, and strangers beside them.
+"""Test that foreign connections do not disturb a gang: real supervisors, torchrun and gloo on three lab hosts.
 
-One stranger is on the fabric, another on a management network that it shares with the first host.
+One foreign machine is on the fabric, another on a management network that it shares with the first host.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pytest
 
 from tests.lab.lab import Lab
 from tests.lab.processes import run
-from tests.lab.test_silence import HOSTS, Gang, same_text, slowed, wait
+from tests.lab.test_silence import HOSTS, Gang, common_reason, limit_links, wait
 
 RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
-MANAGED = "10.88.0.11"
-"""The first host's address on the management network."""
+FIRST_ON_MANAGEMENT = "10.88.0.11"
+"""Address of the first host on the management network."""
 REFUSED, DROPPED, IN = "refused", "dropped", "in"
 SECONDS = 14.0
-"""Time for the strangers."""
-UNTIL_KILLED = 100.0
+"""Duration of the benchmark, during which the foreign machines connect."""
+SECONDS_UNTIL_KILLED = 100.0
 
 KNOCK = """
 import socket, sys
@@ -43,8 +43,8 @@ for number in range(150):
     for port in sys.argv[2:]:
         try:
             caller = socket.create_connection((sys.argv[1], int(port)), 3)
-            said = [b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(20_000), bytes(1000), b"\\x01", b"", b"{}\\n" * 400][number % 6]
-            caller.sendall(said)
+            data = [b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(20_000), bytes(1000), b"\\x01", b"", b"{}\\n" * 400][number % 6]
+            caller.sendall(data)
         except OSError:
             continue
         if number % 3:
@@ -53,20 +53,20 @@ for number in range(150):
             keep.append(caller)  # half open until the end
 print(len(keep))
 """
-IN_TORCHS_WORDS = """
+TORCH_STORE_CLIENT = """
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
 store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=3), wait_for_workers=False)
 for key in ("roll", "rackproof/roll", "meet/0", "roll/0", "/rackproof/roll", "init/"):
-    store.set(key, "rank 0 cannot take part: a stranger says so")
+    store.set(key, "rank 0 cannot take part: forged")
     store.delete_key(key)
 print("done")
 """
 
 
-class Meeting(Gang):
-    """A launch that comes to its end by itself, of one rank a host."""
+class FinishingGang(Gang):
+    """A launch with one rank per host that finishes by itself."""
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
 
@@ -77,14 +77,14 @@ class Meeting(Gang):
         self._plan, self.options = json.dumps(plan), f"--admit {admit}"
 
     def listening(self, host: str) -> set[tuple[str, int]]:
-        """Address and port of every listener that is not sshd's."""
+        """Return address and port of every listener except sshd."""
         lines = self.lab.on(host, "ss", "-Hltnp").stdout.splitlines()
         addresses = [line.split()[3].rpartition(":") for line in lines if '"sshd"' not in line]
         return {(address.strip("[]"), int(port)) for address, _, port in addresses}
 
-    def finishes(self) -> None:
-        """Every host finishes well, and nothing of the launch is left."""
-        launches = self.verdicts(self.members, time.monotonic(), 90)
+    def check_finished(self) -> None:
+        """Check that every host finishes, and that no process and no listener remains."""
+        launches = self.wait_for_launches(self.members, time.monotonic(), 90)
         assert {host: launch["outcome"] for host, launch in launches.items()} == dict.fromkeys(self.members, "finished")
         codes = [rank["exit_code"] for launch in launches.values() for rank in launch["ranks"]]
         assert codes == [0] * len(self.members)
@@ -93,7 +93,7 @@ class Meeting(Gang):
 
 
 class Strangers:
-    """Two machines that are no members: one on the fabric, one on a network that only the first host is on as well."""
+    """Two machines outside the gang: one on the fabric, one on a management network with the first host."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -106,7 +106,10 @@ class Strangers:
         self._ip(
             "link", "add", "eth0", "netns", self.management, "type", "veth", "peer", "name", "mgmt0", "netns", first
         )
-        for namespace, device, address in ((self.management, "eth0", ON_MANAGEMENT), (first, "mgmt0", MANAGED)):
+        for namespace, device, address in (
+            (self.management, "eth0", ON_MANAGEMENT),
+            (first, "mgmt0", FIRST_ON_MANAGEMENT),
+        ):
             self._ip("-n", namespace, "address", "add", f"{address}/24", "dev", device)
             self._ip("-n", namespace, "link", "set", device, "up")
 
@@ -119,25 +122,25 @@ class Strangers:
         return run(command, timeout=120).stdout.strip()
 
     def knock(self, namespace: str, address: str, port: int) -> str:
-        """How somebody in this namespace fares who connects."""
+        """Connect from a namespace; return REFUSED, DROPPED or IN."""
         return self._python(namespace, KNOCK, address, str(port))
 
-    def rave(self, namespace: str, address: str, *ports: int) -> None:
-        """Nonsense, half-open connections, and a torch that sets and deletes what it can guess."""
+    def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
+        """Send nonsense, keep connections half open, and set and delete guessed keys with a client of torch's store."""
         sender = self._python(namespace, NONSENSE, address, *map(str, ports))
         print(f"150 connections to each of the ports {ports}, {sender} of them held until the end")
         if RENDEZVOUS in ports:
-            print("in torch's own words:", self._python(namespace, IN_TORCHS_WORDS, address, str(RENDEZVOUS)))
+            print("client of the store:", self._python(namespace, TORCH_STORE_CLIENT, address, str(RENDEZVOUS)))
 
-    def detour(self) -> None:
-        """The one on the management network sends what is for the fabric's address over that network."""
+    def route_fabric_over_management(self) -> None:
+        """Route packets for the fabric address of the first host over the management network."""
         first = self.lab.host("node1").address
-        self._ip("-n", self.management, "route", "replace", first, "via", MANAGED)
+        self._ip("-n", self.management, "route", "replace", first, "via", FIRST_ON_MANAGEMENT)
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as new_lab, slowed(new_lab):
+    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as new_lab, limit_links(new_lab):
         yield new_lab
 
 
@@ -146,11 +149,11 @@ def strangers(lab: Lab) -> Strangers:
     return Strangers(lab)
 
 
-def launched(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> Meeting:
-    """A launch in which every rank measures, and whose hosts listen on the fabric alone."""
-    gang = Meeting(lab, admit, members, seconds)
+def start_gang(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> FinishingGang:
+    """Start a launch, wait until every rank measures, and check that its hosts listen only on the fabric."""
+    gang = FinishingGang(lab, admit, members, seconds)
     gang.start()
-    gang.measuring()
+    gang.wait_until_measuring()
     listening = {host: gang.listening(host) for host in members}
     for host, addresses in listening.items():
         print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(addresses)))
@@ -162,34 +165,34 @@ def launched(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> 
     return gang
 
 
-def test_listens_on_the_fabric_alone_and_nonsense_stops_nothing(lab: Lab, strangers: Strangers) -> None:
-    gang = launched(lab, "anyone", ("node1", "node2"), SECONDS)
+def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, strangers: Strangers) -> None:
+    gang = start_gang(lab, "anyone", ("node1", "node2"), SECONDS)
     ports = sorted(port for _, port in gang.listening("node1"))
-    assert {port: strangers.knock(strangers.management, MANAGED, port) for port in ports} == dict.fromkeys(
+    assert {port: strangers.knock(strangers.management, FIRST_ON_MANAGEMENT, port) for port in ports} == dict.fromkeys(
         ports, REFUSED
     )
-    assert strangers.knock(strangers.management, MANAGED, 22) == IN
+    assert strangers.knock(strangers.management, FIRST_ON_MANAGEMENT, 22) == IN
 
     assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == IN
-    strangers.rave(strangers.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
-    strangers.rave(strangers.fabric, lab.host("node2").address, HEARTBEATS[1])
-    gang.finishes()
+    strangers.send_nonsense(strangers.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
+    strangers.send_nonsense(strangers.fabric, lab.host("node2").address, HEARTBEATS[1])
+    gang.check_finished()
 
 
-def test_only_members_are_admitted_and_nothing_is_left_where_a_supervisor_is_killed(
+def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind(
     lab: Lab, strangers: Strangers
 ) -> None:
-    gang = launched(lab, "members", HOSTS, UNTIL_KILLED)
+    gang = start_gang(lab, "members", HOSTS, SECONDS_UNTIL_KILLED)
     first, second = (lab.host(host).address for host in ("node1", "node2"))
     ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
-    fared = {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours}
-    print("a stranger on the fabric:", fared)
-    assert fared == dict.fromkeys(ours, DROPPED)
-    strangers.detour()
+    results = {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours}
+    print("foreign machine on the fabric:", results)
+    assert results == dict.fromkeys(ours, DROPPED)
+    strangers.route_fabric_over_management()
     assert strangers.knock(strangers.management, first, 22) == IN
-    fared = {endpoint: strangers.knock(strangers.management, *endpoint) for endpoint in ours[:2]}
-    print("a stranger that sends over the management network what is for the fabric:", fared)
-    assert fared == dict.fromkeys(ours[:2], DROPPED)
+    results = {endpoint: strangers.knock(strangers.management, *endpoint) for endpoint in ours[:2]}
+    print("foreign machine that reaches the fabric address over the management network:", results)
+    assert results == dict.fromkeys(ours[:2], DROPPED)
     member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
     assert (member, strangers.knock(strangers.fabric, first, 22)) == (IN, IN)
 
@@ -197,9 +200,9 @@ def test_only_members_are_admitted_and_nothing_is_left_where_a_supervisor_is_kil
     since = time.monotonic()
     lab.on("node2", "kill", "-KILL", supervisor)
     wait(lambda: gang.processes("node2") == "", 5)
-    text = same_text(gang.verdicts(("node1", "node3"), since, 15))
+    text = common_reason(gang.wait_for_launches(("node1", "node3"), since, 15))
     assert text.startswith("host node2: no messages for 10 s: its link, host or supervisor")
-    gang.gone(HOSTS)
+    gang.check_no_processes(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
     assert {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours} == dict.fromkeys(ours, REFUSED)
     if shutil.which("nft"):
