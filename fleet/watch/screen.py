@@ -53,7 +53,7 @@ def full_screen() -> Iterator[Live]:
     Only the refresh thread of `Live` draws: the signal handlers interrupt the main thread, and must not interrupt a draw.
     """
     console = Console(file=sys.stdout, force_terminal=True)
-    live = Live(console=console, screen=True, redirect_stdout=False, redirect_stderr=False)
+    live = Live(console=console, screen=True, refresh_per_second=2, redirect_stdout=False, redirect_stderr=False)
 
     def exit_on_signal(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -176,7 +176,8 @@ def _host_table(view: View, hosts: Sequence[HostView], columns: int, rows: int |
     titles = _fitting_titles(view, hosts, columns)
     table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
     for title in titles:
-        table.add_column(Text(title), no_wrap=True, overflow="ellipsis", max_width=_max_width(title, columns))
+        # If the table is too wide, rich narrows the columns without `no_wrap`.
+        table.add_column(Text(title), no_wrap=title != "what", max_width=_max_width(title, columns))
     for host in hosts:
         table.add_row(*(_one_line(*_cell_text(view, host, title)) for title in titles))
     if not hidden:

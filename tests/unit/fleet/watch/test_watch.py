@@ -132,7 +132,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path).lock()
 
 
-# --- states_of of the hosts
+# --- states of the hosts
 
 
 def test_states_follow_the_events(run: Run) -> None:
@@ -473,6 +473,16 @@ def test_wide_screen_shows_all_columns(run: Run) -> None:
     assert "benchmark  1 failed  1 running  1 done" in text
     assert "host  prepare  inspect  benchmark  gang  last seen  time left  what" in text
     assert f"h2  done  done  failed  left  5 min  deadline of 600 s (at {WAIT})" in text
+
+
+def test_long_text_narrows_only_the_last_column(run: Run) -> None:
+    run.start_benchmarks().add_event(FAILED, host="h2")
+    run.add_failure("h2", FAILED, "GPU 3 was silent for 60 s in gemm " * 20)
+    lines = render(run.view(), 100)
+    row = next(line for line in lines if line.startswith("h2"))
+    assert row.split()[:5] == ["h2", "done", "done", "failed", "left"]
+    assert row.endswith("…")
+    assert len(row) == 100
 
 
 HOSTILE = [
