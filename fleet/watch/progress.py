@@ -59,7 +59,6 @@ class RunProgress:
         """Host -> when the task began on it."""
         self.answered: set[str] = set()
         """Hosts that finished the task."""
-        self.ended = False
         self.stopped = ""
         """The task on the control node that failed."""
         self._started_hosts: set[str] = set()
@@ -78,7 +77,7 @@ class RunProgress:
     def _start(self, event: Mapping[str, Any], at: float) -> None:
         self._interrupt(at)
         self.attempts += 1
-        self.playbook, self.ended, self.stopped = _string(event, "playbook"), False, ""
+        self.playbook, self.stopped = _string(event, "playbook"), ""
         self._has_measured = False
         for host in self.hosts.values():
             host.left_task = host.left_stage = ""
@@ -127,7 +126,6 @@ class RunProgress:
     def _end(self, event: Mapping[str, Any], at: float) -> None:
         self._complete_stage(at)
         self._interrupt(at)
-        self.ended = True
 
     def _targets(self, event: Mapping[str, Any], at: float) -> None:
         self.targets = _string(event, "path")

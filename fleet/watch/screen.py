@@ -100,14 +100,14 @@ class RunScreen:
             yield from (head, _host_table(self._view, hosts, columns), *findings)
             return
         options = options.update(height=None)
-        findings = findings[:height]  # each takes a line or more; wrapping thousands would be slow
+        findings, not_rendered = findings[:height], findings[height:]  # wrapping thousands would be slow
         below_head = max(0, height - len(console.render_lines(head, options)))
         finding_lines = len(console.render_lines(Group(*findings), options)) if findings else 0
         reserved = max(min(finding_lines, 2), min(finding_lines, below_head // FINDINGS_SHARE))
         table = _host_table(self._view, hosts, columns, max(below_head - reserved, 2))
         lines = console.render_lines(Group(head, table, *findings), options, pad=False)
         if len(lines) > height:
-            more = _one_line(f"… {len(lines) - height + 1} more lines", "bold")
+            more = _one_line(f"… {len(lines) - height + 1 + len(not_rendered)} more lines", "bold")
             lines = [*lines[: height - 1], *console.render_lines(more, options, pad=False)]
         for line in lines:
             yield from line

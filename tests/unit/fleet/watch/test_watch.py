@@ -41,7 +41,6 @@ from schemas.plans import Plan
 from schemas.records import Record, to_json
 from tests import ROOT, builders
 
-BEGAN = 1_795_233_600.0  # 2026-11-21T04:00:00Z
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 WAIT = "benchmark : Run the benchmarks"
 
