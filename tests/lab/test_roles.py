@@ -518,7 +518,10 @@ def test_host_that_is_set_up_is_checked_by_one_task_per_role(
         )
     finally:
         site.lab.on("node2", "mv", "/root/nvidia-smi", "/usr/bin")
-    assert tasks(playbook_run) == ["nvidia_driver : Check the driver", "container_toolkit : Check the container toolkit"]
+    assert tasks(playbook_run) == [
+        "nvidia_driver : Check the driver",
+        "container_toolkit : Check the container toolkit",
+    ]
     assert outcome(playbook_run, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in playbook_run.stdout
 

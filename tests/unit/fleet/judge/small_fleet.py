@@ -9,6 +9,8 @@ from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
 from schemas.plans import Plan
 from schemas.records import Launch, Metric, Record, Snapshot
+from schemas.reports import FAIL, Verdict
+from schemas.waivers import Waiver
 from tests import builders
 
 
@@ -74,3 +76,13 @@ def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0",
 def benchmark_launch(outcome: str, reason: str = "") -> Launch:
     """Return a launch of the benchmark stage on h1."""
     return builders.launch("benchmark", ("h1",), outcome, reason)
+
+
+FAILED = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL, criterion="c", reason="bad")
+"""A failed verdict."""
+
+
+def waiver(**over: Any) -> Waiver:
+    """Return a waiver of criterion `c` on h1 until 2026-11-21; `over` replaces fields."""
+    made = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
+    return Waiver(**{**made, **over})

@@ -1,4 +1,4 @@
-"""Sums behind a baseline: what is settled, what is kept and of which part, and which limit an accepted figure makes."""
+"""Test baselines: robust levels, noise, figures and parts, limits, and missing baselines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -
     )
 
 
-# robust_level
+# Robust level and noise
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -
     [
         ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
         ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
-        # Within one in a hundred of the others a run is never left out, beyond it it is.
+        # A run within 1 % of the others is never left out; one beyond 1 % is.
         ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
         ([-100.0] * 5 + [-101.0], -100.0, 6),
-        # The shortest half: of two heaps the larger; where none is larger, the first that is no wider.
+        # The shortest half decides: the larger of two clusters, else the first of minimal width.
         ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
-        # As far as five sigmas of the middle half: 5 x 2 / 1.349 = 7.41 about 101.
+        # Kept: within five sigmas of the middle half, 5 x 2 / 1.349 = 7.41 around 101.
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
     ],
 )  # fmt: skip
@@ -199,7 +199,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
     assert settings(measure("pairs.bandwidth", params={"size_bytes": 8, "op": "x"})) == {"op": "x"}
 
 
-# limits
+# Limits
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
         ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
         ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
         ({"fraction": 0.95, "sigmas": 1}, level(precision=0.03), 95.0),
-        # A noise as large as a quarter, or as what is asked, still tells a loss; a larger one tells none.
+        # No limit if the noise is larger than both a quarter and the allowed loss.
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.25), 75.0),
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.251), None),
         ({"fraction": 0.5, "sigmas": 1}, level(precision=0.5), 50.0),
@@ -220,7 +220,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
 def test_limit_from_an_accepted_figure(asked: Any, of: Level, wanted: float | None) -> None:
     result = limit(rule(**asked), of)
     assert (result and result[0]) == (wanted and pytest.approx(wanted))
-    if "change" not in asked and wanted:  # a ceiling lies as far on the other side
+    if "change" not in asked and wanted:  # a ceiling is as far above the level
         above = limit(rule("le", **{**asked, "fraction": 2 - asked["fraction"]}), of)
         assert above
         assert above[0] == pytest.approx(200 - wanted)
@@ -253,7 +253,7 @@ def test_reason_why_a_baseline_cannot_judge() -> None:
     assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
 
-# which parts have an accepted record
+# Parts with an accepted record
 
 
 def kept(part: str, name: str, *figures: Level, **over: Any) -> PartBaseline:
@@ -311,7 +311,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
     silent = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert presence(HostBaseline(host=HOST), gpus=(silent,)) == [("gpu=0", "no accepted record of serial unknown")]
     assert presence(HostBaseline(host=HOST), gpus=()) == []
-    more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # what the plan does not have is told elsewhere
+    more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # a GPU outside the plan is reported by another check
     assert presence(HostBaseline(host=HOST, gpus={"h1-0": GPU}), gpus=more) == []
     cpus = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
     assert presence(HostBaseline(host=HOST), plan=cpus) == []
@@ -321,7 +321,7 @@ def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     bare = HostBaseline(host=HOST, gpus={"h1-0": kept("gpu", "h1-0")})
     lacks = "has none of the figures that this run is compared by"
     assert presence(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
-    # One figure of several is enough; what nobody measured, or compares, says nothing.
+    # One common figure is enough; unmeasured figures and figures without a criterion do not count.
     assert presence(bare) == []
     assert presence(bare, replace(ASKED, baseline=None, value=1)) == []
     assert presence(bare, replace(ASKED, scope="host")) == []

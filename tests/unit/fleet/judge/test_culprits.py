@@ -1,4 +1,4 @@
-"""For a failed pair of GPUs the faulty end is named; the healthy end is never the culprit."""
+"""Test the attribution of failed GPU pairs and of new XIDs to one GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pairs = set[tuple[int, int]]
 
 
 def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
-    """Return a host with that many GPUs, and the XIDs and SXids of its snapshots: scope -> count."""
+    """Return the view of a host with this many GPUs; each of `logs` has the XID counts of one snapshot: scope -> count."""
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
     evidence = builders.evidence(plan)["h1"]
     first = evidence.records[0].snapshots[0]
@@ -65,7 +65,7 @@ def around(*bad: int, gpus: int = 8) -> Pairs:
 
 
 def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return scope of a pair -> the part to which its failure is attributed, if that is another one."""
+    """Return scope of a pair -> part to which its failure is attributed, for pairs attributed to their peer."""
     return {verdict.scope: verdict.part for verdict in with_culprits(view(gpus), verdicts) if verdict.part}
 
 
@@ -76,7 +76,7 @@ def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
         (8, around(2, 5), {2, 5}),
         (8, around(1, 2, 3), {1, 2, 3}),
         (4, around(0, gpus=4), {0}),
-        (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one way alone, and four of seven are more than half
+        (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one direction only; four of seven are more than half
     ],
 )
 def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, failing: Pairs, bad: set[int]) -> None:
@@ -88,13 +88,13 @@ def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, 
 @pytest.mark.parametrize(
     ("gpus", "failing"),
     [
-        (2, {(0, 1), (1, 0)}),  # of two neither can be told from the other
+        (2, {(0, 1), (1, 0)}),  # two GPUs: either may be the cause
         (4, around(0, 1, gpus=4)),  # half of the GPUs
-        (3, around(1, gpus=3)),  # or the way between two sockets, behind one of which it is alone
-        (3, around(0, 1, 2, gpus=3)),  # all of them alike
+        (3, around(1, gpus=3)),  # or the link between two sockets, if it is the only GPU on one
+        (3, around(0, 1, 2, gpus=3)),  # all of them
         (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),  # two halves of a host
         (8, {(a, b) for a, b in around(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),
-        (8, {(0, 6), (6, 0)}),  # a link between two
+        (8, {(0, 6), (6, 0)}),  # one link
         (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven
         (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
     ],
@@ -164,10 +164,10 @@ def counted(scope: str) -> Verdict:
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 2}, "gpu=3"),
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
-        ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either
-        ({}, {"gpu=1,xid=31": 1}, ""),  # for which no GPU fails
+        ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause
+        ({}, {"gpu=1,xid=31": 1}, ""),  # no GPU has a failed XID criterion
         ({}, {"gpu=9,xid=79": 1}, ""),  # the host has no such GPU
-        ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # an NVSwitch explains it too
+        ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # the NVSwitch may be the cause
     ],
 )
 def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
@@ -194,7 +194,7 @@ def test_judge_attributes_slow_pairs() -> None:
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
 def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, covered: int) -> None:
-    """Of the 14 pairs of gpu=6, seven are its own and seven are its neighbours', attributed to it."""
+    """gpu=6 has 14 failed pairs: seven of its own scope, seven attributed from its neighbours."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
     result = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(view(8), [*failed])]
@@ -202,7 +202,7 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
 
 
 def test_rma_document_lists_attributed_pairs(tmp_path: Path) -> None:
-    """The figures next to them are those of pairs without this part."""
+    """The sibling summary of a finding is of pairs without this part."""
     assert (
         main(
             ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]

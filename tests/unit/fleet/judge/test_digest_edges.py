@@ -1,4 +1,7 @@
-"""Digests on the smallest of fleets: who is compared with whom, from how many on, and what each is told."""
+"""Test boundary conditions of digest comparison: peer groups, majorities and verdict texts.
+
+The tests call `judge_digests` directly on one-figure plans. `test_digests.py` tests digests through the judge and the report.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Silent corruption: the part that computes otherwise than the majority is named by serial, and nobody else is."""
+"""Test silent-corruption detection through the judge and the report: a GPU whose digest differs from the majority fails.
+
+`test_digest_edges.py` tests the boundary conditions of the comparison itself.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ WORKLOADS = ("gemm", "reduction", "training_step")
 
 
 def alone(*hosts: str, gpu_count: int) -> Plan:
-    """A plan without gangs, so that one host may be all there is."""
+    """Return a plan without gangs, which may have a single host."""
     return builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none")
 
 
 def evidence_of(plan: Plan, digests: dict[tuple[str, str], str], workload: str = "gemm") -> dict[str, Evidence]:
-    """Evidence of a healthy fleet in which some devices computed other digests of one workload."""
+    """Return evidence of a healthy fleet with these digests of one workload: (host, scope) -> digest."""
     evidence = builders.evidence(plan)
     for host in evidence:
 
@@ -124,7 +127,7 @@ def with_driver(evidence: Evidence, version: str) -> Evidence:
 
 @pytest.mark.parametrize("what", ["torch", "cuda", "cudnn", "nccl", "driver"])
 def test_different_software_is_not_compared(what: str) -> None:
-    """Three of one version and three of another, each with digests of its own: all agree with their like."""
+    """Two groups of three hosts with different software and different digests both pass."""
     plan = alone("a", "b", "c", "d", "e", "f", gpu_count=1)
     evidence = evidence_of(plan, {(host, "gpu=0"): BAD for host in "def"})
     assert {item.host for item in findings(plan, evidence)} == set("abcdef")

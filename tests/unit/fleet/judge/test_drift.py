@@ -1,4 +1,4 @@
-"""The course of a soak on a handful of buckets: when a rate fell, for how long, and what a soak fell short by."""
+"""Test soaks on a few buckets: drift of rates, its duration, and incomplete soaks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOUR = 3600.0
 def series(
     *means: float, name: str = RATE, scope: str = "gpu=0", unit: str = "FLOP/s", n: Any = 1, **params: Any
 ) -> Series:
-    """A figure that came in every bucket, `n` times."""
+    """Return a series with `n` samples in each bucket."""
     counts = n if isinstance(n, tuple) else (n,) * len(means)
     return Series(
         name=name, scope=scope, unit=unit, params=params, at=tuple(range(len(means))), n=counts, low=means, mean=means, high=means
@@ -92,7 +92,7 @@ def test_start_is_weighted_by_sample_count() -> None:
     result = rate_course(one, soak(one, planned=1200.0))
     assert result is not None
     assert result.start == 12.5
-    # A figure that came late begins with its first bucket; too few after the start tell nothing.
+    # A late figure starts with its first bucket; too few buckets after the start give no drift.
     late = replace(one, at=tuple(position + 5 for position in one.at))
     result = rate_course(late, soak(late))
     assert result is not None
@@ -134,7 +134,7 @@ def test_only_rates_of_benchmarks_drift() -> None:
     ]
 
 
-# What a verdict tells of it
+# Drift in verdicts
 
 PLAN = one_figure_plan()
 SOAKING = replace(PLAN, stages=(*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=600.0)), expected=())
@@ -189,7 +189,7 @@ def test_times_and_durations_are_readable() -> None:
     assert [reference_name(soak(planned=hours * HOUR)) for hours in (9.9, 10.0)] == ["first tenth", "first hour"]
 
 
-# What a soak fell short by
+# Incomplete soaks
 
 
 def drift_verdicts(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
@@ -268,10 +268,10 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # Two rounds late is late, where rounds are long.
+        # Long rounds: two missing rounds are late.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
-        # Nine in ten of the rounds must have it, and one besides may lack it.
+        # At least nine tenths of the rounds, less one, must have the figure.
         (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
         (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),
         ((*figures(10), *figures(5, name="memory.bandwidth", n=9)), {}, []),

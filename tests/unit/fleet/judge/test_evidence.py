@@ -1,4 +1,4 @@
-"""What a run left behind, as the judge asks for it: nothing lost, nothing twice, each thing of its own part."""
+"""Test access to the evidence of a host: observations, snapshots, launches, serials and packs."""
 
 from __future__ import annotations
 
@@ -152,12 +152,12 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
         ([measure()], None),
         ([measure(params={"op": "copy"}, stage="gang")], None),
         ([measure(params={"op": "copy"}, scope="gpu=1")], None),
-        # Of local and of remote memory: what failed is told, else the last.
+        # Local and remote memory: the failed one, else the last one.
         ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
         ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "local"})], 1),
-        # What was run again without saying of which memory stands for all of it, and the other way about.
+        # A repetition without `numa` replaces one with it, and vice versa.
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy"})], 1),
         ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
     ],
@@ -174,7 +174,7 @@ def test_settings_have_planned_parameters_numa_and_ranks() -> None:
     values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
     assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
     assert list(planned.params(measure(params=values))) == ["numa", "op", "world_size"]
-    # Of what the plan does not speak of, every parameter may be a setting.
+    # All parameters of an unplanned figure are settings.
     assert planned.params(measure("memory.other", params=values)) == values
     assert planned.params(measure(params=values, stage="gang")) == values
 
@@ -252,8 +252,8 @@ def test_packs_are_selected_by_model(model: str, gpus: str, names: list[str], wh
     ]  # fmt: skip
     result = [replace(builders.gpu("h1", at), name=name) for at, name in enumerate(gpus.split(",")) if name]
     host = replace(PLAN.hosts[0], gpu_model=model)
-    packs, expected_text = select_packs(PLAN, host, result, shipped)
-    assert ([item.name for item in packs], expected_text) == (names, why)
+    packs, reason = select_packs(PLAN, host, result, shipped)
+    assert ([item.name for item in packs], reason) == (names, why)
     rehearsed, nothing = select_packs(replace(PLAN, rehearsal=True), host, result, shipped)
     assert ([item.name for item in rehearsed], nothing) == (["rehearsal", "mine"], "")
 

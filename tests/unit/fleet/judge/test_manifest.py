@@ -1,4 +1,7 @@
-"""The manifest: what was ordered is read strictly, and every part that is not where it was ordered for is named."""
+"""Test the manifest: file formats and errors, misplaced or missing parts, the report and the command.
+
+`test_manifest_edges.py` tests the boundary conditions of the comparison.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def test_csv_dialects_of_spreadsheets_are_read(tmp_path: Path, content: str | by
 def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
     text = (
         "- {host: r12-h01, kind: gpu, serial: 01650123000456, slot: 3}\n"
-        "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # a number of base 60, to YAML
+        "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # YAML 1.1 reads this as a base-60 number
         "- {host: r12-h02, kind: nic, serial: 0x0c42a10300658b2e}\n"
     )
     assert parts(tmp_path, text, "order.yml") == [
@@ -157,7 +160,7 @@ def test_missing_file_is_reported_with_directory_and_remedy(tmp_path: Path, monk
 
 
 def gpu(host: str, index: int, **over: Any) -> Part:
-    """The GPU that `builders` puts there."""
+    """Return the manifest line of a GPU that `builders` creates on this host."""
     return Part(
         **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
     )
@@ -256,7 +259,7 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
     assert summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(silent,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not tell the serial")
     ]
-    lost = replace(first, gpus=first.gpus[:1])  # on the bus, and out of the driver's reach
+    lost = replace(first, gpus=first.gpus[:1])  # on the PCI bus but not available to the driver
     assert [
         verdict
         for _, _, verdict, _ in summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
@@ -279,7 +282,12 @@ def nic(serial: str, **over: Any) -> Part:
 
 
 def with_nics(plan: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
-    """The host h1 with readings of its NICs: a name with `__` for `.` -> scope -> value, or (status, reason)."""
+    """Return evidence in which h1 has NIC readings.
+
+    Args:
+        plan: the plan.
+        readings: name (`__` for `.`) -> scope -> value, or (status, reason).
+    """
     metrics = tuple(
         Metric(
             name=name.replace("__", "."),

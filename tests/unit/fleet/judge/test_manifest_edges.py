@@ -1,4 +1,7 @@
-"""What was ordered against what was found, on one host: adapters by what their ports say, and GPUs that do not tell."""
+"""Test boundary conditions of manifest checks: identifiers, adapter ports and GPUs without a serial.
+
+The tests call `judge_manifest` directly. `test_manifest.py` tests manifest files, the judge, the report and the command.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU is missing: the driver numbers those that it has from 0, so that no number tells it."""
+"""Test which slot of a missing GPU is reported; the driver renumbers the remaining GPUs from 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.fleet.simulate.test_simulate import CREATED, report_of
 
 PLAN = builders.plan("h1", "h2", "h3", gpu_count=4)
 MISSING = 1
-"""The slot that is empty on h2."""
+"""Empty slot of h2."""
 
 
 def host(
@@ -37,7 +37,7 @@ def host(
     product: str = "SYS-821GE-TNHR",
     of: Plan = PLAN,
 ) -> Evidence:
-    """A host with GPUs in these slots, which its driver numbers from 0; `on_bus` are seen by the bus alone."""
+    """Return evidence of a host with GPUs in these slots; the GPUs in the slots `on_bus` are missing in the driver."""
     devices = range(len(slots))
     gpus = tuple(
         replace(builders.gpu(name, slot), index=index, pci_bus_id=address(slot)) for index, slot in enumerate(slots)
@@ -80,7 +80,7 @@ def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
 
 
 def counts(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """What the counts of h2 say, beyond what was found and wanted."""
+    """Return name -> detail of the GPU-count verdicts on h2."""
     return {item.name: item.detail for item in verdicts if item.host == "h2" and item.name in (DRIVER, BUS)}
 
 
@@ -135,14 +135,14 @@ def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
 
 
 def accepted(evidence: Evidence, *slots: int) -> Evidence:
-    """The same, accepted with the parts of these slots."""
+    """Return the evidence with a baseline that has the GPUs of these slots."""
     gpus = tuple(builders.gpu("h2", at) for at in slots)
     kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
     return replace(evidence, baseline=HostBaseline(host=kept))
 
 
 def named(evidence: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
-    """The same, with something done to each GPU that its driver names."""
+    """Return the evidence with each GPU of the driver changed, or removed if `change` returns None."""
     return replace(evidence, records=tuple(
         replace(record, gpus=tuple(gpu for each in record.gpus if (gpu := change(each)))) for record in evidence.records
     ))  # fmt: skip
@@ -158,7 +158,7 @@ def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
 
 
 def test_occupied_slot_is_not_reported_as_missing() -> None:
-    """The GPU of slot 3 came in place of that of slot 2: the one of slot 3 is gone, and slot 3 is empty."""
+    """The GPU of slot 3 was moved to slot 2: the GPU of slot 2 is gone and slot 3 is empty."""
     moved = named(host("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu)
     reported = "present when the host was accepted, missing now: serial h2-2"
     where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
@@ -172,19 +172,21 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     reported = counts(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
     assert reported == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
     more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
-    assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), "two are gone, and one is missing"
+    assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
+        "two accepted GPUs are gone, but only one is missing"
+    )
 
 
 def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
     nowhere = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu)
     assert counts(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
     unnamed = named(host("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
-    assert counts(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "which the bus has seen"
+    assert counts(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "the PCI bus shows which"
 
 
 @pytest.mark.parametrize("missing", [0, 2])
 def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
-    """Their numbers move where one that is not under test is gone; and the bus shows those, too."""
+    """Indices move if a GPU outside the test is gone, and the bus shows GPUs outside the test too."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
     evidence = {name: named(host(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")}
@@ -198,7 +200,7 @@ def test_slot_by_address_alone_without_module_ids() -> None:
     reported = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
     assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}
     hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
-    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "no number"
+    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "a module id must be a number"
 
 
 def test_gpu_reported_lost_keeps_its_index() -> None:
@@ -231,7 +233,7 @@ def test_slots_merge_across_worker_processes() -> None:
     here.add(views["h1"])
     present.add(views["h3"])
     evidence = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
-    assert here.describe_empty(evidence, 1, ()) == "", "one other host alone may be the odd one"
+    assert here.describe_empty(evidence, 1, ()) == "", "one other host is not enough"
     here.update(present)
     assert here.describe_empty(evidence, 1, ()) == reason_for(8)
 
@@ -243,14 +245,14 @@ def test_slots_merge_across_worker_processes() -> None:
         {"h1": host("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
         {"h1": host("h1", LEFT), "h3": host("h3", LEFT)},
     ],
-    ids=["of another build", "the others differ", "none has all of them"],
+    ids=["another build", "others differ", "no complete host"],
 )
 def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -> None:
     assert counts(findings(h2=host("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
 
 
 def test_more_missing_gpus_than_known_slots() -> None:
-    """The plan has eight and the others have four: where four of the eight would be, nobody knows."""
+    """The plan expects eight GPUs and each host has four, so the other slots are unknown."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
     evidence = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
     verdicts = [item for item in judge(of, evidence, read_packs([])) if item.name == "gpu.count"]
@@ -258,7 +260,7 @@ def test_more_missing_gpus_than_known_slots() -> None:
 
 
 def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rank whose number has no GPU is not the rank of the GPU that is missing."""
+    """The rank without a GPU has the last index, not that of the missing GPU."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)
     simulate(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)

@@ -1,4 +1,4 @@
-"""A part against the fleet's others: by a share of their median, by robust deviations, in the same place of their hosts."""
+"""Test fleet-relative limits: fraction of the median, robust deviations, and comparison by position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import builders
 from tests.accepted import small_plan
 
 NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
-"""Shares: their robust standard deviation is about 0.15 %."""
+"""Factors of the usual rate, with a robust standard deviation of about 0.15 %."""
 
 
 def criterion(**over: object) -> Criterion:
@@ -26,7 +26,7 @@ def criterion(**over: object) -> Criterion:
 
 
 def judged(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
-    """The verdicts on hosts of two GPUs, whose rates under stress are these shares of the usual."""
+    """Return (host, scope) -> verdict; `shares` has the factors of the stress rates of both GPUs of each host."""
     plan = small_plan(*shares)
     evidence = {}
     for host in shares:
@@ -65,17 +65,17 @@ def test_deviation_limit_needs_eight_parts() -> None:
 
 
 def test_looser_of_fraction_and_deviations_is_the_limit() -> None:
-    """1.2 % under the median: many deviations, and yet within the 2 % that are always allowed."""
+    """1.2 % below the median is many deviations, but within the allowed 2 %."""
     slow = fleet(6, h2=(0.988, 1.0))
     assert judged(criterion(fleet_deviations=4.0), slow)[("h2", "gpu=0")].verdict == FAIL
     assert judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
-    # a fleet too small for its spread falls back to the share
+    # a fleet too small for deviations uses the fraction
     few = judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), fleet(3, h2=(0.95, 1.0)))
     assert [position for position, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 
 
 def test_parts_are_compared_by_position_if_there_are_enough() -> None:
-    """The second GPU of every host is in warmer air, and 4 % slower: a slow first one hides behind those."""
+    """The second GPU of every host is 4 % slower; a slow first GPU is found only by position."""
     warm = {host: (first, second * 0.96) for host, (first, second) in fleet(10).items()}
     warm["h3"] = (0.97, 0.96)
     by_model = judged(criterion(fleet_fraction=0.985), warm)

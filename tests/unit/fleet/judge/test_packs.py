@@ -1,4 +1,4 @@
-"""Packs from YAML: what each way to set a limit becomes, and which packs there are."""
+"""Test reading packs from YAML: each kind of limit, included packs and pack names."""
 
 from __future__ import annotations
 

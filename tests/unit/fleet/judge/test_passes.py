@@ -1,6 +1,6 @@
-"""Passes that are counted without building verdicts: the report is the same as with all verdicts, whatever is wrong.
+"""Test that counting passes without building verdicts gives the same report as building all verdicts.
 
-A fault that were counted as a pass would accept a host. So each test says which hosts have a verdict that does not pass.
+A fault counted as a pass would accept a host, so each test states the hosts with a verdict that does not pass.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLAN = one_figure_plan(*NAMES)
 
 
 def shown(**over: Any) -> tuple[Metric, ...]:
-    """What a healthy host's collectors read."""
+    """Return the readings of a healthy host."""
     values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | over
     named = {
         "thing": ("gpu.thing", "gpu=0"), "counter": ("gpu.counter", "gpu=0"), "clock": ("gpu.clock", "gpu=0"),
@@ -68,7 +68,10 @@ def record(host: str, plan: Plan = PLAN) -> Record:
 
 
 def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
-    """Hosts that are alike, but for what is done to some; read as hosts' files are, so that equal words are one object."""
+    """Return evidence of equal hosts, some of them changed.
+
+    Records are read like files, so that equal texts are one object.
+    """
     reader = quick.Reader()
     values = {}
     for host in plan.hosts:
@@ -85,7 +88,7 @@ def read(reader: quick.Reader, one: Record) -> Record:
 def judged(
     plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
 ) -> tuple[FleetStats, JudgedHosts]:
-    """Return the statistics and the results on all hosts, both merged from so many parts."""
+    """Return the statistics and the results of all hosts, merged from `parts` parts."""
     context = context_of(plan, packs, {}, in_full=in_full)
     shares = [units(plan)[share::parts] for share in range(parts)]
     gatherers = [Gatherer(context.planned) for _ in range(parts)]
@@ -121,7 +124,7 @@ def odd_hosts(
 ) -> list[str]:
     """Return the hosts with a verdict that does not pass.
 
-    What is counted without verdicts gives the same report as all verdicts do, and that is what the judge alone gives.
+    Assert that counting, building all verdicts and the plain judge agree.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
     _, counted = judged(plan, reported, used, parts=parts, in_full=False)
@@ -140,7 +143,7 @@ def odd_hosts(
 
 
 def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Record]:
-    """Other readings in the first snapshot and in the last."""
+    """Return a change of the readings of the first and the last snapshot."""
 
     def change(made: Record) -> Record:
         one, two = made.snapshots
@@ -193,49 +196,49 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a little slower": (with_figure(4.25e12), []),
     "a text for a figure": (with_figure("fast"), [ODD]),
     "a flag for a figure": (with_figure(True), [ODD]),
-    "a figure that could not be had": (with_figure(None, status=ERROR, reason="no"), [ODD]),
-    "a figure that is not there": (without("memory.bandwidth"), [ODD]),
-    "an error that nobody asked for": (with_more(
+    "a figure with an error": (with_figure(None, status=ERROR, reason="no"), [ODD]),
+    "a missing figure": (without("memory.bandwidth"), [ODD]),
+    "an unplanned error": (with_more(
         Observation(name="gemm.throughput", scope="gpu=0", stage="benchmark", unit="FLOP/s", status=ERROR, reason="no")), [ODD]),
-    "what no benchmark makes": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
-    "a reading that is wrong": (both(thing=2), [ODD]),
-    "a reading that is wrong later": (with_readings(last=shown(thing=2)), [ODD]),
-    "a reading that is lost": (with_readings(last=shown(thing=LOST)), [ODD]),
-    "a reading that is missing": (both(thing=None), [ODD]),
+    "an unknown observation": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
+    "a wrong reading": (both(thing=2), [ODD]),
+    "a reading that becomes wrong": (with_readings(last=shown(thing=2)), [ODD]),
+    "a reading lost later": (with_readings(last=shown(thing=LOST)), [ODD]),
+    "a missing reading": (both(thing=None), [ODD]),
     "a counter that rose": (with_readings(last=shown(counter=5)), [ODD]),
-    "a counter that stands higher": (both(counter=9), []),
+    "a higher constant counter": (both(counter=9), []),
     "a counter that fell": (with_readings(last=shown(counter=0)), [ODD]),
-    "a clock that is low": (both(clock=1.0e9), [ODD]),
+    "a low clock": (both(clock=1.0e9), [ODD]),
     "a clock that changed": (with_readings(last=shown(clock=1.51e9)), []),
-    "a clock that is not told": (both(clock=NONE), []),
-    "a clock that is lost": (both(clock=reading(absent="error: gone", name="gpu.clock")), [ODD]),
+    "an unsupported clock": (both(clock=NONE), []),
+    "a clock with an error": (both(clock=reading(absent="error: gone", name="gpu.clock")), [ODD]),
     "a clock that was low earlier": (with_readings(shown(clock=1.0e9)), [ODD]),
-    "a driver that was another earlier": (with_readings(shown(version="550")), [ODD]),
-    "a clock told in words": (both(clock="fast"), [ODD]),
+    "a driver that differed earlier": (with_readings(shown(version="550")), [ODD]),
+    "a clock as text": (both(clock="fast"), [ODD]),
     "another driver": (both(version="550"), [ODD]),
     "another driver later": (with_readings(last=shown(version="550")), [ODD]),
-    "a driver that is not told": (both(version=None), [ODD]),
-    "a driver that is lost": (both(version=reading(absent="error: gone", name="driver.version", scope="host")), [ODD]),
-    "a driver that is lost later": (
+    "a missing driver version": (both(version=None), [ODD]),
+    "a driver version with an error": (both(version=reading(absent="error: gone", name="driver.version", scope="host")), [ODD]),
+    "a driver version lost later": (
         with_readings(last=shown(version=reading(absent="error: gone", name="driver.version", scope="host"))), [ODD]),
-    "as many links as others, as a flag": (both(links=True), [ODD]),
+    "a flag instead of the number of links": (both(links=True), [ODD]),
     "fewer links": (both(links=17), [ODD]),
     "another NCCL": (lambda made: replace(made, software={"nccl": "2.20"}), [ODD]),
     "no NCCL": (lambda made: replace(made, software={}), [ODD]),
-    "other bits": (with_digest("badc0de"), [ODD]),
-    "no bits": (without("digest.value"), []),
-    "another's serial": (lambda made: replace(made, gpus=(replace(made.gpus[0], serial="h2-0"),)), ["h2", ODD]),
+    "another digest": (with_digest("badc0de"), [ODD]),
+    "a missing digest": (without("digest.value"), []),
+    "the serial of another host": (lambda made: replace(made, gpus=(replace(made.gpus[0], serial="h2-0"),)), ["h2", ODD]),
     "another model": (lambda made: replace(made, gpus=(replace(made.gpus[0], name="NVIDIA X"),)), [ODD]),
     "a launch that failed": (with_launch(outcome="failed", reason="why"), [ODD]),
-    "a launch with a word on it": (with_launch(reason="why"), []),
+    "a finished launch with a reason": (with_launch(reason="why"), []),
     "a collector that failed": (both(more=reading(absent="error: x", name="collector.ok", scope="collector=nvml")), [ODD]),
     "a collector that worked": (both(more=reading(1.0, name="collector.duration", scope="collector=nvml")), []),
     "versions among the readings": (both(more=reading("2.28", name="launch.nccl", scope="host")), []),
-    "a GPU of which nothing is told": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
-    "a reading of another GPU that is wrong": (both(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
-    "a clock that is lost later": (with_readings(last=shown(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
-    "a clock that is not told any more": (with_readings(last=shown(clock=NONE)), []),
-    "a driver that it has not": (
+    "a GPU without any observation": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
+    "a wrong reading of an unplanned GPU": (both(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
+    "a clock lost later": (with_readings(last=shown(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
+    "a clock unsupported later": (with_readings(last=shown(clock=NONE)), []),
+    "an unsupported driver version": (
         both(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [ODD]),
     "another serial later": (
         with_readings(shown(more=reading("a", name="gpu.serial")), shown(more=reading("b", name="gpu.serial"))), [ODD]),
@@ -243,7 +246,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
 
 
 def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
-    """What the gatherer works out once for many hosts is what each host adds by itself."""
+    """Assert that the gatherer collects the same statistics as adding each host by itself."""
     gathered, _ = judged(plan, reported, packs, parts=parts, in_full=False)
     plain = FleetStats(Planned(plan))
     for view in host_views(plan, reported, packs):
@@ -256,7 +259,7 @@ def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[P
 
 
 def numbers(stats: FleetStats) -> Any:
-    """Return all numbers and versions, whatever the order of the hosts."""
+    """Return all numbers and versions, independent of the order of hosts."""
     return (
         {
             key: {at: sorted(values) for at, values in positions.items()}
@@ -272,7 +275,7 @@ def numbers(stats: FleetStats) -> Any:
 
 
 def each(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Callable[[Record], Record]]:
-    """Something else on every host."""
+    """Return host -> change of that host."""
     return {name: change(at) for at, name in enumerate(NAMES)}
 
 
@@ -285,7 +288,7 @@ def test_statistics_are_what_each_host_adds() -> None:
     for parts in (1, 3):
         assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
     assert odd_hosts(fleet(**hosts)) == []
-    # As well where no reader knows their words again, and where the first or another tells in words what all tell in numbers.
+    # The same without shared text objects, and if one host reports text instead of a number.
     assert_gathered(PLAN, {name: Evidence(records=(hosts[name](record(name)),)) for name in NAMES}, [pack(*RULES)])
     for odd in (
         with_figure("fast"), with_more(builders.observation("straggler.compute", "slow", scope="gpu=0")),
@@ -317,7 +320,7 @@ def test_text_instead_of_a_number_fails() -> None:
         assert name in odd_hosts(fleet(**{name: with_figure("fast")}), FRACTION)
         assert name in odd_hosts(fleet(**{name: with_figure(True)}), FRACTION)
     assert odd_hosts(fleet(h1=with_figure("fast")), FRACTION, parts=1) == ["h1"], (
-        "the others tell the fleet their figures all the same"
+        "the figures of the other hosts still count"
     )
 
 
@@ -414,7 +417,7 @@ def test_run_with_a_baseline_gives_the_same() -> None:
 def test_fleet_too_small_for_a_median_is_inconclusive(count: int, expected_hosts: list[str]) -> None:
     plan = one_figure_plan(*NAMES[:count])
     assert odd_hosts(fleet(plan), FRACTION, plan=plan) == expected_hosts
-    # Where it is optional nothing is then told, and nobody is flagged.
+    # An optional criterion has no verdict then.
     assert odd_hosts(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
 
 
@@ -477,7 +480,7 @@ def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion
     cpus = replace(PLAN, rehearsal=True)
     rehearsed = [pack(FLOOR, name="rehearsal"), mine[1]]
     whole = odd_hosts(fleet(cpus), plan=cpus, packs=rehearsed)
-    assert whole in (NAMES, [])  # a rehearsal may be judged at length, and is counted alike
+    assert whole in (NAMES, [])  # a rehearsal may be judged in full; both ways agree
 
 
 def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:
@@ -492,7 +495,7 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
         assert odd_hosts(fleet(), rule) == []
     assert odd_hosts(fleet(), criterion("gpu.nothing")) == NAMES
     assert odd_hosts(fleet(), criterion("gpu.nothing", fleet_fraction=0.9, operator="ge")) == NAMES
-    # What a GPU may lack it must still say so.
+    # A missing optional reading must be reported as unsupported.
     rule = criterion("gpu.nothing", fleet_fraction=0.9, operator="ge", optional=True)
     assert odd_hosts(fleet(), rule) == NAMES
     assert odd_hosts(fleet(), replace(rule, scope="disk")) == []
@@ -524,7 +527,7 @@ def test_figure_that_a_part_lacks_is_not_missing() -> None:
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
     assert odd_hosts(reported, packs=[lacking]) == []
     assert odd_hosts(reported, packs=[pack(FLOOR)]) == NAMES
-    # What a criterion wants to be alike, and was not measured, is told.
+    # The same for a criterion that compares with the fleet.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
     assert odd_hosts(reported, packs=[replace(lacking, criteria=(alike,))]) == []
 
@@ -536,7 +539,7 @@ def test_figure_that_a_part_lacks_is_not_missing() -> None:
 
 
 def test_each_kind_of_host_has_its_own_limits() -> None:
-    """The same words mean another thing of another model, on another bus, by other packs."""
+    """The same readings have other limits for another model."""
 
     def other(made: Record) -> Record:
         return replace(made, gpus=(replace(made.gpus[0], name="NVIDIA X"),))
@@ -570,7 +573,7 @@ def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
 
 
 def gang_plan(count: int = 6, size: int = 3) -> Plan:
-    """Gangs of so many hosts, of which one figure together and their pairs are asked."""
+    """Return a plan of gangs that expects one gang figure and the pairs."""
     plan = builders.plan(*NAMES[:count], profile="smoke", gpu_count=1)
     names = ("collective.all_reduce.busbw", "pairs.bandwidth", "memory.bandwidth")
     kept = [
@@ -590,7 +593,7 @@ TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 
 
 def gangs(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
-    """Own records and gang records of hosts in order; a change is made to the gang record."""
+    """Return own and gang records of healthy hosts; a change applies to the gang record."""
     reader, reported = quick.Reader(), {}
     for host in plan.hosts:
         alone, shared = builders.records(plan, host.name)

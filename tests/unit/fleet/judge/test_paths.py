@@ -1,4 +1,4 @@
-"""Slow collectives: which path of NCCL's explains them, and when it explains nothing."""
+"""Test when a slow NCCL path explains a slow collective."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", st
 
 
 def view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
-    """A host whose GPUs reach each other, and what its ranks told of their path."""
+    """Return the view of a host with peer access and these observations of the transport."""
     return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=seen), [pack(*rules)])
 
 
@@ -173,7 +173,7 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
         ([path_by("SHM", scope="gang=r1")], None),
     ):  # fmt: skip
         assert path_of(view(*verdict), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
-    # Where the launch tells nothing the figure may.
+    # The figure itself may have the transport.
     assert path_of(view(), slow(params={"transport": "NET"}))[4] == "NET"
 
 

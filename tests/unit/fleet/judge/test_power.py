@@ -1,4 +1,7 @@
-"""Detection power: what is told of noise and floors is what the numbers say, and too few runs are refused."""
+"""Test detection power on full plans: noise, false alarms, detectable slowdown and the command.
+
+`test_power_edges.py` tests which values, groups and floors count.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ GATE = Pack(
 )
 
 Rate = Callable[[int, str, str], float]
-"""Run, host and scope -> FLOP/s."""
+"""(run, host, scope) -> FLOP/s."""
 
 
 def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: int = 4) -> list[Run]:
-    """Runs of a healthy fleet with these rates of bf16."""
+    """Return runs of a healthy fleet with these bf16 GEMM rates."""
     made = []
     for number in range(count):
         plan = builders.plan(*hosts, gpu_count=gpu_count, profile="smoke", rackproof_gang="none")
@@ -82,7 +85,7 @@ def test_identical_runs_have_no_noise_and_hide_slowdowns_above_the_floor() -> No
 
 
 def test_run_to_run_noise_is_reported_with_its_cost() -> None:
-    """Runs at 790, 800 and 810: the median absolute deviation is 10, of three values, times 1.4826 x 1.495."""
+    """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10; sigma is 10 x 1.4826 x 1.495 for three values."""
     result = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
     gate, sigma = gate_of(result), 1e13 * 1.4826 * 1.495
     assert (gate.run_sigma, gate.part_sigma) == (pytest.approx(sigma), 0.0)
@@ -100,7 +103,7 @@ def test_detectable_slowdown_is_detected_in_99_percent() -> None:
 
 
 def test_false_alarms_include_spread_between_parts() -> None:
-    """Each part repeats exactly, but the four are not alike."""
+    """Each GPU repeats exactly, but the four GPUs differ."""
     rates = {"gpu=0": 7.6e14, "gpu=1": 7.8e14, "gpu=2": 8.2e14, "gpu=3": 8.4e14}
     gate = gate_of(power(runs(lambda number, host, scope: rates[scope]), [*PACKS, GATE]))
     assert gate.run_sigma == 0.0
@@ -124,7 +127,7 @@ def test_floor_under_the_noise_finds_nothing() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
 def test_robust_sigma_is_unbiased_and_ignores_one_outlier(count: int) -> None:
-    dice = random.Random(count)  # noqa: S311 - noise, no secret
+    dice = random.Random(count)  # noqa: S311 - not used for security
     samples = [[dice.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
     assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)
     if count >= 8:
@@ -132,7 +135,7 @@ def test_robust_sigma_is_unbiased_and_ignores_one_outlier(count: int) -> None:
 
 
 def test_noise_is_measured_on_the_judged_value() -> None:
-    """The value, and not the median of the samples: that of the power is a mean."""
+    """Use the value of an observation, not the median of its samples: `stress.power` is a mean."""
     made = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(made):
 
@@ -149,9 +152,9 @@ def test_noise_is_measured_on_the_judged_value() -> None:
 @pytest.mark.parametrize(
     ("values", "sigma"),
     [
-        ([100.0, 100.1, 80.0], 13.0),  # one run of three was slow, of which the median deviation says 0.22
+        ([100.0, 100.1, 80.0], 13.0),  # one slow run of three: the median deviation alone would give 0.22
         ([100.0, 100.0, 100.0, 90.0], 5.4),
-        ([79.0, 80.0, 81.0], 2.2),  # here it is the median deviation that is larger
+        ([79.0, 80.0, 81.0], 2.2),  # the median deviation is larger than the standard deviation
         ([100.0, 100.0], 0.0),
         ([100.0], 0.0),
     ],
@@ -238,7 +241,7 @@ def call(*arguments: str | Path) -> int:
 
 @pytest.fixture
 def directories(tmp_path: Path) -> list[Path]:
-    dice = random.Random(1)  # noqa: S311 - noise, no secret
+    dice = random.Random(1)  # noqa: S311 - not used for security
     made = []
     for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + dice.gauss(0, 5e12))):
         named = {

@@ -1,4 +1,7 @@
-"""What a gate can find, on runs of one figure: what is counted, in which group, and what floor is held against it."""
+"""Test boundary conditions of detection power: which values, groups and floors count.
+
+The runs have one figure. `test_power.py` tests the statistics on full plans and the command.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def figure(
 
 
 def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any) -> Power:
-    """Runs in which hosts show these."""
+    """Return the detection power of runs in which each host has these observations."""
     runs = []
     for number in range(count):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())

@@ -1,4 +1,4 @@
-"""Severity of failures: from the action or the pack; alerts agree with it, and reports rank by it."""
+"""Test the severity of failures: its default, its override in packs, and its use in alerts and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who keeps the others waiting, and why: each sign by itself, on either side of where it begins to speak."""
+"""Test each straggler cause on both sides of its threshold, on one-figure plans.
+
+`test_stragglers.py` tests stragglers through the criteria, and with real ranks.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def slow(**over: Any) -> Verdict:
 
 
 def annotated(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
-    """What a slow rank with these figures is told, beside three that are as usual."""
+    """Return the annotated verdict on a slow rank with these figures; its three peers are usual."""
     views = [
         view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
@@ -113,7 +116,7 @@ def test_condition_shared_by_the_peers_is_no_cause(peers: dict[str, Any], own: d
 def test_cpu_wait_is_a_cause_from_twice_the_peers() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotated(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
-    # Where launching takes as long as elsewhere, a little more or less, it explains nothing.
+    # A launch time close to that of the peers is no cause.
     for launch_s, named in ((0.0295, True), (0.0294, False)):
         assert ("its GPU waits" in annotated(peers={"launch": 0.028}, launch=launch_s).detail) is named
 

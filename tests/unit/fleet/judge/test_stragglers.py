@@ -1,4 +1,7 @@
-"""The rank that the others wait for: named with its cause, nobody where all are alike; and real ranks of which one is slowed."""
+"""Test stragglers through the criteria, host CPU counters, and real ranks of which one is slowed.
+
+`test_straggler_edges.py` tests the threshold of each cause.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ FIGURES: dict[str, tuple[str, float]] = {
     "preemptions": ("1", 0.01), "clock": ("Hz", 1.9e9), "power": ("W", 675.0), "temperature": ("Cel", 58), "cpus": ("1", 64),
     "cpu_wait": ("s", 1e-6), "cpu_pressure": ("1", 0.003), "cpu_throttled_share": ("1", 0.0),
 }  # fmt: skip
-"""As four healthy H200 had them."""
+"""Name -> (unit, value), measured on four healthy H200."""
 SCATTER = {"gpu=0": 1.012, "gpu=1": 0.988}
-"""Of their computing, from GPU to GPU; it was the same in each run."""
+"""Scope -> factor of the compute time; constant over runs."""
 
 
 def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
-    """A run that takes training steps apart, on each host and between them."""
+    """Return a plan with the straggler benchmark in the host stage and in the gang stage."""
     stage = {"deadline_s": 60, "collective_timeout_s": 30, "benchmarks": {"straggler": {}}}
     profile = {
         "name": "steps",
@@ -59,9 +62,11 @@ def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan
 
 
 def evidence(plan: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] | None = None) -> dict[str, Evidence]:
-    """What a fleet leaves behind whose GPUs are as FIGURES says; `over`: (stage, host, scope) -> what is otherwise there.
+    """Return evidence of a fleet whose GPUs have the values of FIGURES.
 
-    The share of time of a clock event reason stands under the reason's name.
+    Args:
+        plan: the plan of the run.
+        over: (stage, host, scope) -> figure -> other value; the name of a clock event reason stands for its share of time.
     """
     result = builders.evidence(plan)
     for number, (name, host_evidence) in enumerate(result.items()):
@@ -97,7 +102,7 @@ def _observation(name: str, value: float, scope: str, unit: str, stage: str, **p
 
 
 def judged(plan: Plan, evidence: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
-    """What the criteria on these figures say, with the causes."""
+    """Return the verdicts of the straggler criteria, annotated with causes."""
     views = [HostView(plan, host, evidence[host.name], packs) for host in plan.hosts]
     fleet = FleetFigures(Planned(plan), views)
     own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
@@ -219,13 +224,13 @@ def test_each_slow_rank_is_reported() -> None:
 
 
 def test_no_straggler_among_two_gpus() -> None:
-    """Which of them is out of line nobody can tell; the report lists the figure as not judged."""
+    """Two GPUs have no majority; the report lists the figure as not judged."""
     plan = straggler_plan(gpu_count=1)
     assert judged(plan, evidence(plan, {("gang", "h2", "gpu=0"): HOT})) == []
 
 
 def test_rehearsal_has_no_straggler() -> None:
-    """Processes that share processors may differ by anything."""
+    """Processes that share CPUs may differ by any amount."""
     plan = straggler_plan(device="cpu")
     assert plan.rehearsal
     verdicts = judged(plan, evidence(plan, {("gang", "h2", "cpu=1"): {"compute": 0.9, "cpu_pressure": 1.0}}))
@@ -276,13 +281,21 @@ def test_trimmed_mean_ignores_one_slow_step_but_not_every_tenth() -> None:
     assert trimmed_mean([0.01] * 36 + [0.05] * 4) > 0.011
 
 
-# What the kernel tells of the host's CPU.
+# CPU counters of the kernel.
 
 
 def write_kernel_files(
     root: Path, *, delays: int, pressure: int | None, cgroup: str, **groups: tuple[int, int]
 ) -> Path:
-    """A tree of /proc and /sys; `groups`: cgroup -> periods, and those in which the quota was used up."""
+    """Write files of /proc and /sys and return their root.
+
+    Args:
+        root: the directory.
+        delays: run-queue delay of each thread, in nanoseconds.
+        pressure: CPU pressure, in microseconds; None if the kernel has no PSI.
+        cgroup: content of /proc/self/cgroup.
+        groups: cgroup -> (periods, throttled periods).
+    """
     files = {f"proc/self/task/{thread}/schedstat": f"5 {delays} 1\n" for thread in (7, 8)}
     files |= {"proc/self/cgroup": cgroup}
     if pressure is not None:
@@ -335,12 +348,12 @@ LIMIT = Criterion(
     action="none",
     source="test",
 )
-"""Of three ranks the median is the slower of the two that are well: none of them can fail, however busy the machine is."""
+"""The median of three ranks is the slower healthy one, so no healthy rank can fail on a busy machine."""
 
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Stopped for nine tenths of the time: others may keep the well ranks from the processors, too."""
+    """Stop a process for nine tenths of the time; the healthy ranks may be slowed by other load."""
     over, threads = threading.Event(), list[threading.Thread]()
 
     def work(pid: int) -> None:
@@ -362,7 +375,10 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def share_one_cpu() -> Iterator[Callable[[int], None]]:
-    """On one processor, which seven others use too: each in a session of its own, as the kernel may share out by session."""
+    """Pin a process to one CPU that seven busy processes share.
+
+    Each of them has its own session, because the kernel may schedule by session.
+    """
     one = min(os.sched_getaffinity(0))
     burning = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
     burners = [subprocess.Popen([sys.executable, "-c", burning], start_new_session=True) for _ in range(7)]
@@ -386,16 +402,14 @@ def share_one_cpu() -> Iterator[Callable[[int], None]]:
             share_one_cpu,
             "it may use 1 of its host's processors",
             id="starved",
-            marks=pytest.mark.skipif(
-                len(os.sched_getaffinity(0)) <= RANKS, reason="each rank is starved of processors here"
-            ),
+            marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) <= RANKS, reason="needs more CPUs than ranks"),
         ),
     ],
 )
 def test_slowed_real_rank_is_reported(
     tmp_path: Path, slow_down: Callable[[], contextlib.AbstractContextManager[Callable[[int], None]]], cause: str
 ) -> None:
-    """One of three gloo ranks is slowed from outside from its first timed step on."""
+    """Slow one of three gloo ranks from its first timed step on."""
     wanted = {**request(straggler=STEPS), "devices": list(range(RANKS)), "stage": "benchmark"}
     (tmp_path / "request.json").write_text(json.dumps(wanted))
     with slow_down() as begin:
@@ -421,7 +435,7 @@ def test_slowed_real_rank_is_reported(
 
 
 def wait_for_timed_steps(work: Path, rank: BaseProcess) -> int:
-    """The process of the rank to be slowed, once its steps are timed."""
+    """Return the process id of the rank once it runs timed steps."""
     state = work / f"rank{SLOW}.state.json"
     while rank.is_alive():
         with contextlib.suppress(OSError, ValueError):

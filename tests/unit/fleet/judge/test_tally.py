@@ -1,4 +1,4 @@
-"""Rows of a fleet: what is counted of how many, the same by whatever way it came, and which parts are told by name."""
+"""Test the rows of a fleet report: counts, spread, worst values, and merging of rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_row_reports_its_verdicts() -> None:
         ("ge", (3.0, 1.0, 2.0), ["h1", "h2", "h0"]), ("gt", (3.0, 1.0, 2.0), ["h1", "h2", "h0"]),
         ("le", (3.0, 1.0, 2.0), ["h0", "h2", "h1"]), ("lt", (3.0, 1.0, 2.0), ["h0", "h2", "h1"]),
         ("eq", (5.0, 1.0, 5.0), ["h1", "h0", "h2"]),
-        # What is equally far comes in the order of the plan, and within a host by its scope.
+        # Equal values keep the order of the plan.
         ("ge", (1.0, 1.0, 1.5), ["h0", "h1", "h2"]),
     ],
 )  # fmt: skip
@@ -138,7 +138,7 @@ def test_add_repeated_equals_add(value: Any, reported: int | None) -> None:
         plain.add(PASS, value, value, position, f"h{position}", "host", "")
     short.add_repeated(value, value, [(position, f"h{position}") for position in range(MAX_FARTHEST)], 14, "host")
     verdicts = short.judged({})
-    if not (isinstance(value, float) and math.isnan(value)):  # which no two limits of are the same
+    if not (isinstance(value, float) and math.isnan(value)):  # NaN differs from itself
         assert verdicts == plain.judged({})
     assert verdicts.passed == 14
     assert (verdicts.spread and verdicts.spread.n) == (14 if reported else None)
@@ -249,7 +249,7 @@ def test_spread_of_extreme_values(values: tuple[float, ...], reported: tuple[Any
     wide = row()
     for position, value in enumerate((-1.7e308, 1.7e308)):
         add(wide, position, value)
-    spread = wide.judged({}).spread  # the width of which is no number
+    spread = wide.judged({}).spread  # the width is infinite
     assert spread
     assert sum(spread.bins) == 0
 
@@ -322,7 +322,7 @@ def test_worse_value_replaces_the_last_listed_one(short: bool) -> None:
     assert hosts(one.judged({}))[-1] == "h9"
     pass_(8.5, 11)
     assert hosts(one.judged({}))[-2:] == ["h8", "h11"]
-    # Of those that are equally far the first of the plan, in whatever order they come; after rows were put together, too.
+    # Of equal values the first hosts of the plan are listed, also after merging.
     other = row()
     for position in range(60, 40, -1):
         other.add_pass(3.0, position, f"h{position}", "gpu=0")

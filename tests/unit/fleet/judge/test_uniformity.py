@@ -1,4 +1,4 @@
-"""Versions and settings over a group of hosts: the odd one fails and is told of what the others have."""
+"""Test that versions and settings are equal within a group of hosts, and the version matrix of the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, HostReport, Verdict
 from tests import builders
 
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
-"""Nothing but the criteria under test."""
+"""Pack of the uniformity criteria only."""
 REMEDY = "; give it what they have, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
@@ -37,7 +37,7 @@ def uniform_plan(*hosts: str, **variables: Any) -> Plan:
 
 
 def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
-    """The evidence with one more snapshot: name -> scope -> value, or (status, reason)."""
+    """Return the evidence with one more snapshot; `readings`: name -> scope -> value, or (status, reason)."""
     metrics = tuple(
         Metric(
             name=name,
@@ -52,7 +52,7 @@ def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]],
 
 
 def fleet(plan: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
-    """Hosts of which each tells `name`: one value for the host, or {scope: value}."""
+    """Return evidence in which each host has the reading `name`; `values`: host -> value, or {scope: value}."""
     evidence = builders.evidence(plan)
     for host, value in values.items():
         positions = value if isinstance(value, dict) else {"host": value}
@@ -81,7 +81,7 @@ def test_differing_host_fails_and_the_others_pass() -> None:
     assert summarized(verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in verdicts if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
-    assert bad.detail.endswith(REMEDY), "where found and wanted have columns of their own"
+    assert bad.detail.endswith(REMEDY), "the detail has the remedy too"
     assert {item.reason for item in verdicts if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
 
 
@@ -200,7 +200,7 @@ def test_unsupported_reading_is_ignored_if_optional() -> None:
 
 
 def test_last_value_of_a_number_is_compared() -> None:
-    """What a cpuset or a regulator took back is no difference between hosts."""
+    """A temporary change, such as by a cpuset, is not a difference between hosts."""
     plan = uniform_plan("h1", "h2")
     evidence = fleet(plan, "host.cpu.count", {"h1": 192, "h2": 96})
     evidence = {
@@ -244,13 +244,13 @@ def test_rank_software_is_compared(component: str) -> None:
 
 
 def test_uniformity_pack_does_not_compare_memory_and_ecc() -> None:
-    """Memory differs by bytes between healthy hosts, and ECC has a criterion of its own."""
+    """Memory differs by bytes between healthy hosts; ECC has its own criterion."""
     names = {item.name for item in PACK.criteria}
     assert not names & {"host.memory.total", "gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
 
 
 def mixed(path: Path, **over: Any) -> Pack:
-    """An operator's pack with the id of a shipped criterion."""
+    """Return a site pack with one criterion, by default with the id of a shipped one."""
     item = {
         "id": "uniform-driver",
         "name": "driver.version",
