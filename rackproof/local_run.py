@@ -32,8 +32,8 @@ from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.planning.begin import begin
 from fleet.planning.plan import make_plan, read_profile
 from fleet.records.load import load
-from fleet.scaling.outcome import GANG as STUDIED
-from fleet.scaling.outcome import next_cell
+from fleet.scaling.results import GANG as STUDIED
+from fleet.scaling.results import next_cell
 from schemas import documents
 from schemas.errors import INTERRUPTED, TROUBLE, RunError, UsageError
 from schemas.plans import Plan, plan_from_json

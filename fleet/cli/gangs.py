@@ -10,7 +10,7 @@ from pathlib import Path
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.planning.next_launch import MIN_HOSTS, Decision, decide, hosts_missing_launch
 from fleet.records.load import load
-from fleet.scaling.outcome import next_cell
+from fleet.scaling.results import next_cell
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.run_directory import RunDirectory

@@ -12,8 +12,8 @@ from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load, refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
-from fleet.rma.dossier import ReportFacts, part_document
 from fleet.rma.files import package_names, to_json_text, write_package
+from fleet.rma.part_document import ReportFacts, part_document
 from fleet.rma.parts import HOST, Part, failed_parts, is_within
 from fleet.rma.readme import render_readme
 from schemas import documents

@@ -12,9 +12,9 @@ from typing import Any
 from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report.formatting import clean
-from fleet.scaling.outcome import StudyResults, evaluate_study
 from fleet.scaling.page import render_html, render_lines, render_markdown, summarize
 from fleet.scaling.published import RUNS
+from fleet.scaling.results import StudyResults, evaluate_study
 from schemas import documents
 from schemas.errors import TROUBLE, UsageError, writing
 from schemas.plans import Plan

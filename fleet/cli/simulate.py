@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.simulate.faults import FAULTS
-from fleet.simulate.fleet import MAX_GPUS, Fleet, place_faults
-from fleet.simulate.fleet import simulate as write_run
+from fleet.simulate.fleet import MAX_GPUS, Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import model_names
 from fleet.simulate.records import ALL, JUDGED
 from schemas.errors import UsageError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fleet.diff.figures import changed_figures
-from fleet.diff.folded import fold_changes
+from fleet.diff.merged import merge_changes
 from fleet.diff.parts import GpuSlot, gpu_changes, gpu_slots, other_parts
 from fleet.diff.versions import changed_versions, version_changes
 from fleet.judge.criteria import Criterion
@@ -98,7 +98,7 @@ class Comparison:
             host_number = self._order.get(change.host, len(self._order))
             return KINDS_BY_IMPORTANCE.index(change.kind), host_number, change.what
 
-        return tuple(sorted(fold_changes(changes), key=sort_key))
+        return tuple(sorted(merge_changes(changes), key=sort_key))
 
 
 def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:

@@ -11,9 +11,9 @@ from fleet.quantities import NONE, number
 from fleet.report.formatting import clean, duration, percent
 from fleet.report.html.page import asset, environment, policy
 from fleet.report.markup import HARMLESS, section, table
-from fleet.scaling.outcome import FAILED, MEASURED, OPEN, SKIPPED, Row, StudyResults
 from fleet.scaling.plots import FRAME, bars, plots, series_name, styles
 from fleet.scaling.published import RUNS, closest_cell
+from fleet.scaling.results import FAILED, MEASURED, OPEN, SKIPPED, Row, StudyResults
 from schemas import VERSION
 from schemas.plans import Plan
 from schemas.studies import Cell, Study

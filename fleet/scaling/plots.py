@@ -9,7 +9,7 @@ from fleet.quantities import number
 from fleet.report.charts.bar import Bar, stacked_bar
 from fleet.report.charts.line import Curve, Frame, LineAxes, Tick
 from fleet.report.formatting import duration
-from fleet.scaling.outcome import Row, StudyResults
+from fleet.scaling.results import Row, StudyResults
 
 FRAME = Frame(width=480.0, height=260.0, left=52.0, right=14.0, top=24.0, bottom=26.0)
 COLOUR_COUNT = 8

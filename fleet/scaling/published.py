@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.scaling.outcome import Row
+from fleet.scaling.results import Row
 
 DATASET = "fashion-mnist"
 

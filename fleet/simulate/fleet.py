@@ -297,7 +297,7 @@ def _to_text(document: Doc) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def simulate(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: Plan, *, jobs: int = 1) -> None:
+def write_run(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: Plan, *, jobs: int = 1) -> None:
     """Write the run directory. The plan is written last, because an incomplete directory without a plan is not a run.
 
     Raises:

@@ -48,7 +48,6 @@ class GpuData:
     curves: Mapping[tuple[str, str, str], Mapping[str, Any]]
     """Operation, placement, `latency` or `graph_latency` -> points by size."""
     readings: tuple[Mapping[str, Any], ...]
-    source: str
 
     def figures_of(self, expectation: Expectation) -> list[Mapping[str, Any]]:
         """Return the figures that fit an expectation.
@@ -102,7 +101,6 @@ def read_gpu_data(model: str) -> GpuData:
         figures={name: tuple(settings) for name, settings in figures.items()},
         curves={(curve["op"], curve["placement"], curve["kind"]): curve for curve in data["curves"]},
         readings=tuple(data["readings"]),
-        source=data["source"],
     )
 
 

@@ -13,7 +13,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.missing import BUS, DRIVER, SlotMap
-from fleet.simulate.fleet import Fleet, place_faults, simulate
+from fleet.simulate.fleet import Fleet, place_faults, write_run
 from rackproof.main import main
 from schemas.baselines import HOST, HostBaseline, PartBaseline
 from schemas.plans import Plan
@@ -263,7 +263,7 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsy
     """The rank without a GPU has the last index, not that of the missing GPU."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)
-    simulate(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)
+    write_run(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)
     assert main(["report", str(tmp_path / "run")]) == 1
     report = report_of(tmp_path / "run")
     failed = [item for item in report.verdicts if item.verdict == FAIL]

@@ -23,10 +23,10 @@ from fleet.judge.evidence import Evidence
 from fleet.planning.begin import begin
 from fleet.planning.plan import PROFILES, make_plan, read_profile
 from fleet.records.load import load
-from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, StudyResults, evaluate_study, next_cell
 from fleet.scaling.page import render_html, render_lines, render_markdown, summarize
 from fleet.scaling.plots import plots
 from fleet.scaling.published import RUNS, closest_cell
+from fleet.scaling.results import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, StudyResults, evaluate_study, next_cell
 from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError, UsageError

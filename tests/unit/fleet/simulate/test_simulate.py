@@ -19,7 +19,7 @@ from fleet.judge.judge import judge
 from fleet.records.load import Run, load
 from fleet.report.merge import merge
 from fleet.simulate.faults import FAULTS
-from fleet.simulate.fleet import Fleet, place_faults, simulate
+from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import values_by_level
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
@@ -37,7 +37,7 @@ def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
     """Write a simulated run and return its directory."""
     chosen = Fleet(**{"profile": "smoke", "readings": JUDGED, "gpus": 2, **fleet})
     plan = chosen.plan(directory.name, CREATED)
-    simulate(directory, chosen, place_faults(faults, plan, chosen.seed), plan, jobs=jobs)
+    write_run(directory, chosen, place_faults(faults, plan, chosen.seed), plan, jobs=jobs)
     return directory
 
 
@@ -156,7 +156,7 @@ def faulty_fleet(
         plan,
         0,
     )
-    simulate(directory, chosen, faults, plan)
+    write_run(directory, chosen, faults, plan)
     report = report_of(directory)
     verdicts_by_host: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in report.verdicts:

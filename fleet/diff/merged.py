@@ -14,7 +14,7 @@ from schemas.scopes import Scope
 _MAX_NAMED_HOSTS = 6
 
 
-def fold_changes(changes: Sequence[Change]) -> Iterator[Change]:
+def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
     """Yield one change per gang figure, and one per host that is slow with all its partners."""
     slow_hosts: set[str] = set()
     pairs: dict[str, list[Change]] = defaultdict(list)
