@@ -58,7 +58,8 @@ class Fleet:
         rack_digits, host_digits = max(len(str(self.racks)), 2), max(len(str(-(-self.hosts // self.racks))), 2)
         for number in range(self.hosts):
             rack = number * self.racks // self.hosts
-            index = number - -(-rack * self.hosts // self.racks)
+            first_number = -(-rack * self.hosts // self.racks)  # rounded up
+            index = number - first_number
             rack_name = f"r{rack + 1:0{rack_digits}}"
             hosts[f"{rack_name}-h{index + 1:0{host_digits}}"] = {
                 "ansible_host": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
