@@ -103,6 +103,7 @@ SCOPES = {
         tests=(
             "agent/launch/test_supervise", "agent/launch/test_supervise_edges", "agent/launch/test_guard",
             "agent/gang/test_heartbeat", "agent/gang/test_rank_state", "agent/gang/test_peer_channel",
+            "agent/gang/test_status_exchange",
             "agent/gang/test_culprit", "agent/sampling/test_oom", "agent/exporter/test_live",
         ),
         min_score=0.85,

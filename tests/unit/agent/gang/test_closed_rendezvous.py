@@ -1,4 +1,4 @@
-"""The rendezvous is closed to strangers, and nothing that comes from another host is unpickled."""
+"""The rendezvous accepts only the members of a gang, and no data of another host is unpickled."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests import ROOT, builders
 SHIPPED = ("agent", "collectors", "fleet", "schemas", "rackproof", "roles")
 UNSAFE = {
     "pickle": "import pickle",
-    "pickle by another name": "from pickle import loads as read",
-    "marshal within a function": "def f():\n    import marshal",
+    "pickle under another name": "from pickle import loads as read",
+    "marshal inside a function": "def f():\n    import marshal",
     "shelve": "import shelve",
     "dill": "import dill",
     "cloudpickle": "import cloudpickle",
@@ -42,25 +42,25 @@ UNSAFE = {
 
 
 def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The project's own lint, of which no line of the code can excuse itself."""
+    """Run the project's rule against unsafe imports, without the exceptions of `noqa` comments."""
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--ignore-noqa", "--select=TID251", *arguments]
     return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("where", ["agent/benchmarks/new.py", "fleet/new.py", "roles/preflight/files/new.py"])
+@pytest.mark.parametrize("path", ["agent/benchmarks/new.py", "fleet/new.py", "roles/preflight/files/new.py"])
 @pytest.mark.parametrize("code", UNSAFE.values(), ids=UNSAFE)
-def test_what_runs_what_it_reads_is_refused(code: str, where: str) -> None:
-    done = lint(f"--stdin-filename={where}", "-", stdin=code)
+def test_lint_refuses_unsafe_deserialization(code: str, path: str) -> None:
+    done = lint(f"--stdin-filename={path}", "-", stdin=code)
     assert "TID251" in done.stdout, done.stderr
 
 
-def test_nothing_that_is_shipped_unpickles() -> None:
+def test_product_code_does_not_unpickle() -> None:
     done = lint(*SHIPPED)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def unsafe_loads(code: str) -> list[int]:
-    """Lines that call torch.load without weights_only=True, or give it another name."""
+    """Return the lines that call torch.load without weights_only=True, or bind it to another name."""
     lines = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
@@ -68,44 +68,48 @@ def unsafe_loads(code: str) -> list[int]:
         if isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in [name.name for name in node.names]:
             lines.append(node.lineno)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-            safe = [word for word in node.keywords if word.arg == "weights_only" and ast.unparse(word.value) == "True"]
-            lines += [-node.func.lineno] * len(safe)  # this mention is no fault
+            safe = [
+                keyword
+                for keyword in node.keywords
+                if keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True"
+            ]
+            lines += [-node.func.lineno] * len(safe)  # offsets the mention of torch.load in a safe call
     return sorted(line for line in lines if line > 0 and lines.count(line) > lines.count(-line))
 
 
-def test_torch_loads_weights_alone() -> None:
+def test_torch_load_reads_weights_only() -> None:
     assert unsafe_loads("import torch\ntorch.load(path)\ntorch.load(path, weights_only=False)") == [2, 3]
     assert unsafe_loads("import torch\nread = torch.load\ntorch.load(path, weights_only=safe)") == [2, 3]
     assert unsafe_loads("import torch\nfrom torch import load\ntorch.load(path, None, weights_only=True)") == [2]
     files = [path for name in SHIPPED for path in (ROOT / name).rglob("*.py")]
-    calls = {path: path.read_text(encoding="utf-8") for path in files}
-    assert any("torch.load(" in code for code in calls.values()), "nothing is loaded: this test has lost its object"
-    assert {path: lines for path, code in calls.items() if (lines := unsafe_loads(code))} == {}
+    code_by_path = {path: path.read_text(encoding="utf-8") for path in files}
+    assert any("torch.load(" in code for code in code_by_path.values()), "no code calls torch.load: remove this test"
+    assert {path: lines for path, code in code_by_path.items() if (lines := unsafe_loads(code))} == {}
 
 
 # --- who can connect
 
 
-def comes_in(listener: socket.socket, source: str) -> bool:
-    """Whether somebody at this address gets a connection, and a word through it."""
-    with socket.socket(listener.family) as caller:
-        caller.bind((source, 0))
-        caller.settimeout(0.3)
+def can_connect(listener: socket.socket, source: str) -> bool:
+    """Return whether a client at this address can connect and exchange data."""
+    with socket.socket(listener.family) as client:
+        client.bind((source, 0))
+        client.settimeout(0.3)
         try:
-            caller.connect(listener.getsockname())
+            client.connect(listener.getsockname())
         except TimeoutError:
             return False
-        caller.sendall(b"a word")
+        client.sendall(b"data")
         listener.settimeout(1)
         with listener.accept()[0] as accepted:
             accepted.settimeout(1)
             accepted.sendall(accepted.recv(16))
-        return caller.recv(16) == b"a word"
+        return client.recv(16) == b"data"
 
 
-def test_admitted_come_in_and_others_do_not() -> None:
+def test_only_allowed_addresses_can_connect() -> None:
     with listen("127.0.0.1", 0, ["127.0.0.5", "127.0.0.7", "fe80::1"]) as listener:
-        assert {end: comes_in(listener, f"127.0.0.{end}") for end in (1, 4, 5, 6, 7, 8)} == {
+        assert {end: can_connect(listener, f"127.0.0.{end}") for end in (1, 4, 5, 6, 7, 8)} == {
             1: True,  # the host itself
             4: False,
             5: True,
@@ -117,37 +121,37 @@ def test_admitted_come_in_and_others_do_not() -> None:
 
 def test_empty_allow_list_admits_every_address() -> None:
     with listen("127.0.0.1", 0) as listener:
-        assert comes_in(listener, "127.0.0.6")
+        assert can_connect(listener, "127.0.0.6")
 
 
 @pytest.mark.parametrize(
-    ("admitted", "expected"), [("::1", True), ("::2", False), ("1::1", False), ("127.0.0.1", False)]
+    ("allowed", "expected"), [("::1", True), ("::2", False), ("1::1", False), ("127.0.0.1", False)]
 )
-def test_ipv6(admitted: str, expected: bool) -> None:
+def test_allow_list_of_ipv6_addresses(allowed: str, expected: bool) -> None:
     with socket.socket(socket.AF_INET6) as listener:
         try:
             listener.bind(("::1", 0))
         except OSError:
             pytest.skip("this machine has no IPv6")
-        admit_only(listener, [admitted])
+        admit_only(listener, [allowed])
         listener.listen()
-        assert comes_in(listener, "::1") is expected
+        assert can_connect(listener, "::1") is expected
 
 
-def test_hundreds_are_admitted() -> None:
+def test_hundreds_of_addresses_can_be_allowed() -> None:
     hosts = [f"127.0.{third}.{fourth}" for third in range(2) for fourth in range(1, 255)]
     with listen("127.0.0.1", 0, hosts) as listener:
-        assert comes_in(listener, "127.0.1.254")
-        assert not comes_in(listener, "127.0.2.1")
+        assert can_connect(listener, "127.0.1.254")
+        assert not can_connect(listener, "127.0.2.1")
 
 
-# --- where and under which name the ranks meet
+# --- address, port and name of the rendezvous
 
 
-def meeting(
+def write_rendezvous(
     work: Path, me: str, members: Sequence[str], *, members_only: bool = False, stage: str = "gang 1"
 ) -> dict[str, Any]:
-    """What the launcher writes for this host, after a look at what it shows to everybody."""
+    """Return the rendezvous file of this host, after a check that the command and other users see no secret."""
     plan = builders.plan("node1", "node2", profile="rehearsal")
     host = plan.host(me)
     addresses = dict.fromkeys(members, "127.0.0.1")
@@ -164,7 +168,7 @@ def meeting(
 
 
 def test_rendezvous_is_at_the_first_hosts_address(tmp_path: Path) -> None:
-    both = [meeting(tmp_path, me, ["node1", "node2"]) for me in ("node1", "node2")]
+    both = [write_rendezvous(tmp_path, me, ["node1", "node2"]) for me in ("node1", "node2")]
     assert [
         (rendezvous["address"], rendezvous["port"], rendezvous["rank"], rendezvous["hosts"]) for rendezvous in both
     ] == [
@@ -175,8 +179,8 @@ def test_rendezvous_is_at_the_first_hosts_address(tmp_path: Path) -> None:
     assert both[0]["name"] == both[1]["name"]
 
 
-def test_host_alone_meets_on_the_loopback(tmp_path: Path) -> None:
-    rendezvous = meeting(tmp_path, "node2", ["node2"])
+def test_rendezvous_of_one_host_is_on_loopback(tmp_path: Path) -> None:
+    rendezvous = write_rendezvous(tmp_path, "node2", ["node2"])
     assert (rendezvous["address"], rendezvous["port"], rendezvous["rank"], rendezvous["hosts"]) == (
         "127.0.0.1",
         0,
@@ -185,14 +189,14 @@ def test_host_alone_meets_on_the_loopback(tmp_path: Path) -> None:
     )
 
 
-def test_first_host_admits_the_members(tmp_path: Path) -> None:
-    both = [meeting(tmp_path, me, ["node1", "node2"], members_only=True) for me in ("node1", "node2")]
+def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:
+    both = [write_rendezvous(tmp_path, me, ["node1", "node2"], members_only=True) for me in ("node1", "node2")]
     assert [rendezvous["admitted"] for rendezvous in both] == [["127.0.0.1"], []]
 
 
-def test_every_launch_meets_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_every_launch_has_its_own_rendezvous_name(tmp_path: Path) -> None:
     names = {
-        meeting(tmp_path, "node1", members, stage=stage)["name"]
+        write_rendezvous(tmp_path, "node1", members, stage=stage)["name"]
         for members in (["node1", "node2"], ["node2", "node1"], ["node1"])
         for stage in ("gang 1", "gang 2")
     }
@@ -216,34 +220,34 @@ import json, os, sys
 from agent.benchmarks.__main__ import connect_store
 from torch.distributed import TCPStore
 store, rank, world_size = connect_store()
-store.set(f"here/{rank}", "here")
-store.wait([f"here/{other}" for other in range(world_size)])
+store.set(f"started/{rank}", "started")
+store.wait([f"started/{other}" for other in range(world_size)])
 listening = []
 for table in ("tcp", "tcp6"):
     for line in open(f"/proc/{os.getppid()}/net/{table}").readlines()[1:]:
-        place, state, inode = (line.split()[number] for number in (1, 3, 9))
+        address, state, inode = (line.split()[number] for number in (1, 3, 9))
         if state == "0A":
-            listening.append((place, f"socket:[{inode}]"))
-mine = set()
+            listening.append((address, f"socket:[{inode}]"))
+own_sockets = set()
 for pid in (os.getpid(), os.getppid()):
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
-            mine.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            own_sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except OSError:
             pass
-plain = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+store_without_name = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 with open(f"{sys.argv[1]}.{rank}", "w") as file:
     json.dump({
         "world_size": world_size,
-        "listening": [place for place, inode in listening if inode in mine],
-        "without the name": plain.check([f"rackproof/here/{rank}", f"here/{rank}"]),
+        "listening": [address for address, inode in listening if inode in own_sockets],
+        "without the name": store_without_name.check([f"rackproof/started/{rank}", f"started/{rank}"]),
     }, file)
 store.set(f"done/{rank}", "done")
 store.wait([f"done/{other}" for other in range(world_size)])
 """
 
 
-def test_rendezvous_of_a_single_host_is_on_loopback(tmp_path: Path) -> None:
+def test_ranks_of_one_host_listen_on_loopback_only(tmp_path: Path) -> None:
     (tmp_path / "a_rank.py").write_text(RANK)
     rendezvous = {
         "address": "127.0.0.1",
@@ -254,19 +258,19 @@ def test_rendezvous_of_a_single_host_is_on_loopback(tmp_path: Path) -> None:
         "hosts": 1,
         "trains": False,
     }
-    (tmp_path / "place.json").write_text(json.dumps(rendezvous))
+    (tmp_path / "rendezvous.json").write_text(json.dumps(rendezvous))
     subprocess.run(
         [
-            *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
+            *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "rendezvous.json"),
             *("--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", "--run-path", "--start-method=fork"),
-            *(tmp_path / "a_rank.py", tmp_path / "found"),
+            *(tmp_path / "a_rank.py", tmp_path / "result"),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         check=True,
         timeout=120,
     )
     for rank in range(2):
-        result = json.loads((tmp_path / f"found.{rank}").read_text())
+        result = json.loads((tmp_path / f"result.{rank}").read_text())
         (listening,) = result["listening"]
         assert listening.startswith("0100007F:")  # 127.0.0.1, as the kernel writes it
         assert (result["world_size"], result["without the name"]) == (2, False)
@@ -284,10 +288,10 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
             "hosts": 1,
             "trains": False,
         }
-        (tmp_path / "place.json").write_text(json.dumps(rendezvous))
+        (tmp_path / "rendezvous.json").write_text(json.dumps(rendezvous))
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
+                *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "rendezvous.json"),
                 *("--nnodes=1", "--nproc-per-node=1", "-m", "this"),
             ],
             cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A rank under its guard, and a launcher under its guard, as forks of this process: how each ends, and what is reported."""
+"""A rank and a launcher under the guard, as forks of this process: how each ends, and what is reported."""
 
 from __future__ import annotations
 
@@ -28,89 +28,90 @@ from agent.launch import guard
 TIMEOUT_S = 60.0
 
 
-def until(true: Callable[[], Any]) -> None:
-    ends = time.monotonic() + TIMEOUT_S
-    while not true():
-        assert time.monotonic() < ends
+def wait_until(is_true: Callable[[], Any]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < end
         select.select([], [], [], 0.005)
 
 
-def forked(work: Callable[[], int | None]) -> int:
-    """A process that does it and ends with what it returns."""
+def fork(function: Callable[[], int | None]) -> int:
+    """Call the function in a child process, which exits with the returned code; return the process id."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of a fork where there are threads
+        warnings.simplefilter("ignore")  # newer Pythons warn about a fork of a process with threads
         pid = os.fork()
     if not pid:
         code: Any = 99
         try:
             os.setsid()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a launch that was tested before leaves its own
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an earlier test may have set a handler
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            code = work()
-        except SystemExit as left:
-            code = left.code
+            code = function()
+        except SystemExit as error:
+            code = error.code
         finally:
             os._exit(code or 0)
     return pid
 
 
-def code_of(pid: int) -> int:
-    """How a child ended, as subprocess tells it."""
-    ends = time.monotonic() + TIMEOUT_S
+def wait_for_exit(pid: int) -> int:
+    """Wait for a child; return its exit code, negative for a signal."""
+    end = time.monotonic() + TIMEOUT_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        assert time.monotonic() < ends, "it does not end"
+        assert time.monotonic() < end, "the child does not end"
         select.select([], [], [], 0.005)
 
 
 class Rank:
-    """A guard with its rank, whose program runs to `what`, has then written its process id, and goes on."""
+    """A guard and its rank. The rank's program writes a description of its process, and then runs `statements`."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
-        self.beats = HeartbeatReceiver(directory, {0: "cpu=0", 3: "cpu=3"})
+        self.receiver = HeartbeatReceiver(directory, {0: "cpu=0", 3: "cpu=3"})
         self.guard = 0
-        self._told = directory / "told"
+        self.description_path = directory / "description"
         monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(directory))
         monkeypatch.setenv("RANK", "3")
         monkeypatch.delenv(SUPERVISOR, raising=False)
         monkeypatch.setattr(guard, "POLL_S", 0.02)
         monkeypatch.syspath_prepend(str(directory))
-        monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self._told), "--more"])
+        monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self.description_path), "--more"])
 
-    def start(self, what: str = "signal.pause()", instead: Callable[[], int] = guard.main) -> Rank:
+    def start(self, statements: str = "signal.pause()", launcher: Callable[[], int] = guard.main) -> Rank:
+        """Fork the process that becomes the guard; `launcher` replaces its main function."""
         (self._directory / f"program_{self._directory.name}.py").write_text(
             "import json, os, signal, sys\n"
             "document = {'pid': os.getpid(), 'group': os.getpgrp(), 'name': __name__, 'arguments': sys.argv,\n"
             "            'blocked': list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))}\n"
             "open(sys.argv[1] + '.part', 'w').write(json.dumps(document))\n"
-            f"os.rename(sys.argv[1] + '.part', sys.argv[1])\n{what}\n"
+            f"os.rename(sys.argv[1] + '.part', sys.argv[1])\n{statements}\n"
         )
         rank_heartbeat.cache_clear()
-        self.guard = forked(instead)
+        self.guard = fork(launcher)
         return self
 
     @property
-    def document(self) -> Any:
-        until(self._told.exists)
-        return json.loads(self._told.read_text())
+    def description(self) -> Any:
+        wait_until(self.description_path.exists)
+        return json.loads(self.description_path.read_text())
 
     @property
     def pid(self) -> int:
-        return int(self.document["pid"])
+        return int(self.description["pid"])
 
     @property
     def state(self) -> RankState:
-        self.beats.read()
-        return self.beats.states()[1]
+        self.receiver.read()
+        return self.receiver.states()[1]
 
-    def ended(self) -> tuple[int, int | None, bool]:
-        """The guard's exit code, and what was told of the rank's."""
-        code = code_of(self.guard)
+    def wait(self) -> tuple[int, int | None, bool]:
+        """Wait for the guard; return its exit code, the reported code of the rank, and whether the launcher ended the rank."""
+        code = wait_for_exit(self.guard)
         self.guard = 0
         state = self.state
         assert state.ended_s is not None
@@ -119,174 +120,178 @@ class Rank:
 
 @pytest.fixture
 def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    made = Rank(tmp_path, monkeypatch)
-    yield made
-    made.beats.close()
-    if made.guard:
-        os.kill(made.guard, signal.SIGKILL)
-        os.waitpid(made.guard, 0)
+    rank = Rank(tmp_path, monkeypatch)
+    yield rank
+    rank.receiver.close()
+    if rank.guard:
+        os.kill(rank.guard, signal.SIGKILL)
+        os.waitpid(rank.guard, 0)
 
 
 # ---- how a rank ends ----
 
 
 @pytest.mark.parametrize(
-    ("what", "code"),
+    ("statements", "code"),
     [
         ("", 0),
         ("sys.exit(7)", 7),
-        ("sys.exit('what is wrong')", 1),
-        ("raise ValueError('what is wrong')", 1),
+        ("sys.exit('a message')", 1),
+        ("raise ValueError('a message')", 1),
         ("os._exit(3)", 3),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("os.kill(os.getpid(), signal.SIGSEGV)", -11),
         ("os.kill(os.getpid(), signal.SIGTERM)", -15),
         ("os.abort()", -6),
     ],
-    ids=["well", "badly", "with a message", "by an error", "at once", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"],
+    ids=["exit 0", "exit 7", "message", "exception", "os._exit", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"],
 )
-def test_launcher_sees_the_exit_of_the_rank_and_the_supervisor_gets_it(rank: Rank, what: str, code: int) -> None:
-    assert rank.start(what).ended() == (code, code, False)
+def test_launcher_and_supervisor_get_the_exit_code_of_the_rank(rank: Rank, statements: str, code: int) -> None:
+    assert rank.start(statements).wait() == (code, code, False)
 
 
-def test_the_program_runs_as_the_launcher_meant_it(rank: Rank) -> None:
-    reported = rank.start("").document
-    assert (reported["name"], reported["arguments"][1:]) == ("__main__", [str(rank._told), "--more"])
-    assert reported["group"] == reported["pid"], "a launcher's signal goes to the guard alone"
-    assert reported["blocked"] == []
-    rank.ended()
+def test_program_runs_as_main_with_its_arguments(rank: Rank) -> None:
+    description = rank.start("").description
+    assert (description["name"], description["arguments"][1:]) == ("__main__", [str(rank.description_path), "--more"])
+    assert description["group"] == description["pid"], "a signal to the launcher's group reaches only the guard"
+    assert description["blocked"] == []
+    rank.wait()
 
 
-def test_rank_and_guard_go_by_the_ranks_number(rank: Rank) -> None:
-    """They have the launcher's arguments: `ps`, and the kernel's log of a process that it killed, would not tell them apart."""
+def test_process_names_contain_the_rank(rank: Rank) -> None:
+    """All have the launcher's arguments, so `ps` and the kernel log could not distinguish them otherwise."""
     pid = rank.start().pid
     for number, name in ((pid, "rank 3"), (rank.guard, "rank 3's guard")):
-        until(lambda number=number, name=name: Path(f"/proc/{number}/comm").read_text() == f"{name}\n")
+        wait_until(lambda number=number, name=name: Path(f"/proc/{number}/comm").read_text() == f"{name}\n")
     os.kill(rank.guard, signal.SIGTERM)
-    rank.ended()
+    rank.wait()
 
 
-def test_a_port_of_the_launcher_is_free_when_the_launcher_has_ended(rank: Rank) -> None:
+def test_rank_does_not_keep_a_port_of_its_launcher_open(rank: Rank) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         rank.start()
-        assert rank.document
+        assert rank.description
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     os.kill(rank.guard, signal.SIGTERM)
-    rank.ended()
+    rank.wait()
 
 
-def test_what_the_launcher_does_when_asked_to_end_its_forks_do_not(rank: Rank) -> None:
+def test_rank_does_not_inherit_the_launchers_signal_handlers(rank: Rank) -> None:
     def launcher() -> int:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(77))
         return guard.main()
 
-    rank.start(instead=launcher)
-    assert rank.document
+    rank.start(launcher=launcher)
+    assert rank.description
     os.kill(rank.guard, signal.SIGTERM)
-    assert rank.ended() == (-15, -15, True)
+    assert rank.wait() == (-15, -15, True)
 
 
-def test_a_rank_that_is_a_fork_sees_the_gpus_that_its_launcher_was_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA works in no fork of a process that used it, and torchrun's own code asks for GPUs."""
-    reported = (
+def test_gpus_hidden_from_the_launcher_are_visible_to_its_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA does not work in a fork of a process that used it, and torchrun itself queries the GPUs."""
+    program = (
         "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus_until_fork()\n"
         "names = ('CUDA_VISIBLE_DEVICES', 'PYTORCH_NVML_BASED_CUDA_CHECK')\n"
         "print([os.environ.get(name) for name in names], flush=True)\n"
         "os.fork() or (print([os.environ.get(name) for name in names], flush=True), os._exit(0))\nos.wait()"
     )
-    for shown in ("4,5", None):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown) if shown else monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        output = subprocess.run([sys.executable, "-c", reported], capture_output=True, text=True, check=True).stdout
-        assert output.splitlines() == ["['', '1']", str([shown, None])]
+    for visible in ("4,5", None):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible) if visible else monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert output.splitlines() == ["['', '1']", str([visible, None])]
 
 
-def test_a_guard_that_is_killed_before_it_has_a_rank_is_missed_all_the_same(rank: Rank) -> None:
+def test_guard_killed_before_it_starts_its_rank_is_reported(rank: Rank) -> None:
     def launcher() -> int:
         os.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
         return guard.main()
 
-    assert rank.start(instead=launcher).ended() == (-9, None, False)
+    assert rank.start(launcher=launcher).wait() == (-9, None, False)
 
 
 def test_rank_sends_heartbeats_before_its_program_starts(rank: Rank) -> None:
-    """Importing torch takes seconds, in which it must not look dead."""
+    """The import of torch takes seconds, during which the rank must not appear lost."""
     rank.start("signal.pause()")
-    until(lambda: rank.state.alive_s is not None)
-    assert rank.beats.states()[0].alive_s is None, "as the rank that it is"
+    wait_until(lambda: rank.state.alive_s is not None)
+    assert rank.receiver.states()[0].alive_s is None, "only this rank sent a heartbeat"
     os.kill(rank.pid, signal.SIGKILL)
-    rank.ended()
+    rank.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: str(number.name))
 def test_launchers_signal_reaches_the_rank_and_is_reported(rank: Rank, number: signal.Signals) -> None:
-    what = f"signal.signal({int(number)}, signal.SIG_DFL); open(sys.argv[1] + '.ready', 'w'); signal.pause()"
-    rank.start(what)
-    until(Path(f"{rank._told}.ready").exists)
+    statements = f"signal.signal({int(number)}, signal.SIG_DFL); open(sys.argv[1] + '.ready', 'w'); signal.pause()"
+    rank.start(statements)
+    wait_until(Path(f"{rank.description_path}.ready").exists)
     os.kill(rank.guard, number)
-    assert rank.ended() == (-number, -number, True)
+    assert rank.wait() == (-number, -number, True)
 
 
-def test_a_stopped_rank_takes_the_request_too(rank: Rank) -> None:
+def test_sigterm_ends_a_stopped_rank(rank: Rank) -> None:
     os.kill(rank.start().pid, signal.SIGSTOP)
     os.kill(rank.guard, signal.SIGTERM)
-    assert rank.ended() == (-15, -15, True)
+    assert rank.wait() == (-15, -15, True)
 
 
-def test_a_rank_that_ends_in_its_own_way_after_the_request_is_waited_for(rank: Rank) -> None:
-    leave = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
-    # In the kernel's own pause() it would stay for good if the signal came a moment before that began, and so it would if it came
-    # while a file that nobody had closed warns of that.
-    rank.start(f"import time; {leave}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)")
-    until(Path(f"{rank._told}.ready").exists)
+def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
+    exit_on_sigterm = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+    # A signal that arrives just before signal.pause(), or during the warning about an unclosed file, would not end the program.
+    rank.start(
+        f"import time; {exit_on_sigterm}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)"
+    )
+    wait_until(Path(f"{rank.description_path}.ready").exists)
     os.kill(rank.guard, signal.SIGTERM)
-    assert rank.ended() == (5, 5, True)
+    assert rank.wait() == (5, 5, True)
 
 
-def child_of(what: str) -> str:
-    """A program whose child ignores SIGTERM and tells its own process id, before it goes on with `what`."""
+def with_child(statements: str) -> str:
+    """Return a program that starts a child, which ignores SIGTERM and writes its process id, and then runs `statements`."""
     return (
         "child = os.fork()\n"
         "if not child:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "    open(sys.argv[1] + '.child', 'w').write(str(os.getpid()))\n    signal.pause()\n"
-        "while not (os.path.exists(sys.argv[1] + '.child') and open(sys.argv[1] + '.child').read()): pass\n" + what
+        "while not (os.path.exists(sys.argv[1] + '.child') and open(sys.argv[1] + '.child').read()): pass\n"
+        + statements
     )
 
 
-def gone(pid: int) -> None:
-    until(lambda: read_process(pid) is None)
+def wait_until_gone(pid: int) -> None:
+    wait_until(lambda: read_process(pid) is None)
 
 
-def test_what_a_rank_started_ends_with_it(rank: Rank) -> None:
-    assert rank.start(child_of("os._exit(4)")).ended() == (4, 4, False)
-    gone(int(Path(f"{rank._told}.child").read_text()))
+def test_children_of_a_rank_end_with_it(rank: Rank) -> None:
+    assert rank.start(with_child("os._exit(4)")).wait() == (4, 4, False)
+    wait_until_gone(int(Path(f"{rank.description_path}.child").read_text()))
 
 
-def test_a_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = forked(lambda: signal.pause())
+def test_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
-    rank.start(child_of("signal.pause()"))
-    until(lambda: Path(f"{rank._told}.child").exists() and Path(f"{rank._told}.child").read_text())
+    rank.start(with_child("signal.pause()"))
+    wait_until(
+        lambda: Path(f"{rank.description_path}.child").exists() and Path(f"{rank.description_path}.child").read_text()
+    )
     select.select([], [], [], 3 * guard.POLL_S)
-    assert read_process(rank.pid), "it goes on as long as the supervisor does"
+    assert read_process(rank.pid), "the rank runs while the supervisor runs"
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
-    assert rank.ended() == (-9, -9, True)
-    gone(int(Path(f"{rank._told}.child").read_text()))
+    assert rank.wait() == (-9, -9, True)
+    wait_until_gone(int(Path(f"{rank.description_path}.child").read_text()))
 
 
-def test_a_rank_in_a_group_of_its_own_ends_with_its_supervisor_too(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = forked(lambda: signal.pause())
+def test_rank_in_another_process_group_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start("os.setpgid(0, os.getppid()) if os.getpgid(os.getppid()) == os.getppid() else None; signal.pause()")
-    until(lambda: read_process(rank.pid))
+    wait_until(lambda: read_process(rank.pid))
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
-    assert rank.ended() == (-9, -9, True)
+    assert rank.wait() == (-9, -9, True)
 
 
-def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_ends_at_once_with_its_launcher(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is a process between this one and the guard."""
     monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
@@ -295,71 +300,71 @@ def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pyte
             signal.pause()
         return guard.main()
 
-    pid = rank.start(instead=launcher).pid
+    pid = rank.start(launcher=launcher).pid
     os.kill(rank.guard, signal.SIGKILL)
-    code_of(rank.guard)
+    wait_for_exit(rank.guard)
     rank.guard = 0
-    gone(pid)
-    until(lambda: rank.state.ended_s is not None)
+    wait_until_gone(pid)
+    wait_until(lambda: rank.state.ended_s is not None)
     assert (rank.state.exit_code, rank.state.terminated_by_launcher) == (-9, True)
 
 
-def test_a_rank_ends_with_its_guard_and_its_end_is_inferred(rank: Rank) -> None:
+def test_rank_ends_with_its_guard_and_its_end_is_inferred(rank: Rank) -> None:
     pid = rank.start().pid
-    until(lambda: rank.state.alive_s is not None)
+    wait_until(lambda: rank.state.alive_s is not None)
     os.kill(rank.guard, signal.SIGKILL)
     os.waitpid(rank.guard, 0)
     rank.guard = 0
-    gone(pid)
+    wait_until_gone(pid)
     assert (rank.state.ended_s is not None, rank.state.exit_code) == (True, None)
 
 
-def test_guard_works_without_a_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_works_without_a_heartbeat_directory(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HEARTBEAT_DIRECTORY)
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
-    assert code_of(rank.guard) == 2
+    assert wait_for_exit(rank.guard) == 2
     rank.guard = 0
-    assert not rank.beats.read()
+    assert not rank.receiver.read()
 
 
-def test_rank_without_a_number_is_reported_as_the_first(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_defaults_to_zero(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
-    assert code_of(rank.guard) == 2
+    assert wait_for_exit(rank.guard) == 2
     rank.guard = 0
-    rank.beats.read()
-    assert rank.beats.states()[0].exit_code == 2
+    rank.receiver.read()
+    assert rank.receiver.states()[0].exit_code == 2
 
 
 # ---- a launcher under its guard ----
 
 
-def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
+def test_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
     def supervisor() -> int:
-        mine = os.getpid()
+        supervisor_pid = os.getpid()
         launcher = os.fork()
         if not launcher:
-            sys.argv = ["guard", "--supervisor", str(mine), "sleep", "600"]
+            sys.argv = ["guard", "--supervisor", str(supervisor_pid), "sleep", "600"]
             return guard.main()
         (tmp_path / "part").write_text(str(launcher))
         (tmp_path / "part").rename(tmp_path / "launcher")
         signal.pause()
         return 0
 
-    started = forked(supervisor)
-    until((tmp_path / "launcher").exists)
+    supervisor_pid = fork(supervisor)
+    wait_until((tmp_path / "launcher").exists)
     launcher = int((tmp_path / "launcher").read_text())
-    until(lambda: Path(f"/proc/{launcher}/comm").read_text() == "sleep\n")
-    os.kill(started, signal.SIGKILL)
-    code_of(started)
-    gone(launcher)
+    wait_until(lambda: Path(f"/proc/{launcher}/comm").read_text() == "sleep\n")
+    os.kill(supervisor_pid, signal.SIGKILL)
+    wait_for_exit(supervisor_pid)
+    wait_until_gone(launcher)
 
 
-def test_a_launcher_whose_supervisor_had_ended_before_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_does_not_start_after_the_end_of_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
         pytest.skip("this is process 1")
-    assert code_of(forked(guard.main)) == guard.ORPHANED
+    assert wait_for_exit(fork(guard.main)) == guard.ORPHANED
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])
-    assert code_of(forked(guard.main)) == 6
+    assert wait_for_exit(fork(guard.main)) == 6

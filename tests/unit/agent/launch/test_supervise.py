@@ -1,4 +1,4 @@
-"""The supervisor: a record whatever becomes of the ranks, and nothing left running."""
+"""The supervisor writes a record however the ranks end, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def launch(
     run: HostRun,
     program: str,
     collectors: Sequence[Collector] = (),
-    meanwhile: Sequence[Collector] | None = None,
+    fast_collectors: Sequence[Collector] | None = None,
     deadline_s: float = 20.0,
 ) -> Record:
-    """Supervises a Python program in place of torchrun, with two ranks on this host."""
+    """Supervise a Python program in place of torchrun, with two ranks on this host; return the record."""
     work = run.directory / "work"
     work.mkdir()
     return launch_program(
@@ -51,22 +51,22 @@ def launch(
         ranks={0: 0, 1: 1},
         deadline_s=deadline_s,
         collectors=collectors,
-        fast_collectors=collectors if meanwhile is None else meanwhile,
+        fast_collectors=collectors if fast_collectors is None else fast_collectors,
     )
 
 
-RESULT = """
+WRITE_RESULTS = """
 import json, os, pathlib
 work = pathlib.Path(os.environ["WORK"])
-seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 1.0}
+result = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 1.0}
 for rank in ranks:
-    (work / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "observations": [seen], "software": {"torch": "2"}}))
+    (work / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "observations": [result], "software": {"torch": "2"}}))
     (work / f"rank{rank}.state.json").write_text(json.dumps({"phase": phase, "exit_code": code}))
 """
 
 
-def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
-    record = launch(run, "ranks, phase, code = (0, 1), 'end', 0" + RESULT)
+def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
+    record = launch(run, "ranks, phase, code = (0, 1), 'end', 0" + WRITE_RESULTS)
     assert [(done.outcome, done.reason) for done in record.launches] == [("finished", "")]
     assert len(record.observations) == 2
     assert record.software == {"torch": "2"}
@@ -75,26 +75,32 @@ def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
-    """Those of this host's watches that are to tell the others that it ended its ranks itself."""
-    result: list[GangMonitor] = []
-    monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: result.append(monitor))
-    return result
+def aborts(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
+    """Return a list of the monitors that announce that this host ends its ranks itself."""
+    aborts: list[GangMonitor] = []
+    monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: aborts.append(monitor))
+    return aborts
 
 
-def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, left: list[GangMonitor]) -> None:
-    program = "ranks, phase, code = (0,), 'end', 0" + RESULT + "ranks, phase, code = (1,), 'gemm bf16', 1" + RESULT
-    record = launch(run, program + "\nprint('the last words')\nraise SystemExit(3)")
+def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, aborts: list[GangMonitor]) -> None:
+    program = (
+        "ranks, phase, code = (0,), 'end', 0"
+        + WRITE_RESULTS
+        + "ranks, phase, code = (1,), 'gemm bf16', 1"
+        + WRITE_RESULTS
+    )
+    record = launch(run, program + "\nprint('the last line')\nraise SystemExit(3)")
     assert record.launches[0].outcome == "failed"
     assert record.launches[0].reason == "the launcher exited with 3: rank 1 in gemm bf16 (exit code 1)"
-    assert record.launches[0].log_tail == "the last words\n"
+    assert record.launches[0].log_tail == "the last line\n"
     assert len(record.observations) == 2
-    assert not left
+    assert not aborts
 
 
-def test_rank_without_a_result_is_named_and_the_others_are_kept(run: HostRun) -> None:
+def test_rank_with_an_invalid_result_is_named_and_other_results_are_kept(run: HostRun) -> None:
     record = launch(
-        run, "ranks, phase, code = (0,), 'end', 0" + RESULT + "(work / 'rank1.json').write_text('{\"rank\": 1, ')"
+        run,
+        "ranks, phase, code = (0,), 'end', 0" + WRITE_RESULTS + "(work / 'rank1.json').write_text('{\"rank\": 1, ')",
     )
     assert len(record.observations) == 1
     assert "no result of rank 1" in record.launches[0].reason
@@ -114,30 +120,30 @@ time.sleep(600)
 """
 
 
-def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[GangMonitor]
+def test_deadline_ends_all_processes_and_keeps_the_results(
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor]
 ) -> None:
-    """A child in a session of its own that ignores SIGTERM, and one that is stopped, are ended like the rest."""
+    """This includes a child in another session that ignores SIGTERM, and a stopped child."""
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
-    program = "ranks, phase, code = (0, 1), 'collective all_reduce', None" + RESULT + textwrap.dedent(STUBBORN)
+    program = "ranks, phase, code = (0, 1), 'collective all_reduce', None" + WRITE_RESULTS + textwrap.dedent(STUBBORN)
     record = launch(run, program, deadline_s=3.0)
     done = record.launches[0]
     assert done.outcome == "deadline"
     assert done.reason == "not finished after 3 s (rank 0 in collective all_reduce, rank 1 in collective all_reduce)"
     assert len(record.observations) == 2
-    assert len(left) == 1
+    assert len(aborts) == 1
     for pid in (run.directory / "work" / "pids").read_text().split():
         assert_ended(int(pid))
 
 
 def test_orphan_of_a_dead_launcher_is_ended(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
-    program = "ranks, phase, code = (0, 1), 'end', 0" + RESULT
+    program = "ranks, phase, code = (0, 1), 'end', 0" + WRITE_RESULTS
     program += """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 (work / "pids").write_text(str(child.pid))
-time.sleep(1)  # long enough to be seen by the supervisor
+time.sleep(1)  # long enough for the supervisor to scan the processes
 os._exit(9)
 """
     record = launch(run, program)
@@ -172,7 +178,7 @@ time.sleep(60)
     ],
 )
 def test_rank_that_blocks_the_others_is_the_culprit(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[GangMonitor], number: str, kind: str, why: str
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor], number: str, kind: str, why: str
 ) -> None:
     monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
     work = run.directory / "work"
@@ -185,13 +191,13 @@ def test_rank_that_blocks_the_others_is_the_culprit(
     assert launched.culprit is not None
     assert (launched.culprit.kind, launched.culprit.scope, launched.culprit.rank) == (kind, "cpu=1", 1)
     assert run.record().launches[0] == launched
-    assert not left
+    assert not aborts
     for rank in (0, 1):
         assert_ended(int((work / f"pid{rank}").read_text()))
 
 
 def test_blocked_driver_does_not_delay_the_supervisor(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot may take its whole deadline; the ranks' end is seen at once."""
+    """A snapshot may take its whole deadline, but the end of the ranks is noticed at once."""
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.1)
     monkeypatch.setattr(snapshot_sampler, "GRACE_S", 0.2)
     ended = threading.Event()
@@ -205,17 +211,17 @@ def test_blocked_driver_does_not_delay_the_supervisor(run: HostRun, monkeypatch:
 
     began = time.monotonic()
     record = launch(
-        run, "import time; ranks, phase, code = (0, 1), 'end', 0" + RESULT + "time.sleep(1)", [], [Blocking()]
+        run, "import time; ranks, phase, code = (0, 1), 'end', 0" + WRITE_RESULTS + "time.sleep(1)", [], [Blocking()]
     )
     ended.set()
     assert record.launches[0].outcome == "finished"
     assert time.monotonic() - began < 10
 
 
-def assert_ended(pid: int, patience_s: float = 10.0) -> None:
-    """Fails where the process still runs after a while (a zombie of this very process counts as gone)."""
-    ends = time.monotonic() + patience_s
-    while time.monotonic() < ends:
+def assert_ended(pid: int, timeout_s: float = 10.0) -> None:
+    """Wait for the end of the process; fail if it still runs after the time-out. A zombie counts as ended."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
@@ -252,13 +258,13 @@ def test_unsafe_run_directory_is_refused(tmp_path: Path, problem: str) -> None:
         HostRun.begin(directory, "h1", json.dumps(to_json(builders.plan(profile="rehearsal"))))
 
 
-# ---- GPUs that are not ours alone ----
+# ---- GPUs that other processes use ----
 
 BUSY = ("gpu.1.ComputeRunningProcesses=4711", "ProcessName.4711=/usr/bin/python3")
 
 
 def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Record:
-    """The record after `rackproof bench` on a host whose two GPUs only NVML sees."""
+    """Return the record after `rackproof bench` on a host with fake GPUs, which NVML lists and CUDA does not."""
     library, scenario = nvml.build(tmp_path / "library"), nvml.write(tmp_path / "now", "healthy-h200x4", *lines)
     plan = builders.plan("h1", rackproof_share_gpus=share, rackproof_gang="none")
     stage = replace(plan.stage("benchmark"), benchmarks={"gemm": {"size": 64, "seconds": 0.02}}, deadline_s=60.0)
@@ -277,24 +283,24 @@ def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Recor
 
 
 @pytest.mark.parametrize(
-    ("share", "lines", "result"),
+    ("share", "lines", "reason"),
     [
         (False, BUSY, "gpu=1 is in use by process 4711 (/usr/bin/python3)"),
         (True, ("gpu.0.MigMode=1 1",), "gpu=0 is in MIG mode: switch it off with `nvidia-smi -i 0 -mig 0`"),
     ],
     ids=["busy", "MIG"],
 )
-def test_gpu_in_use_prevents_the_launch(tmp_path: Path, share: bool, lines: tuple[str, ...], result: str) -> None:
+def test_gpu_in_use_prevents_the_launch(tmp_path: Path, share: bool, lines: tuple[str, ...], reason: str) -> None:
     record = bench(tmp_path, *lines, share=share)
     assert [(done.stage, done.outcome, done.ranks) for done in record.launches] == [("benchmark", "failed", ())]
-    assert record.launches[0].reason.startswith(result)
+    assert record.launches[0].reason.startswith(reason)
     assert record.observations == ()
     assert record.snapshots == ()
     assert not (tmp_path / "runs" / "r1" / "work").exists()
 
 
 def test_busy_gpu_that_may_be_shared_is_measured(tmp_path: Path) -> None:
-    """The ranks are started, and say of every figure that CUDA shows them no GPU."""
+    """The ranks start, and record for every figure that CUDA shows no GPU."""
     record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
     assert (launched.outcome, launched.reason) == ("finished", "")
@@ -308,12 +314,12 @@ def test_busy_gpu_that_may_be_shared_is_measured(tmp_path: Path) -> None:
 
 
 def test_busy_gpu_outside_the_plan_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """The ranks are started; that torch would work is not needed to see it."""
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "torch.py").write_text("raise SystemExit('no torch today')")
+    """The ranks start. A fake torch is enough to show that."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "torch.py").write_text("raise SystemExit('fake torch')")
     record = bench(
-        tmp_path, "gpu.3.ComputeRunningProcesses=4711", share=False, PYTHONPATH=f"{tmp_path / 'none'}:{nvml.CHECKOUT}"
+        tmp_path, "gpu.3.ComputeRunningProcesses=4711", share=False, PYTHONPATH=f"{tmp_path / 'fake'}:{nvml.CHECKOUT}"
     )
     (launched,) = record.launches
-    assert "no torch today" in launched.log_tail
+    assert "fake torch" in launched.log_tail
     assert record.snapshots[0].phase == "before"
