@@ -46,7 +46,7 @@ def level(value: float = 100.0, *, runs: int = 1, unit: str = "B/s", **over: Any
     return Level(**{**made, **over})
 
 
-def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -> Criterion:
+def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -> Criterion:
     return Criterion(
         id="c", name=name, operator=operator, unit="B/s", action="rma", source="a test", baseline=VsBaseline(**asked)
     )
@@ -97,17 +97,17 @@ def test_precision_of_a_median() -> None:
     assert precision(samples(9, exact=0.196)) == pytest.approx(0.1)
 
 
-def made(*values: float) -> Level:
+def level_of_runs(*values: float) -> Level:
     return level_of("a.b", "W", "gang", "link=1", {"op": "x"}, {f"r{at}": value for at, value in enumerate(values)})
 
 
 def test_level_has_a_sigma_from_three_runs_on() -> None:
-    assert made(10.0, 12.0).sigma is None
-    result = made(10.0, 11.0, 12.0)
+    assert level_of_runs(10.0, 12.0).sigma is None
+    result = level_of_runs(10.0, 11.0, 12.0)
     assert result.sigma == pytest.approx(1 / 0.8862 / 11)
-    assert made(-10.0, -11.0, -12.0).sigma == pytest.approx(1 / 0.8862 / 11)
-    assert made(0.0, 0.0, 0.0).sigma is None
-    assert made(0.0, 0.0, 9.0).sigma is None
+    assert level_of_runs(-10.0, -11.0, -12.0).sigma == pytest.approx(1 / 0.8862 / 11)
+    assert level_of_runs(0.0, 0.0, 0.0).sigma is None
+    assert level_of_runs(0.0, 0.0, 9.0).sigma is None
     assert (result.name, result.unit, result.stage, result.within, result.params) == (
         "a.b",
         "W",
@@ -116,7 +116,7 @@ def test_level_has_a_sigma_from_three_runs_on() -> None:
         {"op": "x"},
     )
     assert (result.value, result.left_out, result.values) == (11.0, 0, {"r0": 10.0, "r1": 11.0, "r2": 12.0})
-    assert made(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
+    assert level_of_runs(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
 
 
 def test_noise_is_that_of_a_further_measurement() -> None:
@@ -218,17 +218,17 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
     ],
 )  # fmt: skip
 def test_limit_from_an_accepted_figure(asked: Any, of: Level, wanted: float | None) -> None:
-    result = limit(rule(**asked), of)
+    result = limit(baseline_criterion(**asked), of)
     assert (result and result[0]) == (wanted and pytest.approx(wanted))
     if "change" not in asked and wanted:  # a ceiling is as far above the level
-        above = limit(rule("le", **{**asked, "fraction": 2 - asked["fraction"]}), of)
+        above = limit(baseline_criterion("le", **{**asked, "fraction": 2 - asked["fraction"]}), of)
         assert above
         assert above[0] == pytest.approx(200 - wanted)
 
 
 def test_criterion_without_a_baseline_has_no_limit() -> None:
     with pytest.raises(ValueError, match="criterion c compares with no baseline"):
-        limit(replace(rule(), baseline=None), level())
+        limit(replace(baseline_criterion(), baseline=None), level())
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
     ],
 )  # fmt: skip
 def test_limit_states_its_source(asked: Any, of: Level, expected_text: str) -> None:
-    result = limit(rule(**asked), of)
+    result = limit(baseline_criterion(**asked), of)
     assert result
     assert result[1] == expected_text
 
@@ -256,15 +256,15 @@ def test_reason_why_a_baseline_cannot_judge() -> None:
 # Parts with an accepted record
 
 
-def kept(part: str, name: str, *figures: Level, **over: Any) -> PartBaseline:
+def part_baseline(part: str, name: str, *figures: Level, **over: Any) -> PartBaseline:
     return PartBaseline(
         **{"kind": "gpu", "part": part, "id": name, "host": "h1", "runs": (RUN,), "figures": figures, **over}
     )
 
 
 COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 4})
-HOST, GPU = kept("host", "h1"), kept("gpu", "h1-0", COPY)
-ASKED = rule(fraction=0.9)
+HOST, GPU = part_baseline("host", "h1"), part_baseline("gpu", "h1-0", COPY)
+ASKED = baseline_criterion(fraction=0.9)
 
 
 def test_accepted_record_is_looked_up_by_part() -> None:
@@ -281,7 +281,9 @@ def test_accepted_record_is_looked_up_by_part() -> None:
     assert not AcceptedRecord(HostBaseline(), []).has("host")
 
 
-def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any) -> list[tuple[str, str]]:
+def missing_baselines(
+    known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any
+) -> list[tuple[str, str]]:
     view = HostView(plan, plan.hosts[0], replace(host_evidence(plan, **over), baseline=known), [pack(*criteria)])
     reported = list(judge_presence(view))
     assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
@@ -293,48 +295,50 @@ def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN,
 
 def test_parts_without_a_baseline_are_listed() -> None:
     whole = HostBaseline(host=HOST, gpus={"h1-0": GPU})
-    assert presence(whole, ASKED) == []
-    assert presence(None, plan=replace(PLAN, baseline=None)) == []
-    assert presence(None) == [("host", "the baseline was not read")]
-    assert presence(replace(whole, problem="cut off")) == [("host", "cut off")]
-    assert presence(replace(whole, host=None), ASKED) == [("host", "no accepted record of host h1 in kept")]
+    assert missing_baselines(whole, ASKED) == []
+    assert missing_baselines(None, plan=replace(PLAN, baseline=None)) == []
+    assert missing_baselines(None) == [("host", "the baseline was not read")]
+    assert missing_baselines(replace(whole, problem="cut off")) == [("host", "cut off")]
+    assert missing_baselines(replace(whole, host=None), ASKED) == [("host", "no accepted record of host h1 in kept")]
     no_host = [("host", "no accepted record of host h1 in kept"), ("gpu=0", "no accepted record of serial h1-0")]
-    assert presence(HostBaseline()) == no_host
+    assert missing_baselines(HostBaseline()) == no_host
 
 
 def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
     for gpus, expected_text in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
-        result = presence(HostBaseline(host=replace(HOST, gpus=gpus)))
+        result = missing_baselines(HostBaseline(host=replace(HOST, gpus=gpus)))
         assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]
     silent = replace(builders.gpu("h1", 0), serial="", uuid="")
-    assert presence(HostBaseline(host=HOST), gpus=(silent,)) == [("gpu=0", "no accepted record of serial unknown")]
-    assert presence(HostBaseline(host=HOST), gpus=()) == []
+    assert missing_baselines(HostBaseline(host=HOST), gpus=(silent,)) == [
+        ("gpu=0", "no accepted record of serial unknown")
+    ]
+    assert missing_baselines(HostBaseline(host=HOST), gpus=()) == []
     more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # a GPU outside the plan is reported by another check
-    assert presence(HostBaseline(host=HOST, gpus={"h1-0": GPU}), gpus=more) == []
+    assert missing_baselines(HostBaseline(host=HOST, gpus={"h1-0": GPU}), gpus=more) == []
     cpus = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
-    assert presence(HostBaseline(host=HOST), plan=cpus) == []
+    assert missing_baselines(HostBaseline(host=HOST), plan=cpus) == []
 
 
 def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
-    bare = HostBaseline(host=HOST, gpus={"h1-0": kept("gpu", "h1-0")})
+    bare = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
     lacks = "has none of the figures that this run is compared by"
-    assert presence(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
+    assert missing_baselines(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
     # One common figure is enough; unmeasured figures and figures without a criterion do not count.
-    assert presence(bare) == []
-    assert presence(bare, replace(ASKED, baseline=None, value=1)) == []
-    assert presence(bare, replace(ASKED, scope="host")) == []
+    assert missing_baselines(bare) == []
+    assert missing_baselines(bare, replace(ASKED, baseline=None, value=1)) == []
+    assert missing_baselines(bare, replace(ASKED, scope="host")) == []
     lost = tuple(
         replace(one, status=ERROR, value=None, reason="lost") for one in builders.results(PLAN, "h1", "benchmark")
     )
-    assert presence(bare, ASKED, observations=lost) == []
+    assert missing_baselines(bare, ASKED, observations=lost) == []
     figure = builders.results(PLAN, "h1", "benchmark")[0]
     other = replace(figure, params={"op": "read"})
     for order in ((figure, other), (other, figure)):
-        assert presence(HostBaseline(host=HOST, gpus={"h1-0": GPU}), ASKED, observations=order) == []
-    own = rule(name="memory.bandwidth", fraction=0.9)
-    assert presence(bare, own, observations=(replace(figure, scope="host"),)) == [
+        assert missing_baselines(HostBaseline(host=HOST, gpus={"h1-0": GPU}), ASKED, observations=order) == []
+    own = baseline_criterion(name="memory.bandwidth", fraction=0.9)
+    assert missing_baselines(bare, own, observations=(replace(figure, scope="host"),)) == [
         ("host", f"the accepted record of host h1 {lacks}")
     ]
 

@@ -404,7 +404,7 @@ def test_h200_floors_follow_measurements() -> None:
     assert floors["send-recv-4-gpus"] == pytest.approx(0.95 * 3.66e11)
 
 
-def document(**changes: Any) -> dict[str, Any]:
+def pack_document(**changes: Any) -> dict[str, Any]:
     item = {
         "id": "c",
         "name": "gemm.throughput",
@@ -417,20 +417,20 @@ def document(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value is not None}
 
 
-def written(path: Path, content: dict[str, Any]) -> str:
+def write_pack(path: Path, content: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(content))
     return str(path)
 
 
 def test_pack_is_read_completely(tmp_path: Path) -> None:
-    content = document() | {
+    content = pack_document() | {
         "gpu_names": ["NVIDIA E100"],
         "datasheet": {"power": {"value": 700, "source": "its datasheet"}},
         "unknown": {"stress.throughput": "nobody measured it"},
     }
     content["criteria"][0].pop("value")
     content["criteria"][0]["vs_fleet"] = {"fraction": 0.95}
-    pack = read_pack(written(tmp_path / "e100.yml", content))
+    pack = read_pack(write_pack(tmp_path / "e100.yml", content))
     assert pack.datasheet["power"]["value"] == 700
     assert pack.unknown == {"stress.throughput": "nobody measured it"}
     (only,) = pack.criteria
@@ -448,20 +448,20 @@ def test_pack_is_read_completely(tmp_path: Path) -> None:
 )
 def test_the_schema_is_strict(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        read_pack(written(tmp_path / "mine.yml", document(**changes)))
+        read_pack(write_pack(tmp_path / "mine.yml", pack_document(**changes)))
     assert message in str(raised.value)
 
 
 def test_datasheet_figure_needs_a_source(tmp_path: Path) -> None:
-    content = document() | {"datasheet": {"power": {"value": 700}}}
+    content = pack_document() | {"datasheet": {"power": {"value": 700}}}
     with pytest.raises(UsageError, match=r"datasheet\.power: 'source' is a required property"):
-        read_pack(written(tmp_path / "mine.yml", content))
+        read_pack(write_pack(tmp_path / "mine.yml", content))
 
 
 def test_criteria_lint_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["criteria", "lint"]) == 0
     assert f"{len(shipped_packs())} packs with " in capsys.readouterr().out
-    assert main(["criteria", "lint", written(tmp_path / "mine.yml", document(name="gemm.thruput"))]) == 1
+    assert main(["criteria", "lint", write_pack(tmp_path / "mine.yml", pack_document(name="gemm.thruput"))]) == 1
     assert "mine: c: gemm.thruput: no observation is called gemm.thruput" in capsys.readouterr().out
     assert main(["criteria", "lint", str(tmp_path / "none.yml")]) == 64
 

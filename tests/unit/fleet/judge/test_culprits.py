@@ -26,7 +26,7 @@ from tests import builders
 Pairs = set[tuple[int, int]]
 
 
-def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
+def host_view(gpus: int, *logs: Mapping[str, float]) -> HostView:
     """Return the view of a host with this many GPUs; each of `logs` has the XID counts of one snapshot: scope -> count."""
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
     evidence = builders.evidence(plan)["h1"]
@@ -42,7 +42,9 @@ def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
     return HostView(plan, plan.hosts[0], evidence, read_packs(()))
 
 
-def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers") -> list[Verdict]:
+def pair_verdicts(
+    gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers"
+) -> list[Verdict]:
     """Return a verdict on every ordered pair."""
     return [
         Verdict(
@@ -59,85 +61,91 @@ def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criteri
     ]
 
 
-def around(*bad: int, gpus: int = 8) -> Pairs:
+def pairs_of(*bad: int, gpus: int = 8) -> Pairs:
     """Return every pair with one of these GPUs as an end."""
     return {(a, b) for a, b in permutations(range(gpus), 2) if a in bad or b in bad}
 
 
-def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
+def attributed_parts(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
     """Return scope of a pair -> part to which its failure is attributed, for pairs attributed to their peer."""
-    return {verdict.scope: verdict.part for verdict in with_culprits(view(gpus), verdicts) if verdict.part}
+    return {verdict.scope: verdict.part for verdict in with_culprits(host_view(gpus), verdicts) if verdict.part}
 
 
 @pytest.mark.parametrize(
     ("gpus", "failing", "bad"),
     [
-        (8, around(6), {6}),
-        (8, around(2, 5), {2, 5}),
-        (8, around(1, 2, 3), {1, 2, 3}),
-        (4, around(0, gpus=4), {0}),
+        (8, pairs_of(6), {6}),
+        (8, pairs_of(2, 5), {2, 5}),
+        (8, pairs_of(1, 2, 3), {1, 2, 3}),
+        (4, pairs_of(0, gpus=4), {0}),
         (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one direction only; four of seven are more than half
     ],
 )
 def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, failing: Pairs, bad: set[int]) -> None:
     expected = {f"gpu={a},peer={b}": f"gpu={b}" for a, b in failing if b in bad and a not in bad}
     assert expected
-    assert laid(gpus, of_pairs(gpus, failing)) == expected
+    assert attributed_parts(gpus, pair_verdicts(gpus, failing)) == expected
 
 
 @pytest.mark.parametrize(
     ("gpus", "failing"),
     [
         (2, {(0, 1), (1, 0)}),  # two GPUs: either may be the cause
-        (4, around(0, 1, gpus=4)),  # half of the GPUs
-        (3, around(1, gpus=3)),  # or the link between two sockets, if it is the only GPU on one
-        (3, around(0, 1, 2, gpus=3)),  # all of them
+        (4, pairs_of(0, 1, gpus=4)),  # half of the GPUs
+        (3, pairs_of(1, gpus=3)),  # or the link between two sockets, if it is the only GPU on one
+        (3, pairs_of(0, 1, 2, gpus=3)),  # all of them
         (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),  # two halves of a host
-        (8, {(a, b) for a, b in around(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),
+        (8, {(a, b) for a, b in pairs_of(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),
         (8, {(0, 6), (6, 0)}),  # one link
         (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven
         (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
     ],
 )
 def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pairs) -> None:
-    assert laid(gpus, of_pairs(gpus, failing)) == {}
+    assert attributed_parts(gpus, pair_verdicts(gpus, failing)) == {}
 
 
 def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
     """Three failed pairs are more than half of five, but not of six."""
     for lost, blamed in (({3, 4}, {"gpu=6"}), ({3}, set())):
-        unmeasured = {(a, b) for a, b in around(6) if {a, b} & lost}
-        verdicts = of_pairs(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
-        assert set(laid(8, verdicts).values()) == blamed
+        unmeasured = {(a, b) for a, b in pairs_of(6) if {a, b} & lost}
+        verdicts = pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
+        assert set(attributed_parts(8, verdicts).values()) == blamed
 
 
 def test_gpu_index_outside_the_host_is_ignored() -> None:
     strange = [
         replace(item, scope=scope)
         for scope in ("gpu=88,peer=6", "gpu=06,peer=6", "gpu=6,peer=6")
-        for item in of_pairs(2, {(0, 1), (1, 0)})
+        for item in pair_verdicts(2, {(0, 1), (1, 0)})
     ]
-    assert laid(8, [*of_pairs(8, {(0, 6), (1, 6), (2, 6)}), *strange]) == {}
+    assert attributed_parts(8, [*pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}), *strange]) == {}
 
 
 def test_each_criterion_is_judged_separately() -> None:
-    one = of_pairs(8, {(0, 6), (1, 6)}, criterion="one")
-    other = of_pairs(8, {(2, 6), (3, 6)}, criterion="other")
-    assert laid(8, [*one, *other]) == {}
+    one = pair_verdicts(8, {(0, 6), (1, 6)}, criterion="one")
+    other = pair_verdicts(8, {(2, 6), (3, 6)}, criterion="other")
+    assert attributed_parts(8, [*one, *other]) == {}
 
 
 def test_attributed_verdict_names_the_part_and_its_serial() -> None:
-    result = {item.scope: item for item in with_culprits(view(8), of_pairs(8, around(6)))}
+    result = {item.scope: item for item in with_culprits(host_view(8), pair_verdicts(8, pairs_of(6)))}
     reported = result["gpu=0,peer=6"]
-    assert (reported.verdict, reported.action, reported.serial) == (FAIL, "inspect_hardware", view(8).serial("gpu=6"))
+    assert (reported.verdict, reported.action, reported.serial) == (
+        FAIL,
+        "inspect_hardware",
+        host_view(8).serial("gpu=6"),
+    )
     assert reported.serial
     assert reported.reason == "found 0.6; attributed to gpu=6, which fails it with 7 of 7 others"
     assert reported.detail == "attributed to gpu=6, which fails it with 7 of 7 others"
-    assert result["gpu=6,peer=0"] == next(item for item in of_pairs(8, around(6)) if item.scope == "gpu=6,peer=0")
+    assert result["gpu=6,peer=0"] == next(
+        item for item in pair_verdicts(8, pairs_of(6)) if item.scope == "gpu=6,peer=0"
+    )
 
 
 def test_attributed_pairs_give_one_summary_line_and_one_returned_part() -> None:
-    verdicts = with_culprits(view(8), of_pairs(8, around(6)))
+    verdicts = with_culprits(host_view(8), pair_verdicts(8, pairs_of(6)))
     (line,) = map(str, reason_lines(verdicts, {}))
     assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
     assert line.endswith("(and 13 more like it)")
@@ -145,15 +153,15 @@ def test_attributed_pairs_give_one_summary_line_and_one_returned_part() -> None:
     assert (part.place, len(part.findings), part.needs_part_work) == ("gpu=6", 14, True)
 
 
-def newest() -> Verdict:
+def xid_verdict() -> Verdict:
     return Verdict(
         host="h1", scope="host", name="xid.last_seen", verdict=FAIL, criterion="xid-during-run", reason="changed by 9 s",
         action="inspect_hardware",
     )  # fmt: skip
 
 
-def counted(scope: str) -> Verdict:
-    return replace(newest(), name="xid.count", scope=scope, criterion="xid-79", reason="found 1, wanted = 0")
+def xid_count_verdict(scope: str) -> Verdict:
+    return replace(xid_verdict(), name="xid.count", scope=scope, criterion="xid-79", reason="found 1, wanted = 0")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +181,9 @@ def counted(scope: str) -> Verdict:
 def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
     before: Mapping[str, float], after: Mapping[str, float], part: str
 ) -> None:
-    host = view(8, before, after)
-    failing = [counted(scope) for scope in after if scope.endswith("xid=79")]
-    result = with_culprits(host, [*failing, newest()])[-1]
+    host = host_view(8, before, after)
+    failing = [xid_count_verdict(scope) for scope in after if scope.endswith("xid=79")]
+    result = with_culprits(host, [*failing, xid_verdict()])[-1]
     assert (result.part, result.serial, result.place) == (part, host.serial(part) if part else "", part or "host")
 
 
@@ -196,8 +204,8 @@ def test_judge_attributes_slow_pairs() -> None:
 def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, covered: int) -> None:
     """gpu=6 has 14 failed pairs: seven of its own scope, seven attributed from its neighbours."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
-    failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
-    result = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(view(8), [*failed])]
+    failed = [item for item in pair_verdicts(8, pairs_of(6)) if item.verdict == FAIL]
+    result = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(host_view(8), [*failed])]
     assert sum(item.waiver is not None for item in result) == covered
 
 

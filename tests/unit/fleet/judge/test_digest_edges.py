@@ -27,12 +27,12 @@ def digest_of(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark",
     return builders.observation("digest.value", value, scope=scope, stage=stage, workload="gemm", **params)
 
 
-def view(host: str, *figures: Observation, driver: Metric | None = None, **over: Any) -> HostView:
+def host_view(host: str, *figures: Observation, driver: Metric | None = None, **over: Any) -> HostView:
     made = host_evidence(PLAN, host, *([driver] if driver else []), observations=figures, **over)
     return HostView(PLAN, PLAN.host(host), made, [pack()])
 
 
-def driver(value: Any = "570", absent: str = "") -> Metric:
+def driver_reading(value: Any = "570", absent: str = "") -> Metric:
     return reading(value, name="driver.version", scope="host", absent=absent)
 
 
@@ -44,20 +44,20 @@ def digest_verdicts(*views: HostView) -> list[tuple[str, str, str]]:
     return [(item.host, item.scope, item.verdict) for item in judged(*views)]
 
 
-def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[HostView]:
-    return [view(host, digest_of(value)) for host, value in (("h1", first), ("h2", second), ("h3", third))]
+def three_hosts(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[HostView]:
+    return [host_view(host, digest_of(value)) for host, value in (("h1", first), ("h2", second), ("h3", third))]
 
 
 @pytest.mark.parametrize(
     ("views", "verdicts"),
     [
-        (three()[:1], []),
-        (three()[:2], [PASS, PASS]),
-        (three(BAD)[:2], [INCONCLUSIVE, INCONCLUSIVE]),
-        (three(), [PASS, PASS, PASS]),
-        (three(BAD), [FAIL, PASS, PASS]),
-        (three(BAD, "x"), [INCONCLUSIVE] * 3),
-        ([*three(BAD), view("h1", digest_of(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
+        (three_hosts()[:1], []),
+        (three_hosts()[:2], [PASS, PASS]),
+        (three_hosts(BAD)[:2], [INCONCLUSIVE, INCONCLUSIVE]),
+        (three_hosts(), [PASS, PASS, PASS]),
+        (three_hosts(BAD), [FAIL, PASS, PASS]),
+        (three_hosts(BAD, "x"), [INCONCLUSIVE] * 3),
+        ([*three_hosts(BAD), host_view("h1", digest_of(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
     ],
 )
 def test_majority_needs_more_than_half(views: list[HostView], verdicts: list[str]) -> None:
@@ -65,7 +65,7 @@ def test_majority_needs_more_than_half(views: list[HostView], verdicts: list[str
 
 
 def test_digest_verdict_texts() -> None:
-    bad, good, _ = judged(*three(BAD))
+    bad, good, _ = judged(*three_hosts(BAD))
     majority = f"2 of 3 GPUs of its model and software agree on {GOOD}"
     assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")
     assert (bad.criterion, bad.value, bad.limit, bad.operator, bad.unit) == ("digest-majority", BAD, GOOD, "eq", "1")
@@ -74,13 +74,13 @@ def test_digest_verdict_texts() -> None:
     assert bad.reason == f"found {BAD}: {bad.detail}"
     assert (good.action, good.limit, good.detail) == ("none", GOOD, majority)
     assert good.reason == f"found {GOOD}; {majority}"
-    alike = judged(*three())[0]
+    alike = judged(*three_hosts())[0]
     assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 GPUs of its kind", GOOD, "")
-    unsure = judged(*three(BAD)[:2])[0]
+    unsure = judged(*three_hosts(BAD)[:2])[0]
     assert (unsure.limit, unsure.operator, unsure.action) == (None, "", "none")
     assert unsure.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
-    silent = view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
-    assert "the GPU of serial unknown does not" in judged(silent, *three()[1:])[0].reason
+    silent = host_view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
+    assert "the GPU of serial unknown does not" in judged(silent, *three_hosts()[1:])[0].reason
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_digest_verdict_texts() -> None:
     ],
 )
 def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_text: str) -> None:
-    both = view("h1", digest_of(BAD), digest_of(other, "gpu=1"))
-    others = [view(host, digest_of(), digest_of(scope="gpu=1")) for host in ("h2", "h3")]
+    both = host_view("h1", digest_of(BAD), digest_of(other, "gpu=1"))
+    others = [host_view(host, digest_of(), digest_of(scope="gpu=1")) for host in ("h2", "h3")]
     assert judged(both, *others)[0].reason.endswith(expected_text)
 
 
@@ -102,47 +102,50 @@ X = replace(builders.gpu("h1", 0), name="NVIDIA X")
 @pytest.mark.parametrize(
     ("odd", "compared"),
     [
-        (view("h1", digest_of(BAD)), True),
-        (view("h1", digest_of(BAD), gpus=(X,)), False),
-        (view("h1", digest_of(BAD), gpus=()), False),
-        (view("h1", digest_of(BAD, stage="gang")), False),
-        (view("h1", digest_of(BAD, size=1)), False),
-        (view("h1", digest_of(BAD, world_size=8)), True),
-        (view("h1", digest_of(BAD), driver=driver()), False),
-        (view("h1", digest_of(BAD), driver=driver(absent="error: x")), True),
-        *((view("h1", digest_of(BAD), software={name: "1"}), False) for name in ("torch", "cuda", "cudnn", "nccl")),
-        (view("h1", digest_of(BAD), software={"python": "1"}), True),
-        (view("h1", digest_of(BAD, "host")), False),
+        (host_view("h1", digest_of(BAD)), True),
+        (host_view("h1", digest_of(BAD), gpus=(X,)), False),
+        (host_view("h1", digest_of(BAD), gpus=()), False),
+        (host_view("h1", digest_of(BAD, stage="gang")), False),
+        (host_view("h1", digest_of(BAD, size=1)), False),
+        (host_view("h1", digest_of(BAD, world_size=8)), True),
+        (host_view("h1", digest_of(BAD), driver=driver_reading()), False),
+        (host_view("h1", digest_of(BAD), driver=driver_reading(absent="error: x")), True),
+        *(
+            (host_view("h1", digest_of(BAD), software={name: "1"}), False)
+            for name in ("torch", "cuda", "cudnn", "nccl")
+        ),
+        (host_view("h1", digest_of(BAD), software={"python": "1"}), True),
+        (host_view("h1", digest_of(BAD, "host")), False),
     ],
 )
 def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, compared: bool) -> None:
-    verdicts = digest_verdicts(odd, *three()[1:])
+    verdicts = digest_verdicts(odd, *three_hosts()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
 
 
 def test_last_driver_and_last_digest_are_used() -> None:
-    again = [view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
+    again = [host_view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
     assert [item.value for item in judged(*again)] == [GOOD] * 3
-    taken = host_evidence(PLAN, "h1", driver("550"), observations=(digest_of(BAD),))
+    taken = host_evidence(PLAN, "h1", driver_reading("550"), observations=(digest_of(BAD),))
     record = taken.records[0]
-    newer = replace(record.snapshots[-1], metrics=(driver("570"),))
+    newer = replace(record.snapshots[-1], metrics=(driver_reading("570"),))
     updated = HostView(
         PLAN, PLAN.hosts[0], Evidence(records=(replace(record, snapshots=(*record.snapshots[:-1], newer)),)), [pack()]
     )
-    others = [view(host, digest_of(), driver=driver("570")) for host in ("h2", "h3")]
+    others = [host_view(host, digest_of(), driver=driver_reading("570")) for host in ("h2", "h3")]
     assert digest_verdicts(updated, *others)[0] == ("h1", "gpu=0", FAIL)
 
 
 @pytest.mark.parametrize("status", [ERROR, UNSUPPORTED])
 def test_unmeasured_digest_is_not_compared(status: str) -> None:
     lost = replace(digest_of(), value=None, status=status, reason="lost")
-    assert digest_verdicts(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
-    assert digest_verdicts(view("h1", digest_of(), lost), *three()[1:])[0][0] == "h2"
-    assert gpu_digests(view("h1"), PLANNED) == []
+    assert digest_verdicts(host_view("h1", lost), *three_hosts()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+    assert digest_verdicts(host_view("h1", digest_of(), lost), *three_hosts()[1:])[0][0] == "h2"
+    assert gpu_digests(host_view("h1"), PLANNED) == []
 
 
 def test_digest_counts_merge_from_parts() -> None:
-    views = three(BAD)
+    views = three_hosts(BAD)
     parts = [DigestCounts(PLANNED, [one]) for one in views]
     parts[0].update(parts[1])
     parts[0].update(parts[2])
@@ -153,7 +156,7 @@ def test_digest_counts_merge_from_parts() -> None:
 
 
 def test_uncompared_digests_are_listed() -> None:
-    odd = view("h1", digest_of(), digest_of(scope="gpu=1", size=1))
-    counts = DigestCounts(PLANNED, [odd, *three()[1:]])
+    odd = host_view("h1", digest_of(), digest_of(scope="gpu=1", size=1))
+    counts = DigestCounts(PLANNED, [odd, *three_hosts()[1:]])
     assert uncompared_digests(odd, PLANNED, counts) == [("benchmark", "gpu=1")]
-    assert uncompared_digests(view("h1", digest_of(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]
+    assert uncompared_digests(host_view("h1", digest_of(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]

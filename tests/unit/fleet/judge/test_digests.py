@@ -24,7 +24,7 @@ GOOD, BAD, WORSE = "00c0ffee00c0ffee", "00c0ffee00c0ffef", "1111111111111111"
 WORKLOADS = ("gemm", "reduction", "training_step")
 
 
-def alone(*hosts: str, gpu_count: int) -> Plan:
+def gangless_plan(*hosts: str, gpu_count: int) -> Plan:
     """Return a plan without gangs, which may have a single host."""
     return builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none")
 
@@ -46,23 +46,23 @@ def evidence_of(plan: Plan, digests: dict[tuple[str, str], str], workload: str =
     return evidence
 
 
-def verdicts(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
+def digest_verdicts(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
     return [item for item in judge(plan, evidence, PACKS) if item.criterion == "digest-majority"]
 
 
 def findings(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
-    return [item for item in verdicts(plan, evidence) if item.verdict != PASS]
+    return [item for item in digest_verdicts(plan, evidence) if item.verdict != PASS]
 
 
 def test_equal_digests_pass_for_each_gpu_and_workload() -> None:
-    plan = alone("h1", gpu_count=4)
-    actual = verdicts(plan, builders.evidence(plan))
+    plan = gangless_plan("h1", gpu_count=4)
+    actual = digest_verdicts(plan, builders.evidence(plan))
     assert Counter(item.verdict for item in actual) == {PASS: 4 * len(WORKLOADS)}
     assert {item.reason for item in actual} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
 
 
 def test_only_the_differing_gpu_fails() -> None:
-    plan = alone("h1", gpu_count=4)
+    plan = gangless_plan("h1", gpu_count=4)
     [verdict] = findings(plan, evidence_of(plan, {("h1", "gpu=2"): BAD}))
     assert (verdict.host, verdict.scope, verdict.serial, verdict.verdict, verdict.action) == (
         "h1",
@@ -79,14 +79,14 @@ def test_only_the_differing_gpu_fails() -> None:
 
 
 def test_single_gpu_hosts_are_compared_with_each_other() -> None:
-    plan = alone("h1", "h2", "h3", gpu_count=1)
+    plan = gangless_plan("h1", "h2", "h3", gpu_count=1)
     [verdict] = findings(plan, evidence_of(plan, {("h2", "gpu=0"): BAD}))
     assert (verdict.host, verdict.serial, verdict.verdict) == ("h2", "h2-0", FAIL)
     assert "its host has no other GPU to compare with" in verdict.reason
 
 
 def test_host_with_several_differing_gpus_is_suspected() -> None:
-    plan = alone("h1", "h2", "h3", gpu_count=2)
+    plan = gangless_plan("h1", "h2", "h3", gpu_count=2)
     verdicts = findings(plan, evidence_of(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
     assert [(item.host, item.scope, item.verdict) for item in verdicts] == [
         ("h3", "gpu=0", FAIL),
@@ -106,7 +106,7 @@ def test_host_with_several_differing_gpus_is_suspected() -> None:
     ids=["two that differ", "two against two", "three kinds", "half is no majority"],
 )
 def test_every_gpu_is_inconclusive_without_a_majority(gpu_count: int, digests: dict[Any, str]) -> None:
-    plan = alone("h1", gpu_count=gpu_count)
+    plan = gangless_plan("h1", gpu_count=gpu_count)
     verdicts = findings(plan, evidence_of(plan, digests))
     assert [item.verdict for item in verdicts] == [INCONCLUSIVE] * gpu_count
     assert all("digests differ and no majority shows which is right" in item.reason for item in verdicts)
@@ -128,7 +128,7 @@ def with_driver(evidence: Evidence, version: str) -> Evidence:
 @pytest.mark.parametrize("what", ["torch", "cuda", "cudnn", "nccl", "driver"])
 def test_different_software_is_not_compared(what: str) -> None:
     """Two groups of three hosts with different software and different digests both pass."""
-    plan = alone("a", "b", "c", "d", "e", "f", gpu_count=1)
+    plan = gangless_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
     evidence = evidence_of(plan, {(host, "gpu=0"): BAD for host in "def"})
     assert {item.host for item in findings(plan, evidence)} == set("abcdef")
     for host in "def":
@@ -137,11 +137,11 @@ def test_different_software_is_not_compared(what: str) -> None:
         )
         evidence[host] = other
     assert findings(plan, evidence) == []
-    assert len(verdicts(plan, evidence)) == 6 * len(WORKLOADS)
+    assert len(digest_verdicts(plan, evidence)) == 6 * len(WORKLOADS)
 
 
 def test_different_models_are_not_compared() -> None:
-    plan = alone("h1", "h2", gpu_count=3)
+    plan = gangless_plan("h1", "h2", gpu_count=3)
     evidence = evidence_of(plan, {("h2", f"gpu={index}"): BAD for index in range(3)})
     other = (
         replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100 80GB HBM3") for gpu in record.gpus))
@@ -152,7 +152,7 @@ def test_different_models_are_not_compared() -> None:
 
 
 def test_missing_digest_has_no_vote() -> None:
-    plan = alone("h1", gpu_count=4)
+    plan = gangless_plan("h1", gpu_count=4)
     evidence = evidence_of(plan, {("h1", "gpu=3"): BAD})
 
     def spoil(observation: Observation) -> Observation:
@@ -169,16 +169,16 @@ def test_missing_digest_has_no_vote() -> None:
 
 
 def test_single_gpu_is_not_judged() -> None:
-    plan = alone("h1", gpu_count=1)
+    plan = gangless_plan("h1", gpu_count=1)
     evidence = builders.evidence(plan)
-    assert verdicts(plan, evidence) == []
+    assert digest_verdicts(plan, evidence) == []
     report = merge(plan, evidence, PACKS)
     assert "digest.value in stage benchmark" in report.unjudged
     assert any(line.startswith("Digests of 1 of 1 GPUs: NOT JUDGED") for line in report.acceptance.summary)
 
 
 def test_unjudged_gpu_is_named() -> None:
-    plan = alone("h1", "h2", "h3", gpu_count=1)
+    plan = gangless_plan("h1", "h2", "h3", gpu_count=1)
     evidence = builders.evidence(plan)
     evidence["h3"] = with_software(evidence["h3"], torch="9")
     report = merge(plan, evidence, PACKS)
@@ -188,7 +188,7 @@ def test_unjudged_gpu_is_named() -> None:
 
 
 def test_report_omits_digest_coverage_if_all_are_compared() -> None:
-    plan = alone("h1", gpu_count=4)
+    plan = gangless_plan("h1", gpu_count=4)
     report = merge(plan, builders.evidence(plan), PACKS)
     assert not any("digest" in item for item in report.unjudged)
     assert not any("Digests of" in line for line in report.acceptance.summary)

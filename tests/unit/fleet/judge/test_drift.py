@@ -53,14 +53,14 @@ def soak(*of: Series, width: float = 60.0, planned: float = 600.0, **over: Any) 
     return Soak(**{**made, **over})
 
 
-def levels(one: Series, **over: Any) -> list[float] | None:
+def rate_levels(one: Series, **over: Any) -> list[float] | None:
     result = rate_course(one, soak(one, **over))
     return None if result is None else [round(level, 3) for level in result.levels]
 
 
 def test_level_is_the_median_of_three_buckets_relative_to_the_start() -> None:
-    assert levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
-    assert levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
+    assert rate_levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
+    assert rate_levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
     result = rate_course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
     assert result is not None
     assert (result.start, result.lowest) == (200, 0.3)
@@ -141,7 +141,7 @@ SOAKING = replace(PLAN, stages=(*PLAN.stages, replace(PLAN.stages[0], name=SOAK,
 FALLING = soak(series(*(100, 99, 99, 90, 90, 90), dtype="x"), series(*(100,) * 6, scope="gpu=1"))
 
 
-def view(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launch, ...] = ()) -> HostView:
+def soaked_host(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launch, ...] = ()) -> HostView:
     record = host_evidence(plan, launches=launches).records[0]
     evidence = Evidence(
         records=tuple(replace(record, soak=one, launches=launches if not at else ()) for at, one in enumerate(soaks))
@@ -149,7 +149,7 @@ def view(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launch, ...]
     return HostView(plan, plan.hosts[0], evidence, [pack()])
 
 
-def failed(**over: Any) -> Verdict:
+def drift_failure(**over: Any) -> Verdict:
     made = {
         "host": "h1", "scope": "gpu=0", "name": f"drift.{RATE}", "stage": SOAK, "verdict": FAIL, "criterion": "c",
         "reason": "found 0.9", "value": 0.9, "limit": 0.95, "params": {"dtype": "x"},
@@ -158,13 +158,17 @@ def failed(**over: Any) -> Verdict:
 
 
 def test_failing_drift_states_when_it_began() -> None:
-    result = with_drift_time(view(None, FALLING), failed(detail="5 %"))
+    result = with_drift_time(soaked_host(None, FALLING), drift_failure(detail="5 %"))
     assert result.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
     assert result.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
-    assert with_drift_time(view(FALLING), failed()).detail == "from 3 min 00 s on, 10.0 % under its first tenth"
+    assert (
+        with_drift_time(soaked_host(FALLING), drift_failure()).detail
+        == "from 3 min 00 s on, 10.0 % under its first tenth"
+    )
     again = soak(series(*(100, 99, 90, 90, 99, 99, 99), dtype="x"))
     assert (
-        with_drift_time(view(again), failed()).detail == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
+        with_drift_time(soaked_host(again), drift_failure()).detail
+        == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
     )
 
 
@@ -176,7 +180,7 @@ def test_failing_drift_states_when_it_began() -> None:
     ],
 )  # fmt: skip
 def test_drift_is_not_added_to_other_verdicts(over: dict[str, Any]) -> None:
-    assert with_drift_time(view(FALLING), failed(**over)) == failed(**over)
+    assert with_drift_time(soaked_host(FALLING), drift_failure(**over)) == drift_failure(**over)
 
 
 def test_times_and_durations_are_readable() -> None:
@@ -193,7 +197,7 @@ def test_times_and_durations_are_readable() -> None:
 
 
 def drift_verdicts(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
-    result = list(judge_soak(view(*soaks, **over)))
+    result = list(judge_soak(soaked_host(*soaks, **over)))
     assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
     return [(item.scope, item.reason) for item in result]
 
@@ -293,8 +297,8 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
 
 
 def test_judge_reports_an_incomplete_soak() -> None:
-    verdicts = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
+    verdicts = judge(SOAKING, {"h1": soaked_host(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
-    short_of = judge(SOAKING, {"h1": view(replace(WELL, cut=9)).evidence}, [pack()])
+    short_of = judge(SOAKING, {"h1": soaked_host(replace(WELL, cut=9)).evidence}, [pack()])
     expected_text = "9 of 19 rounds were cut off with their supervisor, for an unknown reason"
     assert expected_text in [item.reason for item in short_of]

@@ -42,22 +42,22 @@ from tests.unit.fleet.judge.small_fleet import (
 )
 
 
-def judged(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
+def judge_criteria(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
     """Return the verdicts of these criteria only; one Evidence instead of a dict is that of h1."""
     reported = evidence if isinstance(evidence, dict) else {"h1": evidence}
     return judge(plan, reported, [pack(*criteria)])
 
 
-def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.scope, item.criterion, item.verdict) for item in verdicts]
 
 
-def of_rule(verdicts: list[Verdict]) -> list[Verdict]:
+def of_criterion(verdicts: list[Verdict]) -> list[Verdict]:
     """Return the verdicts of criterion `c`, without those on stages that the plan does not have."""
     return [item for item in verdicts if item.criterion == "c"]
 
 
-def then(evidence: Evidence, *metrics: Metric) -> Evidence:
+def with_last_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
     """Return the evidence with other metrics in the last snapshot."""
     record = evidence.records[0]
     last = replace(record.snapshots[-1], metrics=metrics)
@@ -85,20 +85,20 @@ def test_operator_compares_value_with_limit(how: str, value: Any, limit: Any, ex
 def test_text_equals_only_the_same_text() -> None:
     plan = one_figure_plan()
     for value, verdict in (("on", PASS), ("off", FAIL), (1, FAIL)):
-        assert summarized(judged(plan, host_evidence(plan, "h1", reading(value)), criterion(value="on"))) == [
+        assert summarize(judge_criteria(plan, host_evidence(plan, "h1", reading(value)), criterion(value="on"))) == [
             ("gpu=0", "c", verdict)
         ]
 
 
 def test_verdict_carries_the_criterion_and_the_part() -> None:
     plan = one_figure_plan()
-    (bad,) = judged(
+    (bad,) = judge_criteria(
         plan, host_evidence(plan, "h1", reading(2.5)), criterion(unit="W", severity="warning", basis="measured")
     )
     assert (bad.value, bad.limit, bad.operator, bad.unit) == (2.5, 1, "eq", "W")
     assert (bad.action, bad.severity, bad.basis, bad.source) == ("reseat", "warning", "measured", "a test's own")
     assert (bad.reason, bad.detail, bad.serial, bad.stage) == ("found 2.5 W, wanted = 1 W", "", "h1-0", "benchmark")
-    (good,) = judged(plan, host_evidence(plan, "h1", reading(1)), criterion())
+    (good,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1)), criterion())
     assert (good.action, good.severity, good.reason) == ("none", "", "found 1, wanted = 1")
     assert describe_comparison(criterion(delta=True, operator="le"), 3, 0) == "changed by 3, wanted ≤ 0"
 
@@ -129,7 +129,7 @@ def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Val
 )
 def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope: str, positions: int) -> None:
     plan = one_figure_plan(gpu_count=2)
-    verdicts = judged(plan, host_evidence(plan), criterion(scope=scope))
+    verdicts = judge_criteria(plan, host_evidence(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
         (INCONCLUSIVE, "not observed", "c")
     ] * positions
@@ -139,20 +139,22 @@ def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope
 
 def test_gpu_without_a_reading_is_inconclusive_beside_one_that_passes() -> None:
     plan = one_figure_plan(gpu_count=2)
-    verdicts = judged(plan, host_evidence(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link"))
-    assert summarized(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
+    verdicts = judge_criteria(
+        plan, host_evidence(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link")
+    )
+    assert summarize(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
 
 
 def test_gpu_criterion_is_not_evaluated_on_a_cpu_host() -> None:
     plan = one_figure_plan()
     plan = replace(plan, hosts=(replace(plan.hosts[0], device="cpu"),), expected=())
-    assert summarized(judged(plan, host_evidence(plan), criterion())) == []
+    assert summarize(judge_criteria(plan, host_evidence(plan), criterion())) == []
 
 
 def test_gpu_without_readings_is_reported_once() -> None:
     plan = one_figure_plan(gpu_count=2)
     evidence = host_evidence(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
-    assert summarized(judged(plan, evidence, criterion())) == [
+    assert summarize(judge_criteria(plan, evidence, criterion())) == [
         ("gpu=1", "plan", INCONCLUSIVE),  # no planned figure
         ("gpu=1", "plan", INCONCLUSIVE),  # no observation at all
         ("gpu=0", "c", INCONCLUSIVE),
@@ -165,8 +167,8 @@ def test_gpu_without_readings_is_reported_once() -> None:
 )
 def test_reading_lost_later_passes_only_for_best_of_run(over: Any, verdict: str) -> None:
     plan = one_figure_plan()
-    evidence = then(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
-    (actual,) = judged(plan, evidence, criterion(**over))
+    evidence = with_last_metrics(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
+    (actual,) = judge_criteria(plan, evidence, criterion(**over))
     assert actual.verdict == verdict
     assert (actual.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
     assert actual.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
@@ -174,8 +176,8 @@ def test_reading_lost_later_passes_only_for_best_of_run(over: Any, verdict: str)
 
 def test_failure_remains_if_the_reading_is_lost_later() -> None:
     plan = one_figure_plan()
-    evidence = then(host_evidence(plan, "h1", reading(2)), reading(absent="error: gone"))
-    assert summarized(judged(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
+    evidence = with_last_metrics(host_evidence(plan, "h1", reading(2)), reading(absent="error: gone"))
+    assert summarize(judge_criteria(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
 
 
 @pytest.mark.parametrize(
@@ -192,8 +194,8 @@ def test_unreadable_value_is_inconclusive_unless_optional_and_unsupported(
     first: str, last: str, optional: bool, verdicts: list[str]
 ) -> None:
     plan = one_figure_plan()
-    evidence = then(host_evidence(plan, "h1", reading(absent=first)), reading(absent=last))
-    actual = judged(plan, evidence, criterion(optional=optional))
+    evidence = with_last_metrics(host_evidence(plan, "h1", reading(absent=first)), reading(absent=last))
+    actual = judge_criteria(plan, evidence, criterion(optional=optional))
     assert [item.verdict for item in actual] == verdicts
     assert [item.reason for item in actual] == [last] * len(verdicts)
 
@@ -251,23 +253,25 @@ def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
         for at, metric in enumerate(snapshots)
     )
     evidence = Evidence(records=(replace(record, snapshots=taken),))
-    (worst,), (best,) = (of_rule(judged(plan, evidence, criterion(best_of_run=flag))) for flag in (False, True))
+    (worst,), (best,) = (
+        of_criterion(judge_criteria(plan, evidence, criterion(best_of_run=flag))) for flag in (False, True)
+    )
     assert (worst.verdict, worst.value, worst.stage) == (FAIL, 2, "s2")
     assert (best.verdict, best.value, best.stage) == (PASS, 1, "s1")
-    (no,) = of_rule(judged(plan, evidence, criterion(best_of_run=True, value=9)))
+    (no,) = of_criterion(judge_criteria(plan, evidence, criterion(best_of_run=True, value=9)))
     assert (no.verdict, no.value) == (FAIL, 3)
-    (last,) = of_rule(judged(plan, evidence, criterion(operator="ge")))
+    (last,) = of_criterion(judge_criteria(plan, evidence, criterion(operator="ge")))
     assert (last.verdict, last.stage) == (PASS, "s3")
 
 
 def test_limit_comes_from_the_inventory_or_the_data_sheet() -> None:
     plan = one_figure_plan(gpu_count=2)
-    (verdict,) = judged(
+    (verdict,) = judge_criteria(
         plan, host_evidence(plan, "h1", reading(2, scope="host")), criterion(scope="host", variable="gpu_count")
     )
     assert (verdict.verdict, verdict.limit) == (PASS, 2)
     evidence = host_evidence(plan, "h1", *(Metric(name="gpu.thing", unit="1", values={"gpu=0": 90.0, "gpu=1": 89.9}),))
-    verdicts = judged(plan, evidence, criterion(expected=100.0, fraction=0.9, operator="ge"))
+    verdicts = judge_criteria(plan, evidence, criterion(expected=100.0, fraction=0.9, operator="ge"))
     assert [(item.verdict, item.limit) for item in verdicts] == [(PASS, 90.0), (FAIL, 90.0)]
 
 
@@ -275,7 +279,7 @@ def test_limit_comes_from_the_inventory_or_the_data_sheet() -> None:
 def test_fabric_limit_follows_the_rate_in_the_inventory(gbps: float, verdicts: list[str]) -> None:
     plan = one_figure_plan(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else one_figure_plan(gpu_count=2)
     rule = criterion(scope="host", variable="fabric_bytes_per_second", fraction=0.5, operator="ge")
-    actual = judged(plan, host_evidence(plan, "h1", reading(1e9, scope="host")), rule)
+    actual = judge_criteria(plan, host_evidence(plan, "h1", reading(1e9, scope="host")), rule)
     assert [item.verdict for item in actual] == verdicts
     assert [item.limit for item in actual] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
 
@@ -287,16 +291,19 @@ def test_fabric_limit_follows_the_rate_in_the_inventory(gbps: float, verdicts: l
 )
 def test_counter_is_judged_by_its_increase(values: tuple[int, int], verdict: str) -> None:
     plan = one_figure_plan()
-    evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
-    assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+    evidence = with_last_metrics(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
+    assert summarize(judge_criteria(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
         ("gpu=0", "c", verdict)
     ]
 
 
 def test_counter_read_once_is_inconclusive() -> None:
     plan = one_figure_plan()
-    for evidence in (then(host_evidence(plan, "h1", reading(0))), then(host_evidence(plan), reading(0))):
-        assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+    for evidence in (
+        with_last_metrics(host_evidence(plan, "h1", reading(0))),
+        with_last_metrics(host_evidence(plan), reading(0)),
+    ):
+        assert summarize(judge_criteria(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
             ("gpu=0", "c", INCONCLUSIVE)
         ]
 
@@ -304,8 +311,8 @@ def test_counter_read_once_is_inconclusive() -> None:
 def test_required_increase_is_judged_by_the_net_change() -> None:
     plan = one_figure_plan()
     for values, verdict in (((4, 9), PASS), ((4, 8), FAIL), ((9, 4), FAIL)):
-        evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
-        (actual,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
+        evidence = with_last_metrics(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
+        (actual,) = judge_criteria(plan, evidence, criterion(delta=True, operator="ge", value=5))
         assert (actual.verdict, actual.value) == (verdict, values[1] - values[0])
 
 
@@ -326,7 +333,7 @@ def test_fleet_criterion_is_inconclusive_in_a_small_fleet(
         return host_evidence(plan, host, observations=(*builders.results(plan, host, "benchmark"), figure))
 
     rule = criterion(name, fleet_fraction=0.9, operator="ge", optional=optional)
-    verdicts = judged(plan, {host: shown(host) for host in hosts}, rule)
+    verdicts = judge_criteria(plan, {host: shown(host) for host in hosts}, rule)
     assert [item.verdict for item in verdicts] == ([verdict] * count if verdict else [])
     assert all(item.value == 10.0 for item in verdicts)
 
@@ -334,7 +341,7 @@ def test_fleet_criterion_is_inconclusive_in_a_small_fleet(
 def test_no_baseline_verdict_without_a_baseline() -> None:
     plan = one_figure_plan()
     rule = criterion(value=None, baseline=VsBaseline(fraction=0.9), operator="ge")
-    assert judged(plan, host_evidence(plan, "h1", reading(1.0)), rule) == []
+    assert judge_criteria(plan, host_evidence(plan, "h1", reading(1.0)), rule) == []
     view = HostView(plan, plan.hosts[0], host_evidence(plan), [pack(rule)])
     assert [*evaluate(view, rule, FleetFigures(Planned(plan)))] == []
 
@@ -348,7 +355,7 @@ STEPS = (
 )
 
 
-def counted(*values: Any, name: str = "gpu.thing") -> list[Observation]:
+def counter_readings(*values: Any, name: str = "gpu.thing") -> list[Observation]:
     return [
         Observation(
             name=name, scope="gpu=0", stage=stage, unit="1", status=MEASURED, value=value, params={"phase": phase}
@@ -380,7 +387,7 @@ WITHIN = "in stage benchmark between its snapshots"
 def test_counter_increase_is_attributed_to_a_stage(
     values: tuple[Any, ...], total: float, at: int, stage: str, where: str, fell: str
 ) -> None:
-    observed = counted(*values)
+    observed = counter_readings(*values)
     reported = change(observed)
     assert (reported.total, reported.stage, reported.where, reported.drop) == (total, stage, where, fell)
     assert reported.reading == observed[at]
@@ -395,7 +402,7 @@ def test_counter_increase_is_attributed_to_a_stage(
     ],
 )  # fmt: skip
 def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], expected_text: str) -> None:
-    one, two = counted(1, 4)
+    one, two = counter_readings(1, 4)
     observed = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
     ]
@@ -404,24 +411,24 @@ def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], expe
 
 
 def test_change_over_a_whole_stage_names_no_snapshots() -> None:
-    observed = [item for item in counted(1, 1, 9, 3) if item.params["phase"] != "during"]
+    observed = [item for item in counter_readings(1, 1, 9, 3) if item.params["phase"] != "during"]
     assert change(observed).where == "2 in stage benchmark"
 
 
 def test_non_numeric_counter_fails() -> None:
     for values in ((1, "x"), ("x", 1), ("x", "y")):
-        assert isinstance(change(counted(*values)).total, str)
-        assert isinstance(net_change(counted(*values)), str)
+        assert isinstance(change(counter_readings(*values)).total, str)
+        assert isinstance(net_change(counter_readings(*values)), str)
         plan = one_figure_plan()
-        evidence = then(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
-        assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+        evidence = with_last_metrics(host_evidence(plan, "h1", reading(values[0])), reading(values[1]))
+        assert summarize(judge_criteria(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
             ("gpu=0", "c", FAIL)
         ]
 
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
 def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], total: Any) -> None:
-    reported = change(counted(*values, name="xid.last_seen"))
+    reported = change(counter_readings(*values, name="xid.last_seen"))
     assert reported.total == total
     assert reported.drop == ""
 
@@ -433,19 +440,19 @@ def test_counter_needs_a_first_and_a_last_reading() -> None:
     rule = criterion(delta=True, operator="le", value=0)
     for positions, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
         taken = tuple(replace(item, metrics=(reading(1),) if at in positions else ()) for at, item in enumerate(three))
-        (actual,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
+        (actual,) = of_criterion(judge_criteria(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
         assert actual.verdict == verdict
         assert actual.detail == ""
-    (rose,) = judged(plan, then(host_evidence(plan, "h1", reading(5)), reading(2)), rule)
+    (rose,) = judge_criteria(plan, with_last_metrics(host_evidence(plan, "h1", reading(5)), reading(2)), rule)
     assert rose.detail == "2 in stage benchmark; fell from 5 to 2 in stage benchmark"
-    (up,) = judged(plan, then(host_evidence(plan, "h1", reading(5)), reading(6)), rule)
+    (up,) = judge_criteria(plan, with_last_metrics(host_evidence(plan, "h1", reading(5)), reading(6)), rule)
     assert up.detail == "1 in stage benchmark"
 
 
 def test_wildcard_name_matches_each_component() -> None:
     plan = one_figure_plan()
     metrics = (reading(1, name="gpu.one.x"), reading(2, name="gpu.two.x"), reading(3, name="gpu.x"))
-    verdicts = judged(plan, host_evidence(plan, "h1", *metrics), criterion("gpu.*.x"))
+    verdicts = judge_criteria(plan, host_evidence(plan, "h1", *metrics), criterion("gpu.*.x"))
     assert [(item.name, item.verdict) for item in verdicts] == [("gpu.one.x", PASS), ("gpu.two.x", FAIL)]
 
 
@@ -455,7 +462,7 @@ def test_wildcard_name_matches_each_component() -> None:
 NAME = "gpu.pcie.width"
 
 
-def compared(plan: Plan, evidence: Evidence, *figures: Level) -> tuple[Plan, Evidence]:
+def with_baseline(plan: Plan, evidence: Evidence, *figures: Level) -> tuple[Plan, Evidence]:
     """Return plan and evidence with a baseline of host and GPU; `figures` are those of the GPU."""
     run = Accepted(run_id="r0", nonce="f" * 32, report="0" * 64, status="PASS", at=builders.WHEN, by="me")
     bandwidth = Level(
@@ -468,41 +475,43 @@ def compared(plan: Plan, evidence: Evidence, *figures: Level) -> tuple[Plan, Evi
     return replace(plan, baseline=planned), replace(evidence, baseline=known)
 
 
-def level(value: float, unit: str = "1", **over: Any) -> Level:
+def width_level(value: float, unit: str = "1", **over: Any) -> Level:
     return Level(name=NAME, unit=unit, value=value, values={"r0": value}, **over)
 
 
-def against(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> list[tuple[str, Any, Any, str]]:
+def baseline_outcomes(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> list[tuple[str, Any, Any, str]]:
     rule = criterion(NAME, value=None, **{"operator": "ge", "baseline": VsBaseline(fraction=0.9), **over})
-    plan, evidence = compared(plan, evidence, *figures)
-    verdicts = [item for item in judged(plan, evidence, rule) if item.criterion == "c"]
+    plan, evidence = with_baseline(plan, evidence, *figures)
+    verdicts = [item for item in judge_criteria(plan, evidence, rule) if item.criterion == "c"]
     return [(item.verdict, item.value, item.limit, item.reason) for item in verdicts]
 
 
 def test_part_is_compared_with_its_baseline() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
-    assert against(plan, evidence, level(16))[0][:3] == (PASS, 16, 14.4)
-    assert against(plan, evidence, level(20))[0][:3] == (FAIL, 16, 18.0)
-    assert "90 % of it; 20 in the accepted run" in against(plan, evidence, level(20))[0][3]
-    both = then(evidence, reading(8, name=NAME))
-    assert against(plan, both, level(16))[0][:3] == (FAIL, 8, 14.4)
-    assert against(plan, both, level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
+    assert baseline_outcomes(plan, evidence, width_level(16))[0][:3] == (PASS, 16, 14.4)
+    assert baseline_outcomes(plan, evidence, width_level(20))[0][:3] == (FAIL, 16, 18.0)
+    assert "90 % of it; 20 in the accepted run" in baseline_outcomes(plan, evidence, width_level(20))[0][3]
+    both = with_last_metrics(evidence, reading(8, name=NAME))
+    assert baseline_outcomes(plan, both, width_level(16))[0][:3] == (FAIL, 8, 14.4)
+    assert baseline_outcomes(plan, both, width_level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
 
 
 def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> None:
     plan = one_figure_plan()
-    evidence = then(host_evidence(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
-    assert against(plan, evidence) == [(INCONCLUSIVE, 8, None, "its accepted record does not have this figure")]
-    assert against(plan, evidence, optional=True) == []
+    evidence = with_last_metrics(host_evidence(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
+    assert baseline_outcomes(plan, evidence) == [
+        (INCONCLUSIVE, 8, None, "its accepted record does not have this figure")
+    ]
+    assert baseline_outcomes(plan, evidence, optional=True) == []
 
 
 def test_noisy_baseline_is_inconclusive() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
-    for noisy, why in ((level(16, sigma=0.2), "scatter by"), (level(16, unit="B/s"), "is not known")):
+    for noisy, why in ((width_level(16, sigma=0.2), "scatter by"), (width_level(16, unit="B/s"), "is not known")):
         rule = {"baseline": VsBaseline(fraction=1.0 if "not" in why else 0.9)}
-        ((verdict, value, limit, reason),) = against(plan, evidence, noisy, **rule)
+        ((verdict, value, limit, reason),) = baseline_outcomes(plan, evidence, noisy, **rule)
         assert (verdict, value, limit) == (INCONCLUSIVE, 16, None)
         assert why in reason
 
@@ -510,10 +519,10 @@ def test_noisy_baseline_is_inconclusive() -> None:
 def test_part_without_a_baseline_is_reported_once() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
-    assert against(plan, evidence, level(16)) == []
-    with_it, reported = compared(plan, evidence, level(16))
+    assert baseline_outcomes(plan, evidence, width_level(16)) == []
+    with_it, reported = with_baseline(plan, evidence, width_level(16))
     rule = criterion(NAME, value=None, operator="ge", baseline=VsBaseline(fraction=0.9))
-    assert [(item.scope, item.criterion, item.verdict) for item in judged(with_it, reported, rule)] == [
+    assert [(item.scope, item.criterion, item.verdict) for item in judge_criteria(with_it, reported, rule)] == [
         ("gpu=0", "baseline", INCONCLUSIVE)
     ]
 
@@ -521,14 +530,14 @@ def test_part_without_a_baseline_is_reported_once() -> None:
 # Gangs
 
 
-def gang(*hosts: str) -> Plan:
+def gang_plan(*hosts: str) -> Plan:
     """Return the plan of one gang that expects one all-reduce figure."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=1)
     kept = [item for item in plan.expected if item.stage == "gang" and item.name == "collective.all_reduce.busbw"]
     return replace(plan, expected=tuple(kept[:1]))
 
 
-def together(
+def gang_evidence(
     plan: Plan, host: str, launches: tuple[Launch, ...], observed: tuple[Observation, ...] | None = None
 ) -> Evidence:
     """Return the evidence of a gang member: its own record and its gang record."""
@@ -538,22 +547,22 @@ def together(
     return Evidence(records=(own, replace(own, gang=name, observations=result, launches=launches, snapshots=(after,))))
 
 
-def group(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
+def gang_launch(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
     return replace(builders.launch("gang", members, outcome, "" if outcome == "finished" else "why"), number=number)
 
 
 def test_gang_launched_together_has_no_finding() -> None:
-    plan = gang("h1", "h2")
+    plan = gang_plan("h1", "h2")
     assert plan.expected
-    made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
-    assert judged(plan, made) == []
+    made = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
+    assert judge_criteria(plan, made) == []
 
 
 def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
-    plan = gang("h1", "h2", "h3", "h4")
+    plan = gang_plan("h1", "h2", "h3", "h4")
     pairs = {"h1": ("h1", "h2"), "h2": ("h1", "h2"), "h3": ("h3", "h4"), "h4": ("h3", "h4")}
-    made = {host: together(plan, host, (group(*members),)) for host, members in pairs.items()}
-    verdicts = [item for item in judged(plan, made) if item.name == "stage.gang"]
+    made = {host: gang_evidence(plan, host, (gang_launch(*members),)) for host, members in pairs.items()}
+    verdicts = [item for item in judge_criteria(plan, made) if item.name == "stage.gang"]
     assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in verdicts] == [
         (host, "gang=r1", "gang", INCONCLUSIVE, "plan", "plan") for host in pairs
     ]
@@ -561,24 +570,28 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
 
 
 def test_absent_gang_member_is_reported_on_that_host_only() -> None:
-    plan = gang("h1", "h2", "h3")
-    made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
+    plan = gang_plan("h1", "h2", "h3")
+    made = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
     made["h3"] = Evidence(records=made["h1"].records[:1])
     made["h3"] = Evidence(records=(replace(made["h3"].records[0], host="h3", gpus=(builders.gpu("h3", 0),)),))
-    verdicts = judged(plan, made)
+    verdicts = judge_criteria(plan, made)
     assert [(item.host, item.name, item.reason) for item in verdicts] == [
         ("h3", "stage.gang", "nothing was observed; there is no record of the stage from this host")
     ]
 
 
 def test_gang_stage_without_a_launch_reports_that_it_did_not_start() -> None:
-    plan = gang("h1", "h2")
-    made = {host: together(plan, host, (), ()) for host in ("h1", "h2")}
-    assert {item.reason for item in judged(plan, made) if item.name == "stage.gang"} == {
+    plan = gang_plan("h1", "h2")
+    made = {host: gang_evidence(plan, host, (), ()) for host in ("h1", "h2")}
+    assert {item.reason for item in judge_criteria(plan, made) if item.name == "stage.gang"} == {
         "nothing was observed; the stage did not start on this host"
     }
-    made = {host: together(plan, host, (group("h1", "h2", outcome="deadline"),), ()) for host in ("h1", "h2")}
-    assert {item.reason for item in judged(plan, made) if item.name == "stage.gang"} == {"nothing was observed; why"}
+    made = {
+        host: gang_evidence(plan, host, (gang_launch("h1", "h2", outcome="deadline"),), ()) for host in ("h1", "h2")
+    }
+    assert {item.reason for item in judge_criteria(plan, made) if item.name == "stage.gang"} == {
+        "nothing was observed; why"
+    }
 
 
 def test_changed_or_duplicate_uuid_fails() -> None:
@@ -586,7 +599,7 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     first, second = (Metric(name="gpu.uuid", unit="1", values={"gpu=0": each}) for each in ("a", "b"))
     lost = Metric(name="gpu.uuid", unit="1", values={}, absent={"gpu=0": "error: x"})
     good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
-    (verdict,) = judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), second)})
+    (verdict,) = judge_criteria(plan, good | {"h1": with_last_metrics(host_evidence(plan, "h1", first), second)})
     assert (verdict.name, verdict.source, verdict.basis, verdict.unit) == (
         "gpu.uuid",
         "a serial names one part",
@@ -599,12 +612,12 @@ def test_changed_or_duplicate_uuid_fails() -> None:
         "gpu=0",
         "inspect_hardware",
     )
-    assert judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), lost)}) == []
-    assert judged(plan, good | {"h1": then(host_evidence(plan, "h1", first), first)}) == []
+    assert judge_criteria(plan, good | {"h1": with_last_metrics(host_evidence(plan, "h1", first), lost)}) == []
+    assert judge_criteria(plan, good | {"h1": with_last_metrics(host_evidence(plan, "h1", first), first)}) == []
     two = Metric(name="gpu.uuid", unit="1", values={"gpu=0": "a", "gpu=1": "b"})
-    assert judged(plan, good | {"h1": host_evidence(plan, "h1", two)}) == []
+    assert judge_criteria(plan, good | {"h1": host_evidence(plan, "h1", two)}) == []
     twin = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
-    verdicts = judged(plan, good | {"h2": host_evidence(plan, "h2", reading(1), gpus=(twin,))})
+    verdicts = judge_criteria(plan, good | {"h2": host_evidence(plan, "h2", reading(1), gpus=(twin,))})
     assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [
         (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
     ]
@@ -616,18 +629,20 @@ def test_changed_or_duplicate_uuid_fails() -> None:
 
 def test_host_without_a_record_has_one_inconclusive_verdict() -> None:
     plan = one_figure_plan("h1", "h2")
-    verdicts = judged(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
-    assert [(item.host, *summarized([item])[0], item.name, item.reason) for item in verdicts] == [
+    verdicts = judge_criteria(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
+    assert [(item.host, *summarize([item])[0], item.name, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", "c", PASS, "gpu.thing", "found 1, wanted = 1"),
         ("h2", "host", "plan", INCONCLUSIVE, "record", "the host left no record"),
     ]
-    (other,) = judged(one_figure_plan(), {"h1": Evidence(problem="quarantined: x")}, criterion())
+    (other,) = judge_criteria(one_figure_plan(), {"h1": Evidence(problem="quarantined: x")}, criterion())
     assert (other.name, other.scope, other.reason) == ("record", "host", "quarantined: x")
 
 
 def test_host_problem_is_reported_beside_its_record() -> None:
     plan = one_figure_plan()
-    verdicts = judged(plan, replace(host_evidence(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
+    verdicts = judge_criteria(
+        plan, replace(host_evidence(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion()
+    )
     assert [(item.name, item.scope, item.verdict, item.reason) for item in verdicts] == [
         ("host.events", "host", INCONCLUSIVE, "unreachable at Gang"),
         ("gpu.thing", "gpu=0", PASS, "found 1, wanted = 1"),
@@ -662,7 +677,7 @@ def test_site_criterion_that_is_never_evaluated_is_reported_unless_it_needs_a_ba
 
 def test_waivers_are_applied_to_verdicts() -> None:
     plan = replace(one_figure_plan(), waivers=(waiver(),))
-    (bad,) = judged(plan, host_evidence(plan, "h1", reading(2)), criterion())
+    (bad,) = judge_criteria(plan, host_evidence(plan, "h1", reading(2)), criterion())
     assert (bad.verdict, bad.waiver, bad.stands) == (FAIL, waiver(), False)
 
 
@@ -670,19 +685,19 @@ def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
     plan = one_figure_plan()
     first = Metric(name="gpu.serial", unit="1", values={"gpu=0": "a"})
     second = Metric(name="gpu.serial", unit="1", values={"gpu=0": "b"})
-    (swapped,) = judged(plan, then(host_evidence(plan, "h1", first), second))
+    (swapped,) = judge_criteria(plan, with_last_metrics(host_evidence(plan, "h1", first), second))
     assert (swapped.criterion, swapped.verdict, swapped.reason) == (
         "identity-constant", FAIL, "changed during the run: a, then b",
     )  # fmt: skip
     lost = Metric(name="collector.nvml", unit="1", values={}, absent={"host": "error: NVML"})
-    assert {item.verdict for item in judged(plan, host_evidence(plan, "h1", lost))} == {INCONCLUSIVE}
+    assert {item.verdict for item in judge_criteria(plan, host_evidence(plan, "h1", lost))} == {INCONCLUSIVE}
 
 
 @pytest.mark.parametrize(("uptimes", "lines"), [((10.0, 20.0), 0), ((20.0, 10.0), 1), ((10.0, 10.0), 0)])
 def test_reboot_during_the_run_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
     plan = one_figure_plan()
     made = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
-    verdicts = judged(plan, then(host_evidence(plan, "h1", made[0]), made[1]))
+    verdicts = judge_criteria(plan, with_last_metrics(host_evidence(plan, "h1", made[0]), made[1]))
     assert [(item.name, item.scope, item.verdict) for item in verdicts] == [
         ("host.uptime", "host", INCONCLUSIVE)
     ] * lines
@@ -693,7 +708,7 @@ def test_reboot_during_the_run_is_inconclusive(uptimes: tuple[float, float], lin
 
 def test_gpu_model_must_match_the_inventory() -> None:
     plan = one_figure_plan(rackproof_gpu_model="h200-sxm")
-    (expected,) = judged(plan, host_evidence(plan))
+    (expected,) = judge_criteria(plan, host_evidence(plan))
     assert (expected.criterion, expected.verdict, expected.value, expected.action) == (
         "gpu-model",
         PASS,
@@ -701,16 +716,16 @@ def test_gpu_model_must_match_the_inventory() -> None:
         "none",
     )
     other = replace(builders.gpu("h1", 0), name="NVIDIA H100")
-    (bad,) = judged(plan, host_evidence(plan, gpus=(other,)))
+    (bad,) = judge_criteria(plan, host_evidence(plan, gpus=(other,)))
     assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
     assert bad.reason == "found NVIDIA H100, the inventory says h200-sxm"
-    (silent,) = judged(plan, host_evidence(plan, gpus=()))
+    (silent,) = judge_criteria(plan, host_evidence(plan, gpus=()))
     assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not report its name")
 
 
 def test_gpu_model_without_a_pack_is_inconclusive() -> None:
     plan = one_figure_plan()
-    (verdict,) = judged(plan, host_evidence(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
+    (verdict,) = judge_criteria(plan, host_evidence(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
     assert (verdict.name, verdict.scope, verdict.verdict) == ("gpu.name", "host", INCONCLUSIVE)
     assert verdict.reason.startswith("no criteria pack for NVIDIA X")
 
@@ -728,7 +743,7 @@ def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launc
     plan = one_figure_plan()
     record = replace(host_evidence(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
     evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
-    reported, *more = judged(plan, evidence)
+    reported, *more = judge_criteria(plan, evidence)
     assert (reported.name, reported.scope, reported.reason) == (
         "stage.benchmark",
         "host",
@@ -739,7 +754,7 @@ def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launc
 
 def test_partial_stage_reports_what_is_missing() -> None:
     plan = one_figure_plan()
-    (verdict,) = judged(plan, host_evidence(plan, "h1", reading(1), observations=()))
+    (verdict,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=()))
     assert (verdict.name, verdict.scope, verdict.reason) == (
         "memory.bandwidth", "gpu=0", "not observed; the launch finished without it",
     )  # fmt: skip
@@ -749,12 +764,14 @@ def test_partial_stage_reports_what_is_missing() -> None:
 def test_last_launch_of_a_stage_decides() -> None:
     plan = one_figure_plan()
     ended = [benchmark_launch("failed", "why"), benchmark_launch("finished")]
-    assert judged(plan, host_evidence(plan, launches=tuple(ended))) == []
-    (verdict,) = judged(plan, host_evidence(plan, launches=tuple(reversed(ended))))
+    assert judge_criteria(plan, host_evidence(plan, launches=tuple(ended))) == []
+    (verdict,) = judge_criteria(plan, host_evidence(plan, launches=tuple(reversed(ended))))
     assert (verdict.name, verdict.scope, verdict.reason) == ("stage.benchmark", "host", "failed: why")
 
 
-def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
+def copy_figure(
+    status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchmark", **params: Any
+) -> Observation:
     value, reason = (4.2e12, "") if status == MEASURED else (None, "why")
     return Observation(
         name="memory.bandwidth", scope=scope, stage=stage, unit="B/s", status=status, value=value, reason=reason,
@@ -765,27 +782,27 @@ def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchm
 @pytest.mark.parametrize(
     ("observed", "reasons_"),
     [
-        ((figure(),), []),
-        ((figure("error"),), ["error: why"]),
-        ((figure("skipped"),), ["skipped: why"]),
-        ((figure("unsupported"),), ["unsupported: why"]),
-        ((figure("error"), figure()), []),
-        ((figure(), figure("error")), ["error: why"]),
-        ((figure(numa="local"), figure("error", numa="remote")), ["error: why"]),
-        ((figure("error", numa="local"), figure(numa="remote")), ["error: why"]),
-        ((figure("error", numa="local"), figure(numa="local")), []),
-        ((figure("error", numa="local"), figure()), []),
-        ((figure("error"), figure(numa="local")), []),
-        ((figure(), figure("error", op="odd")), ["error: why"]),
-        ((figure(), figure("error", op="odd"), figure(op="odd")), []),
-        ((figure(), figure("error", op="odd"), figure(op="odd", stage="gang")), ["error: why"]),
-        ((figure(), figure("skipped", op="odd")), []),
+        ((copy_figure(),), []),
+        ((copy_figure("error"),), ["error: why"]),
+        ((copy_figure("skipped"),), ["skipped: why"]),
+        ((copy_figure("unsupported"),), ["unsupported: why"]),
+        ((copy_figure("error"), copy_figure()), []),
+        ((copy_figure(), copy_figure("error")), ["error: why"]),
+        ((copy_figure(numa="local"), copy_figure("error", numa="remote")), ["error: why"]),
+        ((copy_figure("error", numa="local"), copy_figure(numa="remote")), ["error: why"]),
+        ((copy_figure("error", numa="local"), copy_figure(numa="local")), []),
+        ((copy_figure("error", numa="local"), copy_figure()), []),
+        ((copy_figure("error"), copy_figure(numa="local")), []),
+        ((copy_figure(), copy_figure("error", op="odd")), ["error: why"]),
+        ((copy_figure(), copy_figure("error", op="odd"), copy_figure(op="odd")), []),
+        ((copy_figure(), copy_figure("error", op="odd"), copy_figure(op="odd", stage="gang")), ["error: why"]),
+        ((copy_figure(), copy_figure("skipped", op="odd")), []),
     ],
 )
 def test_last_observation_of_a_repeated_figure_decides(observed: tuple[Observation, ...], reasons_: list[str]) -> None:
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
-    verdicts = judged(plan, host_evidence(plan, "h1", reading(1), observations=observed))
+    verdicts = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=observed))
     assert [item.reason for item in verdicts] == reasons_
     assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
 
@@ -795,7 +812,9 @@ def test_unsupported_figure_that_the_model_lacks_is_not_missing() -> None:
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     lacking = pack(lacks={"memory.bandwidth": {"op": ("copy",)}})
     for status, lines in (("unsupported", 0), ("error", 1), ("skipped", 1)):
-        verdicts = judge(plan, {"h1": host_evidence(plan, "h1", reading(1), observations=(figure(status),))}, [lacking])
+        verdicts = judge(
+            plan, {"h1": host_evidence(plan, "h1", reading(1), observations=(copy_figure(status),))}, [lacking]
+        )
         assert len(verdicts) == lines
 
 
@@ -804,7 +823,9 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
     made = {host: host_evidence(plan, host) for host in ("h1", "h2", "h3")}
     same = replace(builders.gpu("h2", 1), serial="h1-0")
     made["h2"] = host_evidence(plan, "h2", gpus=(builders.gpu("h2", 0), same))
-    verdicts = [(item.host, item.scope, item.name, item.reason) for item in judged(plan, made) if item.verdict == FAIL]
+    verdicts = [
+        (item.host, item.scope, item.name, item.reason) for item in judge_criteria(plan, made) if item.verdict == FAIL
+    ]
     assert verdicts == [
         ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
         ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
@@ -820,13 +841,13 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         assert whole.hosts() == {"h1", "h2"}
         assert whole.others(("gpu.serial", "h1-0"), ("h1", 0)) == [("h2", 1)]
     silent = {host: host_evidence(plan, host, gpus=()) for host in ("h1", "h2")}
-    assert not [item for item in judged(plan, silent) if item.verdict == FAIL]
+    assert not [item for item in judge_criteria(plan, silent) if item.verdict == FAIL]
 
 
 # Decisions and reason lines
 
 
-def reasons(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
+def reason_texts(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
     return [str(line) for line in report_summary.reason_lines(verdicts, positions)]
 
 
@@ -877,17 +898,17 @@ def test_reasons_are_sorted_by_severity_without_duplicates() -> None:
     slight = replace(FAILED, action="monitor", severity="warning", scope="host", serial="")
     suspect = replace(FAILED, host="h3", criterion="localise", severity="", reason="suspect host h3")
     lines = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(FAILED, waiver=waiver()), PASSED, suspect]
-    assert reasons(lines, {}) == [
+    assert reason_texts(lines, {}) == [
         "FAIL: h3 gpu=1 (serial s1): a.b: suspect host h3",
         "FAIL: h9 gpu=1 (serial s1): a.b[op=copy] in stage gang: bad; rma (and 1 more like it)",
         "FAIL: h1: a.b: bad; monitor",
         "INCOMPLETE: h1 gpu=1 (serial s1): a.b: bad",
     ]
     many = [replace(FAILED, host=f"h{number}", action="none") for number in range(21)]
-    assert reasons(many[:20], {})[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
-    assert reasons(many, {})[20:] == ["… and 1 more reasons in the report", "Failed as well: h20"]
+    assert reason_texts(many[:20], {})[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
+    assert reason_texts(many, {})[20:] == ["… and 1 more reasons in the report", "Failed as well: h20"]
     fleet = [replace(FAILED, host=f"h{number}") for number in range(60)] + [replace(UNKNOWN, host="u1")]
-    lines = reasons(fleet, {})[20:]
+    lines = reason_texts(fleet, {})[20:]
     assert lines[1].endswith("h48, h49 and 10 more hosts")
     assert lines[2] == "Incomplete as well: u1"
 
@@ -899,10 +920,10 @@ def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
     both = [replace(FAILED, scope=scope, action="none", reason="both") for scope in ("gpu=1", "gpu=5")]
     lines = [f"FAIL: h1 gpu=1 (serial s1): a.b: bad {number}" for number in range(21)]
     last = "FAIL: h2 gpu=1,link=3 (serial s1): a.b: other"
-    assert reasons([bad[0], other, bad[1]], {}) == [*lines[:2], last]
-    assert reasons([*bad[:19], other], {}) == [*lines[:19], last]
-    assert reasons([*bad, other], {}) == [*lines[:19], last, "… and 2 more reasons in the report"]
-    reported = reasons([*bad, *both, replace(UNKNOWN, reason="unread")], {})
+    assert reason_texts([bad[0], other, bad[1]], {}) == [*lines[:2], last]
+    assert reason_texts([*bad[:19], other], {}) == [*lines[:19], last]
+    assert reason_texts([*bad, other], {}) == [*lines[:19], last, "… and 2 more reasons in the report"]
+    reported = reason_texts([*bad, *both, replace(UNKNOWN, reason="unread")], {})
     assert (
         reported
         == [
@@ -919,13 +940,13 @@ def test_gang_suspect_is_listed_first_and_hides_no_critical_failure() -> None:
     named = [replace(FAILED, host=host, criterion="localise", reason=f"suspect {host}", severity="") for host in hosts]
     grave = [replace(FAILED, host=host, reason="corrupts", severity="critical", action="rma") for host in hosts]
     slight = [replace(FAILED, host=f"s{number}", action="monitor", severity="warning") for number in range(12)]
-    lines = reasons([*slight, *named, *grave], {})
+    lines = reason_texts([*slight, *named, *grave], {})
     assert sum("corrupts; rma" in line for line in lines) == 10, "each part shows its most severe finding"
     assert [line.rpartition(" ")[2] for line in lines[:5]] == hosts[:5], "the first suspects come first"
     victims = [replace(grave[0], host=f"v{number}") for number in range(24)]
     slow = replace(FAILED, host="h3", reason="slow", severity="critical")
-    assert reasons([*victims, slow, replace(named[3], severity="critical")], {})[0].endswith("suspect h3")
-    few = reasons([*slight[:3], named[0], grave[0]], {})
+    assert reason_texts([*victims, slow, replace(named[3], severity="critical")], {})[0].endswith("suspect h3")
+    few = reason_texts([*slight[:3], named[0], grave[0]], {})
     assert [line.partition(": a.b: ")[2] for line in few[:2]] == ["suspect h0", "corrupts; rma"]
 
 
@@ -939,7 +960,7 @@ def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
         replace(FAILED, scope="gpu=0", serial="0", action="none"),
         replace(FAILED, scope="gpu=1,link=3", serial="", action="none", reason="worse"),
     ]
-    assert reasons(two, positions) == [
+    assert reason_texts(two, positions) == [
         "FAIL: h1 gpu=0 (serial 0, PCI 0000:0a:00.0): a.b: bad",
         "FAIL: h1 gpu=1,link=3 (PCI 0000:0b:00.0): a.b: worse",
     ]
@@ -952,7 +973,7 @@ def test_limited_space_shows_hosts_then_parts_then_criteria() -> None:
         replace(FAILED, host="h0", scope="gpu=3", reason="another part", action="none"),
         replace(UNKNOWN, host="h1", reason="silent"),
     ]
-    reported = " ".join(reasons([*same, *more], {}))
+    reported = " ".join(reason_texts([*same, *more], {}))
     assert all(
         expected_text in reported
         for expected_text in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons")
@@ -966,14 +987,14 @@ def test_cause_is_listed_before_its_consequences() -> None:
     stopped = replace(grave, criterion="localise", name="gang.fault", reason="stopped", action="inspect_hardware")
     wrong = replace(grave, criterion="c2", name="integrity.wrong_words", reason="wrong", action="rma")
     cause = replace(grave, criterion="c3", name="gpu.power_limit_lowered", reason="lowered", action="reboot")
-    assert [line.split(": ")[-1] for line in reasons([slow, cause, wrong], {})] == [
+    assert [line.split(": ")[-1] for line in reason_texts([slow, cause, wrong], {})] == [
         "wrong; rma",
         "lowered; reboot",
         "slow; inspect hardware",
     ]
     many = [replace(cause, host=f"h{number}") for number in range(19)]
     for what, reported in ((slow, ["lowered; reboot"]), (stopped, ["stopped; inspect hardware", "lowered; reboot"])):
-        lines = reasons([replace(what, host="x"), replace(cause, host="x"), *many], {})
+        lines = reason_texts([replace(what, host="x"), replace(cause, host="x"), *many], {})
         assert [line.split(": ")[-1] for line in lines if ": x " in line] == reported
 
 
@@ -983,13 +1004,17 @@ def test_most_severe_finding_of_a_part_is_first_and_attributed_ones_last() -> No
         replace(FAILED, criterion="c2", reason="slight", action="reboot"),
         replace(FAILED, criterion="c3", reason="grave", action="reseat"),
     ]
-    assert [line.split(": ")[-1] for line in reasons(result, {})] == ["grave; reseat", "slight; reboot", "laid; rma"]
+    assert [line.split(": ")[-1] for line in reason_texts(result, {})] == [
+        "grave; reseat",
+        "slight; reboot",
+        "laid; rma",
+    ]
 
 
 def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
     laid = replace(FAILED, scope="gpu=7,peer=1", part="gpu=1", reason="laid", action="none")
     own = replace(FAILED, scope="gpu=1,peer=7", reason="own", action="none")
-    assert reasons([laid, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
+    assert reason_texts([laid, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
     ports = [
         replace(FAILED, scope=f"hca=mlx5_0,port={port}", serial="", reason=f"port {port}", action="none")
         for port in "12"
@@ -997,11 +1022,11 @@ def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
     dimms = [
         replace(FAILED, scope=f"mc=0,dimm={dimm}", serial="", reason=f"{dimm} errors", action="none") for dimm in "05"
     ]
-    assert len(reasons([*ports, *dimms], {})) == 4
+    assert len(reason_texts([*ports, *dimms], {})) == 4
     assert [item.place for item in (*ports, *dimms)] == ["hca=mlx5_0", "hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
 
 
-def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:
+def acceptance(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:
     report = merge(plan, evidence, [pack(*criteria)])
     return report.decision, report.acceptance.status, report.acceptance.summary
 
@@ -1009,26 +1034,26 @@ def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tu
 def test_report_summary_for_pass_fail_incomplete_and_waived() -> None:
     plan = one_figure_plan("h1", "h2")
     good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
-    decision, status, lines = whole(plan, good, criterion())
+    decision, status, lines = acceptance(plan, good, criterion())
     assert (decision, status, lines[0]) == (ACCEPTED, "PASS", "Hosts: 2 of 2 accepted (2 GPUs)")
     assert "Host and GPU health: PASS" in lines
     assert lines[-1] == "Criteria: h200-sxm"
-    decision, status, lines = whole(plan, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
+    decision, status, lines = acceptance(plan, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
     assert (decision, status, lines[0]) == (REJECTED, "FAIL", "Hosts: 1 of 2 accepted, 1 failed (2 GPUs)")
     assert "Host and GPU health: FAIL" in lines
-    decision, status, lines = whole(plan, {"h1": good["h1"]}, criterion())
+    decision, status, lines = acceptance(plan, {"h1": good["h1"]}, criterion())
     assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted, 1 incomplete (1 GPUs)")
     assert "Host and GPU health: INCOMPLETE" in lines
     waived = replace(plan, waivers=(waiver(host="h2"),))
-    decision, status, lines = whole(waived, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
+    decision, status, lines = acceptance(waived, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
     assert (decision, status, lines[0]) == (ACCEPTED, "PASS WITH WAIVERS", "Hosts: 2 of 2 accepted (2 GPUs)")
     assert "Host and GPU health: FAIL (waived)" in lines
-    assert whole(waived, good, criterion())[1] == "PASS"
+    assert acceptance(waived, good, criterion())[1] == "PASS"
 
 
 def test_coverage_counts_each_planned_figure_once() -> None:
     plan = one_figure_plan("h1", "h2", gpu_count=2)
-    lost = figure("error", **{key: value for key, value in plan.expected[0].params.items() if key != "op"})
+    lost = copy_figure("error", **{key: value for key, value in plan.expected[0].params.items() if key != "op"})
     made = {"h1": host_evidence(plan, "h1"), "h2": host_evidence(plan, "h2", observations=(lost,))}
     coverage = merge(plan, made, [pack()]).coverage
     reported = (
@@ -1044,7 +1069,7 @@ def test_coverage_counts_each_planned_figure_once() -> None:
 
 def test_simulated_run_is_never_reported_as_acceptance() -> None:
     plan = replace(one_figure_plan(), simulated=True)
-    decision, status, lines = whole(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
+    decision, status, lines = acceptance(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
     assert decision == ACCEPTED
     assert status == "SIMULATED PASS"
     assert lines[0].startswith("Hosts: 1 of 1 passed (no GPU was tested")
@@ -1053,7 +1078,7 @@ def test_simulated_run_is_never_reported_as_acceptance() -> None:
 # Fleet figures
 
 
-def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
+def fleet_verdicts(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
     """Return the verdicts on hosts with these readings; statistics are merged from `parts` gatherers."""
     plan = one_figure_plan(*values)
     made = {host: host_evidence(plan, host, reading(value, scope=scope)) for host, value in values.items()}
@@ -1073,7 +1098,7 @@ def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_fleet_median_is_the_same_after_merging_parts(parts: int) -> None:
     values = {"h1": 100.0, "h2": 90.0, "h3": 101.0, "h4": 99.0, "h5": 100.0}
-    reported = fleet_of(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
+    reported = fleet_verdicts(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
     assert [(item.host, item.verdict, item.limit) for item in reported] == [
         (host, PASS if value >= 95 else FAIL, 95.0) for host, value in values.items()
     ]
@@ -1083,7 +1108,7 @@ def test_fleet_median_is_the_same_after_merging_parts(parts: int) -> None:
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_fleet_version_is_the_same_after_merging_parts(parts: int) -> None:
     values = {"h1": "a", "h2": "a", "h3": "b"}
-    reported = fleet_of(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
+    reported = fleet_verdicts(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
     assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in reported] == [
         ("h1", PASS, "a", "none", ""), ("h2", PASS, "a", "none", ""), ("h3", FAIL, "a", "reseat", "warning"),
     ]  # fmt: skip
@@ -1092,10 +1117,10 @@ def test_fleet_version_is_the_same_after_merging_parts(parts: int) -> None:
 
 def test_tie_of_versions_fails_all_and_lists_up_to_four() -> None:
     rule = criterion(value=None, same_as_fleet=True)
-    reported = fleet_of({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
+    reported = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
     assert {(item.verdict, item.limit, item.operator) for item in reported} == {(FAIL, None, "")}
     assert reported[0].detail == "1 of 4 GPUs has v1, 1 has v2, 1 has v3, 1 has v4"
-    reported = fleet_of({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
+    reported = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
     assert reported[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
 
 
@@ -1104,24 +1129,24 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
     assert len(values) >= outliers.MIN_PEERS_FOR_DEVIATION
     sigma = outliers.SIGMA_OF_MAD * 1.0
     for operator, limit in (("ge", 101 - 3 * sigma), ("le", 101 + 3 * sigma)):
-        reported = fleet_of(values, criterion(fleet_deviations=3.0, operator=operator))
+        reported = fleet_verdicts(values, criterion(fleet_deviations=3.0, operator=operator))
         assert {item.verdict for item in reported} == {PASS}
         assert {item.limit for item in reported} == {limit}
         assert (
             reported[0].detail
             == f"3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
         )
-    flat = fleet_of(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
+    flat = fleet_verdicts(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
     assert flat[0].detail == "3 robust deviations from the fleet's median 0 over 15 GPUs"
     both = criterion(fleet_deviations=3.0, fleet_fraction=1.5, operator="le")
-    assert {item.limit for item in fleet_of(values, both)} == {1.5 * 101}
-    few = fleet_of(
+    assert {item.limit for item in fleet_verdicts(values, both)} == {1.5 * 101}
+    few = fleet_verdicts(
         dict(list(values.items())[: outliers.MIN_PEERS_FOR_DEVIATION - 1]),
         criterion(fleet_deviations=3.0, operator="le"),
     )
     assert {item.verdict for item in few} == {INCONCLUSIVE}
     assert f"a deviation needs at least {outliers.MIN_PEERS_FOR_DEVIATION}" in few[0].reason
-    enough = fleet_of(
+    enough = fleet_verdicts(
         dict(list(values.items())[: outliers.MIN_PEERS_FOR_DEVIATION]), criterion(fleet_deviations=3.0, operator="le")
     )
     assert INCONCLUSIVE not in {item.verdict for item in enough}
@@ -1129,7 +1154,9 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
 
 @pytest.mark.parametrize("count", [outliers.MIN_PEERS_FOR_MEDIAN - 1, outliers.MIN_PEERS_FOR_MEDIAN])
 def test_median_needs_a_minimum_of_peers(count: int) -> None:
-    reported = fleet_of({f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge"))
+    reported = fleet_verdicts(
+        {f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge")
+    )
     assert {item.verdict for item in reported} == {PASS if count == outliers.MIN_PEERS_FOR_MEDIAN else INCONCLUSIVE}
     assert (f"a median needs at least {outliers.MIN_PEERS_FOR_MEDIAN}" in reported[0].reason) == (
         count < outliers.MIN_PEERS_FOR_MEDIAN
@@ -1180,15 +1207,15 @@ def test_launch_of_another_stage_is_ignored() -> None:
     plan = one_figure_plan()
     other = builders.launch("gang", ("h1",), "failed", "of another stage")
     finished, failed = (benchmark_launch("finished"), other), (benchmark_launch("failed", "own"), other)
-    assert judged(plan, host_evidence(plan, "h1", reading(1), launches=finished)) == []
-    (missing,) = judged(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=finished))
+    assert judge_criteria(plan, host_evidence(plan, "h1", reading(1), launches=finished)) == []
+    (missing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=finished))
     assert missing.reason == "not observed; the launch finished without it"
-    missing, ended = judged(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
+    missing, ended = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
     assert (missing.reason, ended.reason) == ("not observed; own", "failed: own")
 
 
 def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
-    plan = gang("h1", "h2", "h3")
+    plan = gang_plan("h1", "h2", "h3")
     asked = replace(plan.expected[0], stage="gang", name="digest.value", scope="device", params={"workload": "gemm"})
     plan = replace(plan, expected=(asked,))
 
@@ -1196,13 +1223,13 @@ def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
         reading = builders.observation("digest.value", value, scope="gpu=0", stage="gang", workload="gemm")
         return (reading,)
 
-    members = group("h1", "h2", "h3")
-    made = {host: together(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
-    odd = together(plan, "h3", (members,), digest("bb"))
-    assert {item.verdict for item in judged(plan, made)} <= {PASS}
-    assert {item.host for item in judged(plan, made | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
+    members = gang_launch("h1", "h2", "h3")
+    made = {host: gang_evidence(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
+    odd = gang_evidence(plan, "h3", (members,), digest("bb"))
+    assert {item.verdict for item in judge_criteria(plan, made)} <= {PASS}
+    assert {item.host for item in judge_criteria(plan, made | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
     alone = Evidence(records=odd.records[1:])
-    verdicts = [item for item in judged(plan, made | {"h3": alone}) if item.verdict != PASS]
+    verdicts = [item for item in judge_criteria(plan, made | {"h3": alone}) if item.verdict != PASS]
     assert [(item.host, item.name) for item in verdicts] == [("h3", "record")]
 
 
@@ -1210,7 +1237,7 @@ def test_reasons_show_parameters_and_are_merged_by_benchmark_and_criterion() -> 
     one = replace(FAILED, name="gemm.throughput", params={"op": "copy", "dtype": "bf16"}, action="none")
     other = replace(one, name="gemm.other", criterion="d")
     same = replace(one, name="gemm.more")
-    assert reasons([one, other, same], {}) == [
+    assert reason_texts([one, other, same], {}) == [
         "FAIL: h1 gpu=1 (serial s1): gemm.throughput[op=copy, dtype=bf16]: bad (and 1 more like it)",
         "FAIL: h1 gpu=1 (serial s1): gemm.other[op=copy, dtype=bf16]: bad",
     ]
@@ -1219,13 +1246,13 @@ def test_reasons_show_parameters_and_are_merged_by_benchmark_and_criterion() -> 
         replace(UNKNOWN, name="gemm.b", criterion="d"),
         replace(UNKNOWN, name="x.c"),
     ]
-    assert [line.endswith("(and 1 more like it)") for line in reasons(unknown, {})] == [True, False]
+    assert [line.endswith("(and 1 more like it)") for line in reason_texts(unknown, {})] == [True, False]
 
 
 # Identity of a GPU in two records
 
 
-def named(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list[tuple[str, str, str]]:
+def identity_findings(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list[tuple[str, str, str]]:
     """Return the identity findings of a host whose records have these GPU fields (and `gpu.serial` readings)."""
     plan = one_figure_plan()
     metrics = [(reading(serial, name="gpu.serial"),) for serial in serials or ()]
@@ -1238,33 +1265,35 @@ def named(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list
     records = [
         replace(one, gang="r1" if at else "", snapshots=() if at else one.snapshots) for at, one in enumerate(records)
     ]
-    snapshot = judged(plan, replace(evidence, records=tuple(records)))
+    snapshot = judge_criteria(plan, replace(evidence, records=tuple(records)))
     snapshot = [item for item in snapshot if item.criterion == "identity-constant"]
     assert all(item.action == "inspect_hardware" and item.scope == "gpu=0" for item in snapshot)
     return [(item.name, item.verdict, item.reason) for item in snapshot]
 
 
 def test_gpu_identity_that_differs_between_records_fails() -> None:
-    assert named({}, {}) == []
-    assert named({}, {"serial": "new"}) == [("gpu.serial", FAIL, "changed during the run: h1-0, then new")]
-    assert named({}, {"uuid": "GPU-new"}) == [("gpu.uuid", FAIL, "changed during the run: GPU-h1-0, then GPU-new")]
-    assert named({}, {"name": "NVIDIA X"})[0][0] == "gpu.name"
-    assert named({}, {"serial": "", "uuid": ""}) == []  # an empty field is not a difference
-    assert named({}, {"serial": ""}, {"serial": "new"})[0][2] == "changed during the run: h1-0, then new"
-    assert named({}, serials=("a", "a")) == []
-    assert named({}, serials=("a", "b")) == [("gpu.serial", FAIL, "changed during the run: a, then b")]
+    assert identity_findings({}, {}) == []
+    assert identity_findings({}, {"serial": "new"}) == [("gpu.serial", FAIL, "changed during the run: h1-0, then new")]
+    assert identity_findings({}, {"uuid": "GPU-new"}) == [
+        ("gpu.uuid", FAIL, "changed during the run: GPU-h1-0, then GPU-new")
+    ]
+    assert identity_findings({}, {"name": "NVIDIA X"})[0][0] == "gpu.name"
+    assert identity_findings({}, {"serial": "", "uuid": ""}) == []  # an empty field is not a difference
+    assert identity_findings({}, {"serial": ""}, {"serial": "new"})[0][2] == "changed during the run: h1-0, then new"
+    assert identity_findings({}, serials=("a", "a")) == []
+    assert identity_findings({}, serials=("a", "b")) == [("gpu.serial", FAIL, "changed during the run: a, then b")]
 
 
 def test_figures_without_a_launch_are_inconclusive() -> None:
     plan = one_figure_plan()
-    (verdict,) = judged(plan, host_evidence(plan, launches=()))
+    (verdict,) = judge_criteria(plan, host_evidence(plan, launches=()))
     assert (verdict.name, verdict.verdict, verdict.stage) == (
         "stage.benchmark",
         INCONCLUSIVE,
         "benchmark",
     )
     assert verdict.reason.startswith("figures were measured and the record has no launch")
-    assert judged(replace(plan, expected=()), host_evidence(plan, launches=())) == []
+    assert judge_criteria(replace(plan, expected=()), host_evidence(plan, launches=())) == []
 
 
 # Fleet statistics
@@ -1323,9 +1352,9 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
     plan = one_figure_plan("h1", "h2")
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
     values = {name: host_evidence(plan, name, gpus=gpus) for name in ("h1", "h2")}
-    assert summarized(judged(plan, values)) == []
+    assert summarize(judge_criteria(plan, values)) == []
     nameless = host_evidence(plan, "h1", gpus=())
-    every = judged(plan, {"h1": nameless, "h2": host_evidence(plan, "h2")})
+    every = judge_criteria(plan, {"h1": nameless, "h2": host_evidence(plan, "h2")})
     expected_text = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
     assert (expected_text.name, expected_text.verdict, expected_text.reason) == (
         "gpu.name",

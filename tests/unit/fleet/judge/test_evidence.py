@@ -38,7 +38,7 @@ def measure(name: str = "memory.bandwidth", status: str = MEASURED, **over: Any)
     )
 
 
-def shot(at: int, *metrics: Metric, stage: str = "benchmark", phase: str = "before") -> Snapshot:
+def snapshot(at: int, *metrics: Metric, stage: str = "benchmark", phase: str = "before") -> Snapshot:
     return Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
 
 
@@ -60,7 +60,7 @@ def test_pci_address_is_normalized(bus_id: str, address: str) -> None:
 
 def test_pci_readings_are_attributed_to_the_gpu() -> None:
     readings = [reading(1, scope=scope) for scope in ("pci=0000:01:00.0,link=2", "pci=0000:99:00.0", "hca=mlx5_0")]
-    made = evidence(shot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
+    made = evidence(snapshot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
     scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
     assert [item.scope for item in made.observations()] == scopes
     named = ObservationIndex(made)
@@ -70,8 +70,8 @@ def test_pci_readings_are_attributed_to_the_gpu() -> None:
 
 
 def test_snapshots_of_all_records_are_ordered_by_time() -> None:
-    first = evidence(shot(1), shot(4)).records[0]
-    other = replace(first, gang="r1", snapshots=(shot(0, stage="gang"), shot(3, stage="gang")))
+    first = evidence(snapshot(1), snapshot(4)).records[0]
+    other = replace(first, gang="r1", snapshots=(snapshot(0, stage="gang"), snapshot(3, stage="gang")))
     made = Evidence(records=(first, other))
     assert [taken.at[-2] for taken in made.snapshots()] == ["0", "1", "3", "4"]
     view = host_view(made)
@@ -106,7 +106,7 @@ def test_versions_become_host_observations() -> None:
 
 def test_observation_index_finds_by_name() -> None:
     made = evidence(
-        shot(0, reading(1)), shot(1, reading(2), reading(3, name="gpu.other")),
+        snapshot(0, reading(1)), snapshot(1, reading(2), reading(3, name="gpu.other")),
         observations=(measure(), measure("gpu.thing", value=9)), software={"nccl": "2"},
     )  # fmt: skip
     named = ObservationIndex(made)
@@ -121,7 +121,7 @@ def test_observation_index_finds_by_name() -> None:
 
 def test_scope_with_measurements() -> None:
     lost = measure(status=ERROR, scope="gpu=1")
-    made = evidence(shot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
+    made = evidence(snapshot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
     view = host_view(made)
     assert [view.measured_at(f"gpu={index}") for index in range(3)] == [True, False, False]
     assert view.unmeasured_gpus == ["gpu=1"]
@@ -132,8 +132,8 @@ def test_scope_with_measurements() -> None:
 
 def test_stages_with_observations() -> None:
     made = evidence(
-        shot(0, reading(1), stage="preflight"), shot(1, reading(absent="error: x"), stage="soak"),
-        shot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), shot(3, stage="later"),
+        snapshot(0, reading(1), stage="preflight"), snapshot(1, reading(absent="error: x"), stage="soak"),
+        snapshot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), snapshot(3, stage="later"),
         observations=(measure(stage="benchmark"),), software={"nccl": "2"},
     )  # fmt: skip
     assert host_view(made).observed_stages == {"preflight", "soak", "benchmark"}

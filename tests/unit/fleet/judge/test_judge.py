@@ -210,7 +210,7 @@ def test_stage_without_results_is_one_verdict_with_the_reason() -> None:
     ]
 
 
-def no_gpu() -> Snapshot:
+def snapshot_without_gpus() -> Snapshot:
     why = "unsupported: NVML: Driver Not Loaded"
     return Snapshot(
         stage="preflight",
@@ -230,7 +230,9 @@ def test_zero_of_eight_expected_gpus_fails_with_both_counts() -> None:
     plan = builders.plan(gpu_count=8, rackproof_gpu_model="h200-sxm")
     evidence = builders.evidence(plan)
     first = evidence["h2"].records[0]
-    evidence["h2"] = Evidence(records=(replace(first, gpus=(), snapshots=(no_gpu(),), observations=(), launches=()),))
+    evidence["h2"] = Evidence(
+        records=(replace(first, gpus=(), snapshots=(snapshot_without_gpus(),), observations=(), launches=()),)
+    )
     failed = [item for item in findings(plan, evidence) if item.verdict == FAIL]
     assert [(item.host, item.criterion, item.value, item.limit) for item in failed] == [
         ("h2", "gpu-count", 0, 8),
@@ -370,13 +372,13 @@ def test_reading_that_disappears_does_not_pass() -> None:
     ]
     evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(taken, metrics=tuple(lost)))
 
-    def told(packs: Sequence[Pack]) -> list[Any]:
+    def findings_with(packs: Sequence[Pack]) -> list[Any]:
         verdicts = [item for item in judge(plan, evidence, packs) if item.verdict != PASS]
         return [(item.host, item.scope, item.criterion, item.verdict) for item in verdicts]
 
-    assert told(PACKS) == [("h1", "gpu=1", "ecc-uncorrectable-volatile", INCONCLUSIVE)]
+    assert findings_with(PACKS) == [("h1", "gpu=1", "ecc-uncorrectable-volatile", INCONCLUSIVE)]
     optional = [replace(pack, criteria=tuple(replace(item, optional=True) for item in pack.criteria)) for pack in PACKS]
-    assert told(optional) == [], "an optional reading may be missing"
+    assert findings_with(optional) == [], "an optional reading may be missing"
 
 
 RUN = (
@@ -390,7 +392,9 @@ RUN = (
 """(stage, phase) of the snapshots of a run, by time."""
 
 
-def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: Sequence[int] = range(10)) -> Verdict:
+def counter_verdict(
+    *values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: Sequence[int] = range(10)
+) -> Verdict:
     """Return the verdict on a counter with these values in the snapshots of RUN (host and gang record)."""
     plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
     made = [
@@ -439,48 +443,48 @@ def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: 
     ],
 )
 def test_change_is_attributed_to_its_stage(values: Sequence[int], stage: str, reason: str) -> None:
-    result = counted(*values)
+    result = counter_verdict(*values)
     assert (result.verdict, result.stage, result.reason) == (FAIL, stage, reason)
 
 
 def test_change_is_summed_over_the_stages() -> None:
-    result = counted(0, 0, 2, 2, 2, 3, limit=2)
+    result = counter_verdict(0, 0, 2, 2, 2, 3, limit=2)
     assert (result.verdict, result.value, result.stage) == (FAIL, 3, "benchmark")
-    assert counted(0, 0, 2, 2, 2, 3, limit=3).verdict == PASS
+    assert counter_verdict(0, 0, 2, 2, 2, 3, limit=3).verdict == PASS
 
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
 def test_counter_reset_hides_no_increase(values: Sequence[int]) -> None:
     """The difference between last and first value would be zero or negative."""
-    result = counted(*values)
+    result = counter_verdict(*values)
     assert result.verdict == FAIL
     assert result.value == {4: 4, 9: 9, 3: 3}[values[-1]]
     assert "; fell from " in result.reason
 
 
 def test_counter_reset_to_zero_is_inconclusive() -> None:
-    result = counted(5, 5, 5, 0, 0, 0)
+    result = counter_verdict(5, 5, 5, 0, 0, 0)
     assert (result.verdict, result.reason) == (
         INCONCLUSIVE,
         "fell from 5 to 0 in stage benchmark: the counter was reset, and increments just before the reset are lost",
     )
-    assert counted(5, 5, 5, 5, 5, 5).verdict == PASS
+    assert counter_verdict(5, 5, 5, 5, 5, 5).verdict == PASS
 
 
 def test_time_of_newest_event_falls_if_the_log_drops_it() -> None:
-    assert counted(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
-    newer = counted(30, 30, 30, 0, 0, 86_460, name="gpu.event.last_seen")
+    assert counter_verdict(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
+    newer = counter_verdict(30, 30, 30, 0, 0, 86_460, name="gpu.event.last_seen")
     assert (newer.verdict, newer.stage, newer.detail) == (
         FAIL,
         "gang",
         "the newest at an uptime of 86\u202f460, in stage gang",
     )
-    two = counted(0, 0, 1000, 1000, 1000, 1100, name="gpu.event.last_seen")
+    two = counter_verdict(0, 0, 1000, 1000, 1000, 1100, name="gpu.event.last_seen")
     assert (two.stage, two.detail) == ("gang", "the newest at an uptime of 1100, in stage gang")
 
 
 def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> None:
-    result = counted(None, 100, 100, 100, 100, 100)
+    result = counter_verdict(None, 100, 100, 100, 100, 100)
     assert (result.verdict, result.reason) == (
         INCONCLUSIVE,
         "not read both before and after the run: the change is unknown",
@@ -489,7 +493,7 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
 
 def test_snapshots_of_a_repeated_stage_are_ordered_by_time() -> None:
     """The host record comes first even if the gang record is older."""
-    result = counted(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
+    result = counter_verdict(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
     assert (result.verdict, result.value, result.stage) == (FAIL, 3, "")
     assert result.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
 
@@ -539,14 +543,14 @@ def test_rehearsal_judges_no_gpu() -> None:
     assert {item.verdict for item in verdicts} == {INCONCLUSIVE}
 
 
-def after(**over: Any) -> Snapshot:
+def last_snapshot(**over: Any) -> Snapshot:
     """Return a last snapshot of two GPUs."""
     return builders.snapshot(range(2), stage="gang", phase="after", **over)
 
 
 def lost(name: str) -> Snapshot:
     """Return a last snapshot in which one reading of GPU 1 has an error."""
-    taken = after()
+    taken = last_snapshot()
     why = {"gpu=1": "error: NVML: GPU is lost"}
     metrics = (
         replace(metric, values={"gpu=0": metric.values["gpu=0"]}, absent=why) if metric.name == name else metric
@@ -569,7 +573,7 @@ def test_collector_that_failed_once_is_reported() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     failed = Metric(name="collector.nvml", unit="s", absent={"host": "error: no answer within 20 s"})
-    taken = replace(after(), metrics=(*after().metrics, failed))
+    taken = replace(last_snapshot(), metrics=(*last_snapshot().metrics, failed))
     evidence["h2"] = builders.with_snapshot(evidence["h2"], taken)
     verdicts = findings(plan, evidence)
     assert [(item.host, item.name) for item in verdicts] == [("h2", "collector.nvml")]
@@ -624,7 +628,7 @@ def test_gpus_of_two_models_have_no_pack() -> None:
     assert [(item.name, item.verdict) for item in findings(plan, evidence)] == [("gpu.name", INCONCLUSIVE)]
 
 
-def relative(fraction: float = 0.95, name: str = "gemm.throughput", scope: str = "gpu") -> Pack:
+def fleet_pack(fraction: float = 0.95, name: str = "gemm.throughput", scope: str = "gpu") -> Pack:
     """Return a site pack with one criterion relative to the fleet median."""
     criterion = Criterion(
         id="relative",
@@ -640,7 +644,7 @@ def relative(fraction: float = 0.95, name: str = "gemm.throughput", scope: str =
     return Pack(name="mine", gpu_names=(), criteria=(criterion,), chosen=True)
 
 
-def with_gemm(plan: Any, rates: dict[tuple[str, str], float]) -> dict[str, Evidence]:
+def evidence_with_gemm(plan: Any, rates: dict[tuple[str, str], float]) -> dict[str, Evidence]:
     """Return evidence of a healthy fleet with these bf16 GEMM rates: (host, scope) -> FLOP/s."""
     evidence = builders.evidence(plan)
     for host in evidence:
@@ -657,14 +661,14 @@ def with_gemm(plan: Any, rates: dict[tuple[str, str], float]) -> dict[str, Evide
     return evidence
 
 
-def against_fleet(plan: Any, evidence: dict[str, Evidence], pack: Pack | None = None) -> list[Verdict]:
-    return [item for item in judge(plan, evidence, [*PACKS, pack or relative()]) if item.criterion == "relative"]
+def fleet_verdicts(plan: Any, evidence: dict[str, Evidence], pack: Pack | None = None) -> list[Verdict]:
+    return [item for item in judge(plan, evidence, [*PACKS, pack or fleet_pack()]) if item.criterion == "relative"]
 
 
 def test_gpu_below_the_fleet_median_fails_with_the_median_in_its_reason() -> None:
     plan = builders.plan("h1", "h2")
-    evidence = with_gemm(plan, {("h1", "gpu=0"): 7.9e14, ("h2", "gpu=1"): 7.5e14})
-    verdicts = {(item.host, item.scope): item for item in against_fleet(plan, evidence)}
+    evidence = evidence_with_gemm(plan, {("h1", "gpu=0"): 7.9e14, ("h2", "gpu=1"): 7.5e14})
+    verdicts = {(item.host, item.scope): item for item in fleet_verdicts(plan, evidence)}
     assert {position: item.verdict for position, item in verdicts.items()} == {
         ("h1", "gpu=0"): PASS,
         ("h1", "gpu=1"): PASS,
@@ -679,8 +683,8 @@ def test_gpu_below_the_fleet_median_fails_with_the_median_in_its_reason() -> Non
 
 def test_one_outlier_does_not_move_the_fleet_median() -> None:
     plan = builders.plan("h1", "h2")
-    evidence = with_gemm(plan, {("h2", "gpu=1"): 1.0})
-    assert [(item.host, item.scope) for item in against_fleet(plan, evidence) if item.verdict == FAIL] == [
+    evidence = evidence_with_gemm(plan, {("h2", "gpu=1"): 1.0})
+    assert [(item.host, item.scope) for item in fleet_verdicts(plan, evidence) if item.verdict == FAIL] == [
         ("h2", "gpu=1")
     ]
 
@@ -688,35 +692,35 @@ def test_one_outlier_does_not_move_the_fleet_median() -> None:
 @pytest.mark.parametrize(("hosts", "verdict"), [(("h1", "h2"), INCONCLUSIVE), (("h1", "h2", "h3"), PASS)])
 def test_median_needs_three_parts(hosts: tuple[str, ...], verdict: str) -> None:
     plan = builders.plan(*hosts, gpu_count=1)
-    verdicts = against_fleet(plan, builders.evidence(plan))
+    verdicts = fleet_verdicts(plan, builders.evidence(plan))
     assert [item.verdict for item in verdicts] == [verdict] * len(hosts)
     assert ("2 GPUs of NVIDIA H200" in verdicts[0].reason) == (verdict == INCONCLUSIVE)
 
 
 def test_gpus_are_compared_within_their_model() -> None:
     plan = builders.plan("h1", "h2", gpu_count=3)
-    evidence = with_gemm(plan, {("h2", f"gpu={index}"): 4e14 for index in range(3)})
+    evidence = evidence_with_gemm(plan, {("h2", f"gpu={index}"): 4e14 for index in range(3)})
     other = tuple(
         replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100 80GB HBM3") for gpu in record.gpus))
         for record in evidence["h2"].records
     )
     evidence["h2"] = Evidence(records=other)
-    assert {item.verdict for item in against_fleet(plan, evidence)} == {PASS}
+    assert {item.verdict for item in fleet_verdicts(plan, evidence)} == {PASS}
 
 
 def test_gang_figure_is_one_sample_of_the_fleet() -> None:
     plan = builders.plan("h1", "h2", "h3")
-    pack = relative(name="training.throughput", scope="gang")
-    verdicts = against_fleet(plan, builders.evidence(plan), pack)
+    pack = fleet_pack(name="training.throughput", scope="gang")
+    verdicts = fleet_verdicts(plan, builders.evidence(plan), pack)
     assert {item.verdict for item in verdicts} == {INCONCLUSIVE}
     assert "the run has 1 gang " in verdicts[0].reason
 
 
 def test_wildcard_criterion_matches_each_operation() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    pack = relative(name="collective.*.algbw", scope="host")
+    pack = fleet_pack(name="collective.*.algbw", scope="host")
     pack = replace(pack, criteria=(replace(pack.criteria[0], fleet_fraction=None, value=1.0, unit="B/s"),))
-    verdicts = against_fleet(plan, builders.evidence(plan), pack)
+    verdicts = fleet_verdicts(plan, builders.evidence(plan), pack)
     assert {"collective.all_reduce.algbw", "collective.hypercube.algbw"} <= {item.name for item in verdicts}
     assert not any(item.name.endswith("busbw") for item in verdicts)
 
@@ -791,7 +795,7 @@ def test_failed_local_copy_is_reported_despite_a_remote_copy() -> None:
         assert [(item.scope, item.verdict, item.reason) for item in findings(plan, evidence)] == expected
 
 
-def _without(evidence: Evidence, name: str, status: str, **params: Any) -> Evidence:
+def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Evidence:
     """Return the evidence with this status for matching observations."""
 
     def lost(observation: Observation) -> Observation:
@@ -805,7 +809,7 @@ def _without(evidence: Evidence, name: str, status: str, **params: Any) -> Evide
 def test_only_an_unsupported_figure_of_a_lacking_model_is_not_missing(status: str, gaps: int) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    evidence["h2"] = _without(evidence["h2"], "gemm.throughput", status, dtype="fp8")
+    evidence["h2"] = with_status(evidence["h2"], "gemm.throughput", status, dtype="fp8")
     packs = [replace(pack, lacks={"gemm.throughput": {"dtype": ("fp8",)}}) for pack in PACKS]
     lacking = [verdict for verdict in judge(plan, evidence, packs) if verdict.verdict != PASS]
     assert len(lacking) == gaps
@@ -829,7 +833,7 @@ def test_hypercube_is_planned_for_powers_of_two(gpus: int, planned: bool) -> Non
     assert "collective.all_reduce.busbw" in names
 
 
-def of_eight(change: Callable[[Observation], Observation]) -> list[Verdict]:
+def findings_of_eight_gpus(change: Callable[[Observation], Observation]) -> list[Verdict]:
     """Return the findings on a host with eight H200 and NVLS after `change` of each observation."""
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
@@ -844,7 +848,7 @@ def of_eight(change: Callable[[Observation], Observation]) -> list[Verdict]:
 
 
 def test_eight_healthy_gpus_have_no_finding() -> None:
-    assert of_eight(lambda observation: observation) == []
+    assert findings_of_eight_gpus(lambda observation: observation) == []
 
 
 def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
@@ -853,7 +857,7 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
         values = {"collective.nvls": False, "collective.all_reduce.busbw": 3.5e11}
         return replace(observation, params=params, value=values.get(observation.name, observation.value))
 
-    (verdict,) = of_eight(ring)
+    (verdict,) = findings_of_eight_gpus(ring)
     assert (verdict.verdict, verdict.criterion, verdict.action, verdict.value) == (
         FAIL,
         "nvls-8-gpus",
@@ -869,7 +873,7 @@ def test_each_slow_operation_fails_on_eight_gpus(op: str) -> None:
     def slow(observation: Observation) -> Observation:
         return replace(observation, value=1e9) if observation.name == f"collective.{op}.busbw" else observation
 
-    verdicts = of_eight(slow)
+    verdicts = findings_of_eight_gpus(slow)
     assert {item.verdict for item in verdicts} == {FAIL}
     assert "busbw-8-gpus" in {item.criterion for item in verdicts}
     assert {item.name for item in verdicts} == {f"collective.{op}.busbw"}
@@ -902,7 +906,7 @@ def test_slow_host_fails_in_a_fleet_of_three(name: str, value: float, criterion:
     )
 
 
-def slow_over(
+def bandwidth_failures(
     transport: str, change: Callable[[str, Observation], Observation], model: str, *site: Pack
 ) -> list[Verdict]:
     """Return the bandwidth failures of three hosts whose ranks use this transport."""
@@ -930,7 +934,7 @@ def slow_h2(host: str, observation: Observation) -> Observation:
 
 
 def test_transport_that_is_fast_on_other_hosts_is_no_cause() -> None:
-    verdicts = slow_over("SHM/direct/direct", slow_h2, "h200-sxm")
+    verdicts = bandwidth_failures("SHM/direct/direct", slow_h2, "h200-sxm")
     assert {(item.host, item.action) for item in verdicts} == {("h2", "inspect_hardware")}
     assert all(item.reason.startswith("found") for item in verdicts)
 
@@ -950,7 +954,9 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
         value=2e10,
     )
     site = Pack(name="site", gpu_names=(), criteria=(floor,), chosen=True)
-    verdicts = [item for item in slow_over("SHM/direct/direct", slow, model, site) if item.criterion == "floor"]
+    verdicts = [
+        item for item in bandwidth_failures("SHM/direct/direct", slow, model, site) if item.criterion == "floor"
+    ]
     assert {item.action for item in verdicts} == {action}
     assert all(item.reason.startswith("found") == (model == "l40s") for item in verdicts)
 
@@ -965,19 +971,19 @@ def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None
         lost = observation.name == "peer_copy.access" and observation.scope == "gpu=0,peer=1"
         return replace(observation, value=access) if lost else observation
 
-    verdicts = slow_over("SHM/direct/direct", slow, "h200-sxm")
+    verdicts = bandwidth_failures("SHM/direct/direct", slow, "h200-sxm")
     assert {item.action for item in verdicts} == {action}
     assert all(item.reason.startswith("the ranks talk over SHM/direct/direct") for item in verdicts)
 
 
-def stray(name: str, scope: str, status: str = "error", **params: Any) -> Observation:
+def unmeasured(name: str, scope: str, status: str = "error", **params: Any) -> Observation:
     """Return an observation without a value."""
     return Observation(
         name=name, scope=scope, stage="benchmark", unit="1", status=status, reason="reason", params=params
     )
 
 
-def with_more(plan: Any, *more: Observation) -> list[tuple[str, str, str, str]]:
+def findings_with_more(plan: Any, *more: Observation) -> list[tuple[str, str, str, str]]:
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
     evidence["h1"] = Evidence(records=(replace(first, observations=(*first.observations, *more)), *rest))
@@ -987,36 +993,36 @@ def with_more(plan: Any, *more: Observation) -> list[tuple[str, str, str, str]]:
 @pytest.mark.parametrize(
     "lost",
     [
-        stray("benchmark.duration", "gpu=2", benchmark="gemm"),
-        stray("host_copy.bandwidth", "gpu=0", numa="remote"),
-        stray("gemm.throughput", "gpu=0", dtype="fp4"),
-        stray("gemm.throughput", "host", dtype="bf16"),
-        stray("teapot.temperature", "host"),
+        unmeasured("benchmark.duration", "gpu=2", benchmark="gemm"),
+        unmeasured("host_copy.bandwidth", "gpu=0", numa="remote"),
+        unmeasured("gemm.throughput", "gpu=0", dtype="fp4"),
+        unmeasured("gemm.throughput", "host", dtype="bf16"),
+        unmeasured("teapot.temperature", "host"),
     ],
 )
 def test_unplanned_error_is_reported(lost: Observation) -> None:
-    assert with_more(builders.plan(), lost) == [("h1", lost.name, lost.scope, "error: reason")]
+    assert findings_with_more(builders.plan(), lost) == [("h1", lost.name, lost.scope, "error: reason")]
 
 
 @pytest.mark.parametrize("status", ["skipped", "unsupported"])
 def test_unplanned_skipped_observation_is_not_missing(status: str) -> None:
-    assert with_more(builders.plan(), stray("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
+    assert findings_with_more(builders.plan(), unmeasured("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
 
 
 def test_planned_error_is_reported_once_unless_repeated_successfully() -> None:
     plan = builders.plan()
-    planned = stray("gemm.throughput", "gpu=0", dtype="bf16")
-    assert with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
-    lost = stray("gemm.throughput", "gpu=0", dtype="fp4")
+    planned = unmeasured("gemm.throughput", "gpu=0", dtype="bf16")
+    assert findings_with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
+    lost = unmeasured("gemm.throughput", "gpu=0", dtype="fp4")
     good = builders.observation("gemm.throughput", 1e15, scope="gpu=0", unit="FLOP/s", dtype="fp4", size=8192)
-    assert with_more(plan, lost, good) == []
-    assert with_more(plan, good, lost) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
+    assert findings_with_more(plan, lost, good) == []
+    assert findings_with_more(plan, good, lost) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
 
 
 def test_failed_hypercube_of_three_ranks_is_not_reported() -> None:
     plan = builders.plan(gpu_count=3, rackproof_gang="none")
-    why = stray("collective.hypercube.busbw", "host", size_bytes=8, placement="out_of_place")
-    assert with_more(plan, why) == []
+    why = unmeasured("collective.hypercube.busbw", "host", size_bytes=8, placement="out_of_place")
+    assert findings_with_more(plan, why) == []
 
 
 @pytest.mark.parametrize(("network", "judged"), [("resnet18", True), ("convnet", False)])

@@ -33,14 +33,14 @@ HOSTS = ("r12-h01", "r12-h02")
 CSV = "host,kind,slot,serial\nr12-h01,gpu,0000:1b:00.0,1650123000456\nr12-h02,nic,mlx5_0,0c42:a103:0065:8b2e\n"
 
 
-def manifest(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> Path:
+def write_manifest(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> Path:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
-def parts(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> list[tuple[str, str, str, str]]:
-    result = read_manifest(str(manifest(tmp_path, content, name)), HOSTS)
+def read_parts(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> list[tuple[str, str, str, str]]:
+    result = read_manifest(str(write_manifest(tmp_path, content, name)), HOSTS)
     return [(part.host, part.kind, part.slot, part.serial) for part in result]
 
 
@@ -64,7 +64,7 @@ RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic",
     ids=["plain", "bom", "crlf", "semicolons", "tabs", "spaces", "blank", "trailing", "nvml", "short"],
 )
 def test_csv_dialects_of_spreadsheets_are_read(tmp_path: Path, content: str | bytes) -> None:
-    assert parts(tmp_path, content) == RIGHT
+    assert read_parts(tmp_path, content) == RIGHT
 
 
 def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
         "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # YAML 1.1 reads this as a base-60 number
         "- {host: r12-h02, kind: nic, serial: 0x0c42a10300658b2e}\n"
     )
-    assert parts(tmp_path, text, "order.yml") == [
+    assert read_parts(tmp_path, text, "order.yml") == [
         ("r12-h01", "gpu", "3", "01650123000456"),
         ("r12-h02", "nic", "", "12:34:56:10:20:30"),
         ("r12-h02", "nic", "", "0x0c42a10300658b2e"),
@@ -81,7 +81,7 @@ def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
 
 
 def test_part_has_its_source_line(tmp_path: Path) -> None:
-    path = manifest(tmp_path, CSV.replace("\nr12-h02", "\n\nr12-h02"))
+    path = write_manifest(tmp_path, CSV.replace("\nr12-h02", "\n\nr12-h02"))
     assert [part.origin for part in read_manifest(str(path), HOSTS)] == ["order.csv line 2", "order.csv line 4"]
 
 
@@ -128,7 +128,7 @@ def line(text: str) -> str:
 )
 def test_manifest_error_names_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parts(tmp_path, content)
+        read_parts(tmp_path, content)
     assert message in str(caught.value)
 
 
@@ -146,7 +146,7 @@ def test_manifest_error_names_its_line(tmp_path: Path, content: str | bytes, mes
 )
 def test_yaml_error_names_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parts(tmp_path, text, "order.yml")
+        read_parts(tmp_path, text, "order.yml")
     assert message in str(caught.value)
 
 
@@ -159,15 +159,15 @@ def test_missing_file_is_reported_with_directory_and_remedy(tmp_path: Path, monk
         read_manifest("none.csv", HOSTS)
 
 
-def gpu(host: str, index: int, **over: Any) -> Part:
+def gpu_line(host: str, index: int, **over: Any) -> Part:
     """Return the manifest line of a GPU that `builders` creates on this host."""
     return Part(
         **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
     )
 
 
-def ordered(*hosts: str) -> list[Part]:
-    return [gpu(host, index) for host in hosts for index in range(2)]
+def gpu_lines(*hosts: str) -> list[Part]:
+    return [gpu_line(host, index) for host in hosts for index in range(2)]
 
 
 def ordered_plan(parts: list[Part], *hosts: str, **over: Any) -> Plan:
@@ -183,17 +183,17 @@ def manifest_verdicts(plan: Plan, evidence: Mapping[str, Evidence] | None = None
     return [item for item in verdicts if item.criterion.startswith("manifest")]
 
 
-def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+def not_passing(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
     return [(item.host, item.scope, item.verdict, item.reason) for item in verdicts if item.verdict != PASS]
 
 
-def line_of(plan: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
+def summary_line(plan: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
     report = merge(plan, builders.evidence(plan) if evidence is None else evidence, (NOTHING,))
     return next((line for line in report.acceptance.summary if line.startswith("Manifest")), "")
 
 
 def test_fleet_as_ordered_passes() -> None:
-    plan = ordered_plan(ordered("h1", "h2"))
+    plan = ordered_plan(gpu_lines("h1", "h2"))
     verdicts = manifest_verdicts(plan)
     assert [(item.host, item.scope, item.serial, item.verdict) for item in verdicts] == [
         ("h1", "gpu=0", "h1-0", PASS),
@@ -202,74 +202,79 @@ def test_fleet_as_ordered_passes() -> None:
         ("h2", "gpu=1", "h2-1", PASS),
     ]
     assert {item.source for item in verdicts} == {"manifest: order.csv"}
-    assert line_of(plan) == "Manifest: 4 of 4 parts as ordered"
+    assert summary_line(plan) == "Manifest: 4 of 4 parts as ordered"
 
 
 @pytest.mark.parametrize("slot", ["1", "0000:01:00.0", ""])
 def test_serial_is_compared_independent_of_notation(slot: str) -> None:
-    plan = ordered_plan([gpu("h1", 0), gpu("h1", 1, serial="00H1-1", slot=slot), *ordered("h2")])
-    assert summarized(manifest_verdicts(plan)) == []
+    plan = ordered_plan([gpu_line("h1", 0), gpu_line("h1", 1, serial="00H1-1", slot=slot), *gpu_lines("h2")])
+    assert not_passing(manifest_verdicts(plan)) == []
 
 
 def test_part_in_another_slot_of_its_host_fails_once() -> None:
-    plan = ordered_plan([gpu("h1", 0, slot="0000:00:00.0"), gpu("h1", 1, slot="0"), *ordered("h2")])
-    assert summarized(manifest_verdicts(plan)) == [
+    plan = ordered_plan([gpu_line("h1", 0, slot="0000:00:00.0"), gpu_line("h1", 1, slot="0"), *gpu_lines("h2")])
+    assert not_passing(manifest_verdicts(plan)) == [
         ("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")
     ]
-    assert line_of(plan) == "Manifest: 3 of 4 parts as ordered"
+    assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered"
 
 
 def test_parts_swapped_between_hosts_fail_on_both() -> None:
-    swapped = [gpu("h1", 0), gpu("h1", 1, serial="h2-1", slot="1"), gpu("h2", 0), gpu("h2", 1, serial="h1-1")]
+    swapped = [
+        gpu_line("h1", 0),
+        gpu_line("h1", 1, serial="h2-1", slot="1"),
+        gpu_line("h2", 0),
+        gpu_line("h2", 1, serial="h1-1"),
+    ]
     plan = ordered_plan(swapped)
     verdicts = manifest_verdicts(plan)
     assert {item.source for item in verdicts if item.verdict == FAIL} == {"manifest: order.csv line 1"}
     first, second = "ordered for h1 slot 1, found in h2 gpu=1", "ordered for h2, found in h1 gpu=1"
-    assert summarized(verdicts) == [
+    assert not_passing(verdicts) == [
         ("h1", "host", FAIL, first),
         ("h2", "gpu=1", FAIL, first),
         ("h2", "host", FAIL, second),
         ("h1", "gpu=1", FAIL, second),
     ]
     assert {item.action for item in verdicts if item.verdict == FAIL} == {"inspect_hardware"}
-    assert line_of(plan) == "Manifest: 2 of 4 parts as ordered"
+    assert summary_line(plan) == "Manifest: 2 of 4 parts as ordered"
 
 
 def test_missing_part_and_its_replacement_both_fail() -> None:
-    plan = ordered_plan([gpu("h1", 0), gpu("h1", 1, serial="165"), *ordered("h2")])
-    assert summarized(manifest_verdicts(plan)) == [
+    plan = ordered_plan([gpu_line("h1", 0), gpu_line("h1", 1, serial="165"), *gpu_lines("h2")])
+    assert not_passing(manifest_verdicts(plan)) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "gpu=1", FAIL, "found, and no line of the manifest names it"),
     ]
-    assert line_of(plan) == "Manifest: 3 of 4 parts as ordered, 1 found that nobody ordered"
+    assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered, 1 found that nobody ordered"
 
 
 def test_host_that_was_not_measured_is_inconclusive() -> None:
-    plan = ordered_plan(ordered("h1", "h2"))
+    plan = ordered_plan(gpu_lines("h1", "h2"))
     verdicts = manifest_verdicts(plan, {"h1": builders.evidence(plan)["h1"]})
-    assert set(summarized(verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
-    assert line_of(plan, {"h1": builders.evidence(plan)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
+    assert set(not_passing(verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
+    assert summary_line(plan, {"h1": builders.evidence(plan)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
 
 
 def test_gpu_without_a_serial_is_not_reported_missing() -> None:
-    plan = ordered_plan(ordered("h1", "h2"))
+    plan = ordered_plan(gpu_lines("h1", "h2"))
     evidence = builders.evidence(plan)
     first = evidence["h1"].records[0]
     silent = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
-    assert summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(silent,))})) == [
+    assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(silent,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not tell the serial")
     ]
     lost = replace(first, gpus=first.gpus[:1])  # on the PCI bus but not available to the driver
     assert [
         verdict
-        for _, _, verdict, _ in summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
+        for _, _, verdict, _ in not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
     ] == [INCONCLUSIVE]
     counted = tuple(
         replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
         for item in first.snapshots
     )
     gone = replace(first, gpus=first.gpus[:1], snapshots=counted)
-    assert summarized(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(gone,))})) == [
+    assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(gone,))})) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host")
     ]
 
@@ -277,7 +282,7 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
 GUID, OTHER = "0c42:a103:0065:8b2e", "0c42:a103:0065:8b2f"
 
 
-def nic(serial: str, **over: Any) -> Part:
+def nic_line(serial: str, **over: Any) -> Part:
     return Part(**({"host": "h1", "kind": "nic", "serial": serial, "origin": "order.csv line 9"} | over))
 
 
@@ -302,21 +307,21 @@ def with_nics(plan: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
     return evidence | {"h1": builders.with_snapshot(evidence["h1"], taken)}
 
 
-def guids(**values: Any) -> dict[str, Any]:
+def node_guids(**values: Any) -> dict[str, Any]:
     return {"infiniband__hca__node_guid": {f"hca={name}": value for name, value in values.items()}}
 
 
 @pytest.mark.parametrize("serial", [GUID, "0x0C42A10300658B2E", "0c-42-a1-03-00-65-8b-2e", "0c:42:a1:65:8b:2e"])
 @pytest.mark.parametrize("slot", ["", "mlx5_0", "0000:5e:00.0"])
 def test_nic_is_identified_by_guid_or_mac_address(serial: str, slot: str) -> None:
-    plan = ordered_plan([nic(serial, slot=slot)])
-    evidence = with_nics(plan, **guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
+    plan = ordered_plan([nic_line(serial, slot=slot)])
+    evidence = with_nics(plan, **node_guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
     verdicts = manifest_verdicts(plan, evidence)
     assert [(item.scope, item.verdict) for item in verdicts] == [("hca=mlx5_0", PASS)]
 
 
 def test_ethernet_port_is_identified_by_mac_and_other_ports_are_not_extra() -> None:
-    plan = ordered_plan([nic("5c:25:73:00:00:01", slot="eth0")])
+    plan = ordered_plan([nic_line("5c:25:73:00:00:01", slot="eth0")])
     evidence = with_nics(plan, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
     assert [(item.name, item.scope, item.verdict) for item in manifest_verdicts(plan, evidence)] == [
         ("network.address", "nic=eth0", PASS)
@@ -325,15 +330,17 @@ def test_ethernet_port_is_identified_by_mac_and_other_ports_are_not_extra() -> N
 
 def test_misplaced_missing_and_unordered_nics_fail() -> None:
     where = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
-    plan = ordered_plan([nic(GUID, slot="0000:1b:00.0")])
-    assert summarized(manifest_verdicts(plan, with_nics(plan, **guids(mlx5_0=GUID), **where))) == [
+    plan = ordered_plan([nic_line(GUID, slot="0000:1b:00.0")])
+    assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID), **where))) == [
         ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
     ]
     unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; which slot hca=mlx5_0 is in was not told"
-    assert summarized(manifest_verdicts(plan, with_nics(plan, **guids(mlx5_0=GUID)))) == [
+    assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID)))) == [
         ("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)
     ]
-    assert summarized(manifest_verdicts(ordered_plan([nic(GUID)]), with_nics(plan, **guids(mlx5_0=OTHER)))) == [
+    assert not_passing(
+        manifest_verdicts(ordered_plan([nic_line(GUID)]), with_nics(plan, **node_guids(mlx5_0=OTHER)))
+    ) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "hca=mlx5_0", FAIL, "found, and no line of the manifest names it"),
     ]
@@ -343,32 +350,32 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
     ("readings", "reason"),
     [
         ({}, "ordered for h1: the host told no NIC's GUID"),
-        (guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not tell its GUID"),
-        (guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
+        (node_guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not tell its GUID"),
+        (node_guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
     ],
 )
 def test_nic_of_a_host_without_readings_is_not_reported_missing(readings: dict[str, Any], reason: str) -> None:
-    plan = ordered_plan([nic(GUID)])
+    plan = ordered_plan([nic_line(GUID)])
     verdict = FAIL if "found on no host" in reason else INCONCLUSIVE
-    assert summarized(manifest_verdicts(plan, with_nics(plan, **readings))) == [("h1", "host", verdict, reason)]
+    assert not_passing(manifest_verdicts(plan, with_nics(plan, **readings))) == [("h1", "host", verdict, reason)]
 
 
 def test_manifest_of_gpus_does_not_judge_nics() -> None:
-    plan = ordered_plan(ordered("h1", "h2"))
-    assert summarized(manifest_verdicts(plan, with_nics(plan, **guids(mlx5_0=GUID)))) == []
+    plan = ordered_plan(gpu_lines("h1", "h2"))
+    assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID)))) == []
 
 
 def test_parts_are_not_judged_without_a_manifest_or_in_a_rehearsal() -> None:
     assert manifest_verdicts(ordered_plan([])) == []
-    assert line_of(ordered_plan([])) == ""
+    assert summary_line(ordered_plan([])) == ""
     plan = builders.plan(profile="rehearsal")
-    plan = replace(plan, manifest=(gpu("h1", 0),))
+    plan = replace(plan, manifest=(gpu_line("h1", 0),))
     assert manifest_verdicts(plan, {}) == []
-    assert line_of(plan, {}) == ""
+    assert summary_line(plan, {}) == ""
 
 
 def test_report_formats_show_the_manifest_summary() -> None:
-    plan = ordered_plan(ordered("h1", "h2"))
+    plan = ordered_plan(gpu_lines("h1", "h2"))
     report = merge(plan, builders.evidence(plan), (NOTHING,))
     assert "- Manifest: 4 of 4 parts as ordered\n" in render_summary(report)
     assert "<dt>Manifest</dt><dd>4 of 4 parts as ordered</dd>" in render_html(report)
@@ -378,7 +385,7 @@ def test_report_formats_show_the_manifest_summary() -> None:
 
 
 def test_plan_with_a_manifest_survives_json() -> None:
-    plan = ordered_plan([gpu("h1", 0, slot="1"), nic(GUID), *ordered("h2")])
+    plan = ordered_plan([gpu_line("h1", 0, slot="1"), nic_line(GUID), *gpu_lines("h2")])
     document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="plan")
     assert plan_from_json(document).manifest == plan.manifest
@@ -389,19 +396,19 @@ def test_manifest_and_inventory_must_agree_on_the_number_of_gpus() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     common: dict[str, Any] = {"run_id": "r", "nonce": builders.NONCE, "created": builders.WHEN}
     smoke = read_profile("smoke")
-    assert make_plan(smoke, hosts, **common, manifest=ordered("h1", "h2")).manifest
-    assert make_plan(smoke, hosts, **common, manifest=[nic(GUID)]).manifest
+    assert make_plan(smoke, hosts, **common, manifest=gpu_lines("h1", "h2")).manifest
+    assert make_plan(smoke, hosts, **common, manifest=[nic_line(GUID)]).manifest
     with pytest.raises(
         UsageError, match="host h2: the manifest lists 1 GPUs, rackproof_gpu_count says 2: correct one of them"
     ):
-        make_plan(smoke, hosts, **common, manifest=ordered("h1", "h2")[:3])
+        make_plan(smoke, hosts, **common, manifest=gpu_lines("h1", "h2")[:3])
     hosts["h2"]["rackproof_manifest"] = "other.csv"
     with pytest.raises(UsageError, match=r"rackproof_manifest is None on host h1 and 'other\.csv' on host h2"):
         make_plan(smoke, hosts, **common)
 
 
 def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
-    path = manifest(tmp_path, "host,kind,serial\nh1,gpu,165\nh2,gpu,166\n")
+    path = write_manifest(tmp_path, "host,kind,serial\nh1,gpu,165\nh2,gpu,166\n")
     variables = {"rackproof_gpu_count": 1, "rackproof_rack": "r1", "rackproof_manifest": str(path)}
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", **variables} for name in ("h1", "h2")}
     begin = ("plan", "--profile", "smoke", "--run-dir", tmp_path / "run", "--inventory")

@@ -22,11 +22,11 @@ GUID, MAC = "0c42:a103:0065:8b2e", "0c:42:a1:65:8b:2e"
 HCA, LAYER = "infiniband.hca.node_guid", "infiniband.link_layer"
 
 
-def part(serial: str, kind: str = "nic", **over: Any) -> Part:
+def ordered_part(serial: str, kind: str = "nic", **over: Any) -> Part:
     return Part(**{"host": "h1", "kind": kind, "serial": serial, "origin": "order.csv line 2", **over})
 
 
-def plan(*parts: Part, gpu_count: int = 1) -> Plan:
+def ordered_plan(*parts: Part, gpu_count: int = 1) -> Plan:
     return replace(one_figure_plan("h1", "h2", gpu_count=gpu_count), manifest=parts)
 
 
@@ -39,32 +39,33 @@ def judged(of: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
     return judge_manifest(of, views)
 
 
-def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.name, item.scope, item.verdict) for item in verdicts]
 
 
-def guid(value: str = GUID, name: str = "a") -> Metric:
+def guid_reading(value: str = GUID, name: str = "a") -> Metric:
     return reading(value, name=HCA, scope=f"hca={name}")
 
 
-def layer(value: str, port: str = "1", name: str = "a", absent: str = "") -> Metric:
+def link_layer_reading(value: str, port: str = "1", name: str = "a", absent: str = "") -> Metric:
     return reading(value, name=LAYER, scope=f"hca={name},port={port}", absent=absent)
 
 
-ORDERED = part("ffff:0000:0000:0001")
+ORDERED = ordered_part("ffff:0000:0000:0001")
 
 
 @pytest.mark.parametrize(
     ("ports", "extra"),
     [
-        ([], True), ([layer("Ethernet")], False), ([layer("InfiniBand")], True),
-        ([layer("Ethernet"), layer("InfiniBand", "2")], True),
-        ([layer("", absent="error: x")], True), ([layer("Ethernet", name="b")], True), ([layer("Ethernet", name="ab")], True),
-        ([layer("Ethernet"), layer("", "2", absent="error: x")], False),
+        ([], True), ([link_layer_reading("Ethernet")], False), ([link_layer_reading("InfiniBand")], True),
+        ([link_layer_reading("Ethernet"), link_layer_reading("InfiniBand", "2")], True),
+        ([link_layer_reading("", absent="error: x")], True), ([link_layer_reading("Ethernet", name="b")], True),
+        ([link_layer_reading("Ethernet", name="ab")], True),
+        ([link_layer_reading("Ethernet"), link_layer_reading("", "2", absent="error: x")], False),
     ],
 )  # fmt: skip
 def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
-    own = guid("ffff:0000:0000:0001", "own")
+    own = guid_reading("ffff:0000:0000:0001", "own")
     metrics = [Metric(name=HCA, unit="1", values={**own.values, "hca=a": GUID})]
     for metric in ports:
         metrics.append(metric)
@@ -72,8 +73,8 @@ def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], ext
         name=LAYER, unit="1", values={key: value for one in ports for key, value in one.values.items()},
         absent={key: value for one in ports for key, value in one.absent.items()},
     )  # fmt: skip
-    verdicts = judged(plan(ORDERED), metrics[0], merged)
-    assert summarized(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
+    verdicts = judged(ordered_plan(ORDERED), metrics[0], merged)
+    assert summarize(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
     for item in verdicts[1:]:
         assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
         assert item.source == "manifest: order.csv"
@@ -81,8 +82,10 @@ def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], ext
 
 def test_guid_is_derived_from_a_mac_address() -> None:
     for serial, verdict in ((MAC, PASS), ("0c:42:a1:65:8b:2f", INCONCLUSIVE)):
-        assert judged(plan(part(serial)), guid())[0].verdict == verdict
-    assert judged(plan(part("0c:42:a1:65:8b:2e")), guid("0c42:a104:0065:8b2e"))[0].verdict != PASS
+        assert judged(ordered_plan(ordered_part(serial)), guid_reading())[0].verdict == verdict
+    assert (
+        judged(ordered_plan(ordered_part("0c:42:a1:65:8b:2e")), guid_reading("0c42:a104:0065:8b2e"))[0].verdict != PASS
+    )
 
 
 def test_serial_notations_are_normalized() -> None:
@@ -90,7 +93,7 @@ def test_serial_notations_are_normalized() -> None:
     assert (
         identity("nic", "0x0C42-A103") == identity("nic", "0c42:a103") == identity("nic", " 0c42.a1 03") == "0c42a103"
     )
-    assert summarized(judged(plan(part("H1-0", "gpu"))))[:1] == [("gpu.serial", "gpu=0", PASS)]
+    assert summarize(judged(ordered_plan(ordered_part("H1-0", "gpu"))))[:1] == [("gpu.serial", "gpu=0", PASS)]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +110,13 @@ def test_serial_notations_are_normalized() -> None:
 def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
     present = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
     metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
-    (result, *_) = judged(plan(part("lost", "gpu")), *metrics, gpus=present)
+    (result, *_) = judged(ordered_plan(ordered_part("lost", "gpu")), *metrics, gpus=present)
     assert (result.verdict, result.scope) == (INCONCLUSIVE if why else FAIL, "host")
     assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
 
 
 def test_location_of_a_misplaced_part_is_named() -> None:
-    of = plan(part("h1-0", "gpu", slot="1"), part("h2-0", "gpu"))
+    of = ordered_plan(ordered_part("h1-0", "gpu", slot="1"), ordered_part("h2-0", "gpu"))
     verdicts = judged(of)
     assert [(item.host, item.scope, item.verdict, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", FAIL, "ordered for h1 slot 1, found in slot 0000:00:00.0, 0"),
@@ -121,11 +124,14 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     ]  # fmt: skip
     assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
     assert manifest_summary(of, verdicts) == "0 of 2 parts as ordered"
-    good = judged(plan(part("h1-0", "gpu", slot="0")))
+    good = judged(ordered_plan(ordered_part("h1-0", "gpu", slot="0")))
     assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
         (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
     ]
-    assert manifest_summary(plan(part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 found that nobody ordered"
+    assert (
+        manifest_summary(ordered_plan(ordered_part("h1-0", "gpu")), good)
+        == "1 of 1 parts as ordered, 1 found that nobody ordered"
+    )
     assert (
         manifest_summary(replace(of, rehearsal=True), verdicts)
         == manifest_summary(replace(of, manifest=()), verdicts)
@@ -135,7 +141,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
 
 
 def test_last_adapter_reading_is_used() -> None:
-    of = plan(part("ffff:0000:0000:0001"))
+    of = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
         (result, *_) = judged(of, observed)

@@ -27,7 +27,7 @@ MISSING = 1
 """Empty slot of h2."""
 
 
-def host(
+def host_with_slots(
     name: str,
     slots: Sequence[int],
     *,
@@ -51,14 +51,14 @@ def host(
         Metric(name="host.system.product", unit="1", values={"host": product}),
     )
 
-    def told(taken: Snapshot) -> Snapshot:
+    def with_gpu_readings(taken: Snapshot) -> Snapshot:
         kept = (metric for metric in taken.metrics if metric.name not in {metric.name for metric in more})
         counts = {"gpu.count": len(slots), "gpu.pci_count": len(slots) + len(on_bus)}
         counted = (replace(m, values={"host": counts[m.name]}) if m.name in counts else m for m in kept)
         return replace(taken, metrics=(*counted, *more))
 
-    def changed(record: Record) -> Record:
-        shots = [told(builders.snapshot(devices, stage=s.stage, phase=s.phase)) for s in record.snapshots]
+    def with_gpus(record: Record) -> Record:
+        shots = [with_gpu_readings(builders.snapshot(devices, stage=s.stage, phase=s.phase)) for s in record.snapshots]
         gone = {
             f"{what}={index}" for what in ("gpu", "peer") for index in range(len(slots), len(of.host(name).devices))
         }
@@ -67,7 +67,7 @@ def host(
         )
         return replace(record, gpus=gpus, snapshots=tuple(shots), observations=kept)
 
-    return Evidence(records=tuple(changed(record) for record in builders.records(of, name)))
+    return Evidence(records=tuple(with_gpus(record) for record in builders.records(of, name)))
 
 
 ALL = range(4)
@@ -75,26 +75,26 @@ LEFT = [slot for slot in ALL if slot != MISSING]
 
 
 def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
-    evidence = {name: hosts.get(name) or host(name, ALL) for name in ("h1", "h2", "h3")}
+    evidence = {name: hosts.get(name) or host_with_slots(name, ALL) for name in ("h1", "h2", "h3")}
     return [item for item in judge(of, evidence, read_packs([])) if item.verdict != PASS]
 
 
-def counts(verdicts: Sequence[Verdict]) -> dict[str, str]:
+def count_details(verdicts: Sequence[Verdict]) -> dict[str, str]:
     """Return name -> detail of the GPU-count verdicts on h2."""
     return {item.name: item.detail for item in verdicts if item.host == "h2" and item.name in (DRIVER, BUS)}
 
 
 def test_missing_slot_is_derived_from_identical_hosts() -> None:
     reported = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
-    verdicts = findings(h2=host("h2", LEFT))
-    assert counts(verdicts) == {"gpu.count": reported, "gpu.pci_count": reported}
+    verdicts = findings(h2=host_with_slots("h2", LEFT))
+    assert count_details(verdicts) == {"gpu.count": reported, "gpu.pci_count": reported}
     assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {reported}"}
     (unseen,) = [item.reason for item in verdicts if item.name == "gpu" and item.host == "h2"]
     assert "the driver lists 3 GPUs, numbered from 0, so this index does not identify a slot" in unseen
 
 
 def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
-    result = counts(findings(h2=host("h2", LEFT, on_bus=[MISSING])))
+    result = count_details(findings(h2=host_with_slots("h2", LEFT, on_bus=[MISSING])))
     assert result == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
 
 
@@ -104,44 +104,48 @@ def on_bus(slot: int) -> str:
 
 def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have one"
-    result = host("h2", [0, 3], on_bus=[1])
-    assert counts(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
+    result = host_with_slots("h2", [0, 3], on_bus=[1])
+    assert count_details(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
     gone = "present when the host was accepted, missing now: serial h2-2 at PCI 0000:02:00.0"
-    assert counts(findings(h2=accepted(result, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
+    assert count_details(findings(h2=with_accepted_gpus(result, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
 
 
 def test_contradictory_slots_name_no_slot() -> None:
-    more = host("h2", [0, 1, 2], on_bus=[3, 4, 5])
-    assert counts(findings(h2=more)) == {DRIVER: ""}, "which of the three should be there"
-    elsewhere = host("h2", [0, 2], on_bus=[7])
-    assert counts(findings(h2=elsewhere)) == {DRIVER: on_bus(7), BUS: ""}
-    numbered_anew = host("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
-    assert counts(findings(h2=numbered_anew)) == {DRIVER: on_bus(2), BUS: ""}
-    off_bus = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu)
-    assert counts(findings(h2=off_bus)) == {DRIVER: "", BUS: ""}
+    more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
+    assert count_details(findings(h2=more)) == {DRIVER: ""}, "which of the three should be there"
+    elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
+    assert count_details(findings(h2=elsewhere)) == {DRIVER: on_bus(7), BUS: ""}
+    numbered_anew = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
+    assert count_details(findings(h2=numbered_anew)) == {DRIVER: on_bus(2), BUS: ""}
+    off_bus = change_gpus(
+        host_with_slots("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu
+    )
+    assert count_details(findings(h2=off_bus)) == {DRIVER: "", BUS: ""}
 
 
 def test_last_bus_reading_is_used() -> None:
-    (first, *_), now = host("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host("h2", LEFT)
+    (first, *_), now = host_with_slots("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host_with_slots("h2", LEFT)
     alone, *rest = now.records
     evidence = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
-    assert counts(findings(h2=evidence)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
+    assert count_details(findings(h2=evidence)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
 
 
 def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
     reported = "nothing in module 8, where 2 of 2 hosts of its build have one"
-    result = counts(findings(h2=host("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0")))
+    result = count_details(
+        findings(h2=host_with_slots("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0"))
+    )
     assert result == {"gpu.count": reported, "gpu.pci_count": reported}
 
 
-def accepted(evidence: Evidence, *slots: int) -> Evidence:
+def with_accepted_gpus(evidence: Evidence, *slots: int) -> Evidence:
     """Return the evidence with a baseline that has the GPUs of these slots."""
     gpus = tuple(builders.gpu("h2", at) for at in slots)
     kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
     return replace(evidence, baseline=HostBaseline(host=kept))
 
 
-def named(evidence: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
+def change_gpus(evidence: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
     """Return the evidence with each GPU of the driver changed, or removed if `change` returns None."""
     return replace(evidence, records=tuple(
         replace(record, gpus=tuple(gpu for each in record.gpus if (gpu := change(each)))) for record in evidence.records
@@ -154,34 +158,43 @@ def reason_for(module: int) -> str:
 
 def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
     reported = "present when the host was accepted, missing now: serial h2-1 at PCI 0000:01:00.0"
-    assert counts(findings(h2=accepted(host("h2", LEFT), *ALL))) == {"gpu.count": reported, "gpu.pci_count": reported}
+    assert count_details(findings(h2=with_accepted_gpus(host_with_slots("h2", LEFT), *ALL))) == {
+        "gpu.count": reported,
+        "gpu.pci_count": reported,
+    }
 
 
 def test_occupied_slot_is_not_reported_as_missing() -> None:
     """The GPU of slot 3 was moved to slot 2: the GPU of slot 2 is gone and slot 3 is empty."""
-    moved = named(host("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu)
+    moved = change_gpus(
+        host_with_slots("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu
+    )
     reported = "present when the host was accepted, missing now: serial h2-2"
     where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
-    assert counts(findings(h2=accepted(moved, *ALL))) == dict.fromkeys((DRIVER, BUS), f"{reported}; {where}")
-    evidence = accepted(host("h2", LEFT), *ALL)
+    assert count_details(findings(h2=with_accepted_gpus(moved, *ALL))) == dict.fromkeys(
+        (DRIVER, BUS), f"{reported}; {where}"
+    )
+    evidence = with_accepted_gpus(host_with_slots("h2", LEFT), *ALL)
     assert evidence.baseline
     assert evidence.baseline.host
     nowhere = replace(
         evidence.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in evidence.baseline.host.gpus)
     )
-    reported = counts(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
+    reported = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
     assert reported == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
-    more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
-    assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
+    more = with_accepted_gpus(host_with_slots("h2", LEFT), 0, 1, 2, 3, 4)
+    assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
         "two accepted GPUs are gone, but only one is missing"
     )
 
 
 def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
-    nowhere = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu)
-    assert counts(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
-    unnamed = named(host("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
-    assert counts(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "the PCI bus shows which"
+    nowhere = change_gpus(
+        host_with_slots("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
+    )
+    assert count_details(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
+    unnamed = change_gpus(host_with_slots("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
+    assert count_details(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "the PCI bus shows which"
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -189,22 +202,24 @@ def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
     """Indices move if a GPU outside the test is gone, and the bus shows GPUs outside the test too."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
-    evidence = {name: named(host(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")}
-    result = host("h2", present[1:], on_bus=[present[0]])
-    evidence["h2"] = named(result, lambda gpu: replace(gpu, index=gpu.index + 1))
+    evidence = {
+        name: change_gpus(host_with_slots(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")
+    }
+    result = host_with_slots("h2", present[1:], on_bus=[present[0]])
+    evidence["h2"] = change_gpus(result, lambda gpu: replace(gpu, index=gpu.index + 1))
     assert {item.detail for item in judge(chosen, evidence, read_packs([])) if item.name == DRIVER} == {""}
 
 
 def test_slot_by_address_alone_without_module_ids() -> None:
-    hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
+    hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
     reported = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
-    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}
-    hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
-    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "a module id must be a number"
+    assert count_details(findings(**hosts)) == {DRIVER: reported, BUS: reported}
+    hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
+    assert count_details(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "a module id must be a number"
 
 
 def test_gpu_reported_lost_keeps_its_index() -> None:
-    last = host("h2", [0, 1, 2])
+    last = host_with_slots("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
     reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
     for evidence, beyond in ((last, True), (reported, False)):
@@ -215,24 +230,26 @@ def test_gpu_reported_lost_keeps_its_index() -> None:
 
 
 def test_no_slot_if_indices_do_not_start_at_0() -> None:
-    evidence = named(host("h2", ALL), lambda gpu: gpu if gpu.index else None)
+    evidence = change_gpus(host_with_slots("h2", ALL), lambda gpu: gpu if gpu.index else None)
     assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 
 
 def test_slot_needs_more_than_half_of_the_hosts() -> None:
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
-        slots.add(HostView(PLAN, PLAN.host("h1"), host("h1", ALL, modules=modules), read_packs([])))
-        result = slots.describe_empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
+        slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
+        result = slots.describe_empty(
+            HostView(PLAN, PLAN.host("h2"), host_with_slots("h2", LEFT), read_packs([])), 1, ()
+        )
         assert bool(result) == (name in ("h3", "h4")), name
 
 
 def test_slots_merge_across_worker_processes() -> None:
-    views = {name: HostView(PLAN, PLAN.host(name), host(name, ALL), read_packs([])) for name in ("h1", "h3")}
+    views = {name: HostView(PLAN, PLAN.host(name), host_with_slots(name, ALL), read_packs([])) for name in ("h1", "h3")}
     here, present = SlotMap(), SlotMap()
     here.add(views["h1"])
     present.add(views["h3"])
-    evidence = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
+    evidence = HostView(PLAN, PLAN.host("h2"), host_with_slots("h2", LEFT), read_packs([]))
     assert here.describe_empty(evidence, 1, ()) == "", "one other host is not enough"
     here.update(present)
     assert here.describe_empty(evidence, 1, ()) == reason_for(8)
@@ -241,20 +258,20 @@ def test_slots_merge_across_worker_processes() -> None:
 @pytest.mark.parametrize(
     "others",
     [
-        {"h1": host("h1", ALL, product="R760xa"), "h3": host("h3", ALL, product="R760xa")},
-        {"h1": host("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
-        {"h1": host("h1", LEFT), "h3": host("h3", LEFT)},
+        {"h1": host_with_slots("h1", ALL, product="R760xa"), "h3": host_with_slots("h3", ALL, product="R760xa")},
+        {"h1": host_with_slots("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
+        {"h1": host_with_slots("h1", LEFT), "h3": host_with_slots("h3", LEFT)},
     ],
     ids=["another build", "others differ", "no complete host"],
 )
 def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -> None:
-    assert counts(findings(h2=host("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
+    assert count_details(findings(h2=host_with_slots("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
 
 
 def test_more_missing_gpus_than_known_slots() -> None:
     """The plan expects eight GPUs and each host has four, so the other slots are unknown."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
-    evidence = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
+    evidence = {name: host_with_slots(name, ALL, of=of) for name in ("h1", "h2", "h3")}
     verdicts = [item for item in judge(of, evidence, read_packs([])) if item.name == "gpu.count"]
     assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
 

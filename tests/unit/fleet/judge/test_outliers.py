@@ -25,7 +25,7 @@ def criterion(**over: object) -> Criterion:
     return Criterion(**{**fields, "action": "inspect_hardware", "source": "a test", **over})  # type: ignore[arg-type]
 
 
-def judged(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
+def relative_verdicts(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
     """Return (host, scope) -> verdict; `shares` has the factors of the stress rates of both GPUs of each host."""
     plan = small_plan(*shares)
     evidence = {}
@@ -45,46 +45,51 @@ def judged(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tup
     return {(item.host, item.scope): item for item in judge(plan, evidence, packs) if item.criterion == "relative"}
 
 
-def fleet(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
+def normal_factors(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
     usual = {f"h{number}": (NORMAL[number % 10], NORMAL[(number + 3) % 10]) for number in range(count)}
     return {**usual, **odd}
 
 
 def test_outlier_fails_alone_with_the_spread() -> None:
-    verdicts = judged(criterion(fleet_deviations=6.0), fleet(6, h2=(0.98, 1.0)))
+    verdicts = relative_verdicts(criterion(fleet_deviations=6.0), normal_factors(6, h2=(0.98, 1.0)))
     assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
     assert "6 robust deviations" in verdicts[("h2", "gpu=0")].detail
     assert "over 12 GPUs" in verdicts[("h2", "gpu=0")].detail
 
 
 def test_deviation_limit_needs_eight_parts() -> None:
-    verdicts = judged(criterion(fleet_deviations=6.0), fleet(3, h2=(0.5, 1.0)))
+    verdicts = relative_verdicts(criterion(fleet_deviations=6.0), normal_factors(3, h2=(0.5, 1.0)))
     assert {item.verdict for item in verdicts.values()} == {INCONCLUSIVE}
     assert "a deviation needs at least 8" in next(iter(verdicts.values())).reason
-    assert judged(criterion(fleet_deviations=6.0, optional=True), fleet(3)) == {}
+    assert relative_verdicts(criterion(fleet_deviations=6.0, optional=True), normal_factors(3)) == {}
 
 
 def test_looser_of_fraction_and_deviations_is_the_limit() -> None:
     """1.2 % below the median is many deviations, but within the allowed 2 %."""
-    slow = fleet(6, h2=(0.988, 1.0))
-    assert judged(criterion(fleet_deviations=4.0), slow)[("h2", "gpu=0")].verdict == FAIL
-    assert judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
+    slow = normal_factors(6, h2=(0.988, 1.0))
+    assert relative_verdicts(criterion(fleet_deviations=4.0), slow)[("h2", "gpu=0")].verdict == FAIL
+    assert (
+        relative_verdicts(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
+    )
     # a fleet too small for deviations uses the fraction
-    few = judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), fleet(3, h2=(0.95, 1.0)))
+    few = relative_verdicts(criterion(fleet_deviations=4.0, fleet_fraction=0.98), normal_factors(3, h2=(0.95, 1.0)))
     assert [position for position, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 
 
 def test_parts_are_compared_by_position_if_there_are_enough() -> None:
     """The second GPU of every host is 4 % slower; a slow first GPU is found only by position."""
-    warm = {host: (first, second * 0.96) for host, (first, second) in fleet(10).items()}
+    warm = {host: (first, second * 0.96) for host, (first, second) in normal_factors(10).items()}
     warm["h3"] = (0.97, 0.96)
-    by_model = judged(criterion(fleet_fraction=0.985), warm)
+    by_model = relative_verdicts(criterion(fleet_fraction=0.985), warm)
     assert {item.verdict for item in by_model.values()} == {PASS}
-    verdicts = judged(criterion(fleet_fraction=0.985, by_position=True), warm)
+    verdicts = relative_verdicts(criterion(fleet_fraction=0.985, by_position=True), warm)
     assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h3", "gpu=0")]
     assert "over 10 GPUs at gpu=0" in verdicts[("h3", "gpu=0")].detail
     few = {host: warm[host] for host in ("h0", "h1", "h2", "h4")}
-    assert "over 8 GPUs" in next(iter(judged(criterion(fleet_fraction=0.5, by_position=True), few).values())).detail
+    assert (
+        "over 8 GPUs"
+        in next(iter(relative_verdicts(criterion(fleet_fraction=0.5, by_position=True), few).values())).detail
+    )
 
 
 PACK = """\

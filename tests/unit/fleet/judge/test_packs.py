@@ -12,7 +12,7 @@ from fleet.judge.criteria import Criterion, VsBaseline, read_pack, read_packs, s
 from schemas.errors import UsageError
 
 
-def written(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
+def write_pack(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
     common = {
         "name": "memory.bandwidth", "operator": "ge", "unit": "B/s", "action": "none", "source": "ours alone",
     }  # fmt: skip
@@ -21,8 +21,8 @@ def written(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
     return str(path)
 
 
-def only(path: Path, **asked: Any) -> Criterion:
-    (result,) = read_pack(written(path / "mine.yml", asked)).criteria
+def read_criterion(path: Path, **asked: Any) -> Criterion:
+    (result,) = read_pack(write_pack(path / "mine.yml", asked)).criteria
     return result
 
 
@@ -43,14 +43,14 @@ def only(path: Path, **asked: Any) -> Criterion:
     ],
 )  # fmt: skip
 def test_limit_is_read_from_the_pack(tmp_path: Path, asked: dict[str, Any], reported: dict[str, Any]) -> None:
-    result = only(tmp_path, **asked)
+    result = read_criterion(tmp_path, **asked)
     assert {key: getattr(result, key) for key in reported} == reported
     assert (result.id, result.origin, result.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
 
 
 def test_pack_includes_another_pack(tmp_path: Path) -> None:
     shipped = {item.id: item for item in read_pack("common").criteria}
-    path = read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
+    path = read_pack(write_pack(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
     assert {item.id for item in path.criteria} == {*shipped, "c0"}
     assert (path.name, path.gpu_names, path.chosen) == ("mine", ("NVIDIA X",), False)
     assert {item.origin for item in path.criteria} >= {"mine"}
@@ -59,7 +59,7 @@ def test_pack_includes_another_pack(tmp_path: Path) -> None:
 
 def test_duplicate_criterion_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="duplicate criterion c0"):
-        read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, {"value": 2.0, "id": "c0"}))
+        read_pack(write_pack(tmp_path / "mine.yml", {"value": 1.0}, {"value": 2.0, "id": "c0"}))
 
 
 def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
     assert "h200-sxm" in names
     with pytest.raises(UsageError, match=r"unknown criteria pack h200-sxn \(did you mean h200-sxm\?\): choose one of"):
         read_pack("h200-sxn")
-    (tmp_path / "mine.yaml").write_text(Path(written(tmp_path / "mine.yml", {"value": 1.0})).read_text())
+    (tmp_path / "mine.yaml").write_text(Path(write_pack(tmp_path / "mine.yml", {"value": 1.0})).read_text())
     assert read_pack(str(tmp_path / "mine.yaml")).name == "mine"
     every = read_packs([str(tmp_path / "mine.yml"), "common"])
     assert [pack.name for pack in every] == [*names, "mine", "common"]

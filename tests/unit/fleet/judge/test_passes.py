@@ -44,7 +44,7 @@ RULES = (FLOOR, FRACTION, THING, COUNTED, CLOCK, VERSION, NCCL, LINKS)
 PLAN = one_figure_plan(*NAMES)
 
 
-def shown(**over: Any) -> tuple[Metric, ...]:
+def healthy_readings(**over: Any) -> tuple[Metric, ...]:
     """Return the readings of a healthy host."""
     values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | over
     named = {
@@ -62,8 +62,8 @@ def digest(value: str, **over: Any) -> Observation:
     return builders.observation("digest.value", value, scope="gpu=0", workload="gemm", **over)
 
 
-def record(host: str, plan: Plan = PLAN) -> Record:
-    made = host_evidence(plan, host, *shown(), software={"nccl": "2.28"}).records[0]
+def healthy_record(host: str, plan: Plan = PLAN) -> Record:
+    made = host_evidence(plan, host, *healthy_readings(), software={"nccl": "2.28"}).records[0]
     return replace(made, observations=(*made.observations, digest("c0ffee")))
 
 
@@ -75,17 +75,17 @@ def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str,
     reader = quick.Reader()
     values = {}
     for host in plan.hosts:
-        one = changed.get(host.name, lambda made: made)(record(host.name, plan))
-        values[host.name] = Evidence(records=(read(reader, one),))
+        one = changed.get(host.name, lambda made: made)(healthy_record(host.name, plan))
+        values[host.name] = Evidence(records=(read_record(reader, one),))
     return values
 
 
-def read(reader: quick.Reader, one: Record) -> Record:
+def read_record(reader: quick.Reader, one: Record) -> Record:
     document = reader.record(json.dumps(to_json(one)).encode())
     return document if document is not None else one
 
 
-def judged(
+def judge_in_parts(
     plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
 ) -> tuple[FleetStats, JudgedHosts]:
     """Return the statistics and the results of all hosts, merged from `parts` parts."""
@@ -115,7 +115,7 @@ def serials(reported: dict[str, Evidence]) -> dict[tuple[str, str], str]:
     return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in reported.items() for gpu in one.gpus()}
 
 
-def exceptions(verdicts: Iterable[Verdict]) -> list[Verdict]:
+def not_passing(verdicts: Iterable[Verdict]) -> list[Verdict]:
     return sorted((item for item in verdicts if item.verdict != PASS), key=str)
 
 
@@ -127,15 +127,15 @@ def odd_hosts(
     Assert that counting, building all verdicts and the plain judge agree.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
-    _, counted = judged(plan, reported, used, parts=parts, in_full=False)
-    _, whole = judged(plan, reported, used, parts=1, in_full=True)
+    _, counted = judge_in_parts(plan, reported, used, parts=parts, in_full=False)
+    _, whole = judge_in_parts(plan, reported, used, parts=1, in_full=True)
     assert counted.tally.judged(serials(reported)) == whole.tally.judged(serials(reported))
     for name, facts in whole.facts.items():
         measured = tuple(sorted(facts.measured))
         assert replace(counted.facts[name], measured=tuple(sorted(counted.facts[name].measured))) == replace(
             facts, measured=measured
         )
-    assert exceptions(counted.verdicts) == exceptions(whole.verdicts) == exceptions(judge(plan, reported, used))
+    assert not_passing(counted.verdicts) == not_passing(whole.verdicts) == not_passing(judge(plan, reported, used))
     for name, report in whole.hosts.items():
         assert (counted.hosts[name].decision, counted.hosts[name].coverage) == (report.decision, report.coverage), name
         assert counted.hosts[name].software == report.software
@@ -154,8 +154,8 @@ def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Rec
     return change
 
 
-def both(**over: Any) -> Callable[[Record], Record]:
-    return with_readings(shown(**over), shown(**over))
+def with_constant_readings(**over: Any) -> Callable[[Record], Record]:
+    return with_readings(healthy_readings(**over), healthy_readings(**over))
 
 
 def with_figure(value: Any = SPEED, **over: Any) -> Callable[[Record], Record]:
@@ -201,28 +201,29 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "an unplanned error": (with_more(
         Observation(name="gemm.throughput", scope="gpu=0", stage="benchmark", unit="FLOP/s", status=ERROR, reason="no")), [ODD]),
     "an unknown observation": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
-    "a wrong reading": (both(thing=2), [ODD]),
-    "a reading that becomes wrong": (with_readings(last=shown(thing=2)), [ODD]),
-    "a reading lost later": (with_readings(last=shown(thing=LOST)), [ODD]),
-    "a missing reading": (both(thing=None), [ODD]),
-    "a counter that rose": (with_readings(last=shown(counter=5)), [ODD]),
-    "a higher constant counter": (both(counter=9), []),
-    "a counter that fell": (with_readings(last=shown(counter=0)), [ODD]),
-    "a low clock": (both(clock=1.0e9), [ODD]),
-    "a clock that changed": (with_readings(last=shown(clock=1.51e9)), []),
-    "an unsupported clock": (both(clock=NONE), []),
-    "a clock with an error": (both(clock=reading(absent="error: gone", name="gpu.clock")), [ODD]),
-    "a clock that was low earlier": (with_readings(shown(clock=1.0e9)), [ODD]),
-    "a driver that differed earlier": (with_readings(shown(version="550")), [ODD]),
-    "a clock as text": (both(clock="fast"), [ODD]),
-    "another driver": (both(version="550"), [ODD]),
-    "another driver later": (with_readings(last=shown(version="550")), [ODD]),
-    "a missing driver version": (both(version=None), [ODD]),
-    "a driver version with an error": (both(version=reading(absent="error: gone", name="driver.version", scope="host")), [ODD]),
+    "a wrong reading": (with_constant_readings(thing=2), [ODD]),
+    "a reading that becomes wrong": (with_readings(last=healthy_readings(thing=2)), [ODD]),
+    "a reading lost later": (with_readings(last=healthy_readings(thing=LOST)), [ODD]),
+    "a missing reading": (with_constant_readings(thing=None), [ODD]),
+    "a counter that rose": (with_readings(last=healthy_readings(counter=5)), [ODD]),
+    "a higher constant counter": (with_constant_readings(counter=9), []),
+    "a counter that fell": (with_readings(last=healthy_readings(counter=0)), [ODD]),
+    "a low clock": (with_constant_readings(clock=1.0e9), [ODD]),
+    "a clock that changed": (with_readings(last=healthy_readings(clock=1.51e9)), []),
+    "an unsupported clock": (with_constant_readings(clock=NONE), []),
+    "a clock with an error": (with_constant_readings(clock=reading(absent="error: gone", name="gpu.clock")), [ODD]),
+    "a clock that was low earlier": (with_readings(healthy_readings(clock=1.0e9)), [ODD]),
+    "a driver that differed earlier": (with_readings(healthy_readings(version="550")), [ODD]),
+    "a clock as text": (with_constant_readings(clock="fast"), [ODD]),
+    "another driver": (with_constant_readings(version="550"), [ODD]),
+    "another driver later": (with_readings(last=healthy_readings(version="550")), [ODD]),
+    "a missing driver version": (with_constant_readings(version=None), [ODD]),
+    "a driver version with an error": (with_constant_readings(version=reading(absent="error: gone", name="driver.version",
+        scope="host")), [ODD]),
     "a driver version lost later": (
-        with_readings(last=shown(version=reading(absent="error: gone", name="driver.version", scope="host"))), [ODD]),
-    "a flag instead of the number of links": (both(links=True), [ODD]),
-    "fewer links": (both(links=17), [ODD]),
+        with_readings(last=healthy_readings(version=reading(absent="error: gone", name="driver.version", scope="host"))), [ODD]),
+    "a flag instead of the number of links": (with_constant_readings(links=True), [ODD]),
+    "fewer links": (with_constant_readings(links=17), [ODD]),
     "another NCCL": (lambda made: replace(made, software={"nccl": "2.20"}), [ODD]),
     "no NCCL": (lambda made: replace(made, software={}), [ODD]),
     "another digest": (with_digest("badc0de"), [ODD]),
@@ -231,34 +232,36 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "another model": (lambda made: replace(made, gpus=(replace(made.gpus[0], name="NVIDIA X"),)), [ODD]),
     "a launch that failed": (with_launch(outcome="failed", reason="why"), [ODD]),
     "a finished launch with a reason": (with_launch(reason="why"), []),
-    "a collector that failed": (both(more=reading(absent="error: x", name="collector.ok", scope="collector=nvml")), [ODD]),
-    "a collector that worked": (both(more=reading(1.0, name="collector.duration", scope="collector=nvml")), []),
-    "versions among the readings": (both(more=reading("2.28", name="launch.nccl", scope="host")), []),
+    "a collector that failed": (with_constant_readings(more=reading(absent="error: x", name="collector.ok",
+        scope="collector=nvml")), [ODD]),
+    "a collector that worked": (with_constant_readings(more=reading(1.0, name="collector.duration", scope="collector=nvml")), []),
+    "versions among the readings": (with_constant_readings(more=reading("2.28", name="launch.nccl", scope="host")), []),
     "a GPU without any observation": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
-    "a wrong reading of an unplanned GPU": (both(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
-    "a clock lost later": (with_readings(last=shown(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
-    "a clock unsupported later": (with_readings(last=shown(clock=NONE)), []),
+    "a wrong reading of an unplanned GPU": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
+    "a clock lost later": (with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
+    "a clock unsupported later": (with_readings(last=healthy_readings(clock=NONE)), []),
     "an unsupported driver version": (
-        both(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [ODD]),
+        with_constant_readings(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [ODD]),
     "another serial later": (
-        with_readings(shown(more=reading("a", name="gpu.serial")), shown(more=reading("b", name="gpu.serial"))), [ODD]),
+        with_readings(healthy_readings(more=reading("a", name="gpu.serial")),
+        healthy_readings(more=reading("b", name="gpu.serial"))), [ODD]),
 }  # fmt: skip
 
 
 def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
     """Assert that the gatherer collects the same statistics as adding each host by itself."""
-    gathered, _ = judged(plan, reported, packs, parts=parts, in_full=False)
+    gathered, _ = judge_in_parts(plan, reported, packs, parts=parts, in_full=False)
     plain = FleetStats(Planned(plan))
     for view in host_views(plan, reported, packs):
         plain.add_identities(view)
         plain.add_values(view)
     plain.complete()
-    assert numbers(gathered) == numbers(plain)
+    assert sorted_statistics(gathered) == sorted_statistics(plain)
     for path in gathered.paths.paths ^ plain.paths.paths:
         assert not slow_transport(path[-1], within=False), "only paths that explain a failure are gathered"
 
 
-def numbers(stats: FleetStats) -> Any:
+def sorted_statistics(stats: FleetStats) -> Any:
     """Return all numbers and versions, independent of the order of hosts."""
     return (
         {
@@ -274,7 +277,7 @@ def numbers(stats: FleetStats) -> Any:
     )
 
 
-def each(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Callable[[Record], Record]]:
+def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Callable[[Record], Record]]:
     """Return host -> change of that host."""
     return {name: change(at) for at, name in enumerate(NAMES)}
 
@@ -282,14 +285,18 @@ def each(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Calla
 def test_statistics_are_what_each_host_adds() -> None:
     def own(at: int) -> Callable[[Record], Record]:
         ranks = builders.observation("straggler.compute", 0.1 * at, scope="gpu=0", unit="s")
-        return lambda made: with_more(ranks)(with_figure(SPEED + at)(both(clock=1.5e9 + at, thing=1)(made)))
+        return lambda made: with_more(ranks)(
+            with_figure(SPEED + at)(with_constant_readings(clock=1.5e9 + at, thing=1)(made))
+        )
 
-    hosts = each(own)
+    hosts = on_each_host(own)
     for parts in (1, 3):
         assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
     assert odd_hosts(fleet(**hosts)) == []
     # The same without shared text objects, and if one host reports text instead of a number.
-    assert_gathered(PLAN, {name: Evidence(records=(hosts[name](record(name)),)) for name in NAMES}, [pack(*RULES)])
+    assert_gathered(
+        PLAN, {name: Evidence(records=(hosts[name](healthy_record(name)),)) for name in NAMES}, [pack(*RULES)]
+    )
     for odd in (
         with_figure("fast"), with_more(builders.observation("straggler.compute", "slow", scope="gpu=0")),
         with_more(builders.observation("memory.bandwidth", "fast", scope="host")),
@@ -325,7 +332,7 @@ def test_text_instead_of_a_number_fails() -> None:
 
 
 def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
-    change = both(more=reading(SPEED, name="memory.bandwidth", scope="gpu=0"))
+    change = with_constant_readings(more=reading(SPEED, name="memory.bandwidth", scope="gpu=0"))
     assert odd_hosts(fleet(**{ODD: change}), FLOOR) == []
 
 
@@ -340,9 +347,9 @@ def test_parameters_distinguish_figures() -> None:
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
 def test_worst_figures_are_the_same(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
-    reported = fleet(**each(lambda at: with_figure(SPEED + at * 1e9)))
+    reported = fleet(**on_each_host(lambda at: with_figure(SPEED + at * 1e9)))
     assert odd_hosts(reported, replace(FLOOR, operator=operator, value=limit)) == []
-    wrong = {**each(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
+    wrong = {**on_each_host(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
     assert odd_hosts(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == (
         [ODD] if "t" in operator else []
     )
@@ -367,19 +374,22 @@ def test_one_fault_fails_one_host(fault: str) -> None:
 
 def test_records_without_reading_keys_give_the_same() -> None:
     for change, expected_hosts in (
-        (both(thing=2), [ODD]),
-        (both(version="550"), [ODD]),
-        (both(clock=1.0e9), [ODD]),
-        (both(), []),
+        (with_constant_readings(thing=2), [ODD]),
+        (with_constant_readings(version="550"), [ODD]),
+        (with_constant_readings(clock=1.0e9), [ODD]),
+        (with_constant_readings(), []),
     ):
-        values = {name: Evidence(records=(change(record(name)) if name == ODD else record(name),)) for name in NAMES}
+        values = {
+            name: Evidence(records=(change(healthy_record(name)) if name == ODD else healthy_record(name),))
+            for name in NAMES
+        }
         assert odd_hosts(values) == expected_hosts
 
 
 def test_integers_and_floats_are_counted_as_they_are() -> None:
-    whole = dict.fromkeys(NAMES, both(clock=1500))
+    whole = dict.fromkeys(NAMES, with_constant_readings(clock=1500))
     assert odd_hosts(fleet(**whole), CLOCK) == []
-    assert odd_hosts(fleet(**{**whole, ODD: both(clock=1500.5)}), CLOCK) == []
+    assert odd_hosts(fleet(**{**whole, ODD: with_constant_readings(clock=1500.5)}), CLOCK) == []
 
 
 def test_gpu_model_of_the_inventory_passes() -> None:
@@ -428,7 +438,7 @@ def test_comparisons_in_fleets_of_one_to_three_hosts(count: int) -> None:
     expected_hosts = ["h1", "h2"] if count == 2 else []
     assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == expected_hosts
     assert odd_hosts(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
-    facts = judged(plan, reported, [pack(VERSION)], parts=1, in_full=False)[1].facts
+    facts = judge_in_parts(plan, reported, [pack(VERSION)], parts=1, in_full=False)[1].facts
     assert [of_host.uncompared_digests for of_host in facts.values()] == [
         (("benchmark", "gpu=0"),) if count == 1 else ()
     ] * count
@@ -436,20 +446,21 @@ def test_comparisons_in_fleets_of_one_to_three_hosts(count: int) -> None:
 
 def test_tie_of_two_versions_fails_every_host() -> None:
     plan = one_figure_plan(*NAMES[:4])
-    change = both(version="550")
+    change = with_constant_readings(version="550")
     assert odd_hosts(fleet(plan, h1=change, h3=change), VERSION, plan=plan) == NAMES[:4]
     assert odd_hosts(fleet(plan, h1=change), VERSION, plan=plan) == ["h1"]
 
 
 def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
-    change = both(version=None)
+    change = with_constant_readings(version=None)
     assert odd_hosts(fleet(**dict.fromkeys(NAMES, change)), VERSION) == []
     assert odd_hosts(fleet(h1=change, h2=change), VERSION) == ["h1", "h2"]
     assert odd_hosts(fleet(h1=change), replace(VERSION, optional=True)) == []
-    assert odd_hosts(fleet(h1=both(version=reading(absent="unsupported: no", name="driver.version", scope="host"))),
+    assert odd_hosts(fleet(h1=with_constant_readings(version=reading(absent="unsupported: no", name="driver.version",
+    scope="host"))),
                    replace(VERSION, optional=True)) == []  # fmt: skip
     assert odd_hosts(fleet(h1=change), replace(VERSION, same_as_fleet=False)) == []
-    lost, none = (shown(version=reading(absent=why, name="driver.version", scope="host"))
+    lost, none = (healthy_readings(version=reading(absent=why, name="driver.version", scope="host"))
                   for why in ("error: gone", "unsupported: no"))  # fmt: skip
     for first, last, expected_hosts in ((lost, none, []), (none, lost, ["h1"]), (lost, lost, ["h1"])):
         assert odd_hosts(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == expected_hosts
@@ -553,7 +564,7 @@ def test_each_kind_of_host_has_its_own_limits() -> None:
 
 def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
     rule = criterion("gpu.width", id="width", value=16)
-    reported = both(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
+    reported = with_constant_readings(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
     assert odd_hosts(fleet(**dict.fromkeys(NAMES, reported)), rule) == []
 
     def moved(made: Record) -> Record:
@@ -592,19 +603,19 @@ BUSBW_FLOOR = criterion("collective.*.busbw", id="busbw-floor", scope="gang", op
 TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 
 
-def gangs(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
+def gang_fleet(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
     """Return own and gang records of healthy hosts; a change applies to the gang record."""
     reader, reported = quick.Reader(), {}
     for host in plan.hosts:
         alone, shared = builders.records(plan, host.name)
-        alone = replace(alone, snapshots=tuple(short(taken) for taken in alone.snapshots))
+        alone = replace(alone, snapshots=tuple(with_healthy_readings(taken) for taken in alone.snapshots))
         shared = changed.get(host.name, lambda made: made)(shared)
-        reported[host.name] = Evidence(records=(read(reader, alone), read(reader, shared)))
+        reported[host.name] = Evidence(records=(read_record(reader, alone), read_record(reader, shared)))
     return reported
 
 
-def short(taken: Snapshot) -> Snapshot:
-    return replace(taken, metrics=shown())
+def with_healthy_readings(taken: Snapshot) -> Snapshot:
+    return replace(taken, metrics=healthy_readings())
 
 
 def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record]:
@@ -638,16 +649,18 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
     ],
 )  # fmt: skip
 def test_one_fault_in_a_gang(change: Any, expected_hosts: list[str]) -> None:
-    assert odd_in_gangs(gangs(h2=change)) == expected_hosts
+    assert odd_in_gangs(gang_fleet(h2=change)) == expected_hosts
 
 
 def test_gangs_in_order_pass() -> None:
-    assert odd_in_gangs(gangs()) == []
+    assert odd_in_gangs(gang_fleet()) == []
     turned = {name: lambda made: replace(made, observations=made.observations[::-1]) for name in (*FIRST, *SECOND)}
-    assert odd_in_gangs(gangs(**turned)) == []
-    assert odd_in_gangs(gangs(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)) == []
+    assert odd_in_gangs(gang_fleet(**turned)) == []
+    assert (
+        odd_in_gangs(gang_fleet(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)) == []
+    )
     slow = gang_figure("collective.all_reduce.busbw", 1.0e10)
-    assert odd_in_gangs(gangs(h4=slow, h5=slow, h6=slow)) == SECOND
+    assert odd_in_gangs(gang_fleet(h4=slow, h5=slow, h6=slow)) == SECOND
 
 
 def test_slow_pairs_fail_one_host() -> None:
@@ -662,11 +675,11 @@ def test_slow_pairs_fail_one_host() -> None:
             ),
         )
 
-    assert odd_in_gangs(gangs(h5=slow)) == ["h5"]
+    assert odd_in_gangs(gang_fleet(h5=slow)) == ["h5"]
 
 
 def test_missing_pairs_of_the_first_host_concern_no_other_host() -> None:
-    assert odd_in_gangs(gangs(h1=without("pairs.bandwidth"))) == ["h1"]
+    assert odd_in_gangs(gang_fleet(h1=without("pairs.bandwidth"))) == ["h1"]
 
 
 @pytest.mark.parametrize("fast", [("NET/IB/0/GDRDMA", "NET/Socket/0"), ("NET/Socket/0", "NET/IB/0/GDRDMA")])
@@ -681,9 +694,9 @@ def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
 
     plan = gang_plan(9, 3)
     ways = [(fast[0], 2e11), (fast[1], 2e11), ("NET/Socket/0", 3e10)]
-    reported = gangs(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
+    reported = gang_fleet(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
     for rule in (BUSBW, BUSBW_FLOOR):
-        stats, _ = judged(plan, reported, [pack(rule)], parts=2, in_full=False)
+        stats, _ = judge_in_parts(plan, reported, [pack(rule)], parts=2, in_full=False)
         assert odd_hosts(reported, rule, plan=plan) == NAMES[6:]
         assert {path[-1] for path in stats.paths.paths} - {"NET/IB/0/GDRDMA"} == {"NET/Socket/0"}
 
@@ -695,9 +708,9 @@ def test_figures_of_gangs_are_gathered() -> None:
     }
     alike = replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)
     for rules in (TOGETHER, (alike,)):
-        assert_gathered(GANGS, gangs(**own), [pack(*rules)])
+        assert_gathered(GANGS, gang_fleet(**own), [pack(*rules)])
 
 
 def test_criterion_on_pairs_is_evaluated_in_full() -> None:
     rule = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge", value=0, unit="B/s")
-    assert odd_in_gangs(gangs(), FLOOR, rule) == []
+    assert odd_in_gangs(gang_fleet(), FLOOR, rule) == []

@@ -27,12 +27,12 @@ def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", st
     )
 
 
-def view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
+def host_view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
     """Return the view of a host with peer access and these observations of the transport."""
     return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=seen), [pack(*rules)])
 
 
-def slow(**over: Any) -> Verdict:
+def slow_collective(**over: Any) -> Verdict:
     made = {
         "host": "h1", "scope": "host", "name": "collective.all_reduce.busbw", "stage": "benchmark", "verdict": FAIL,
         "criterion": "c", "reason": "found 1, wanted 2", "action": "reseat", "params": {"size_bytes": 8},
@@ -40,8 +40,8 @@ def slow(**over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
-    return with_slow_path(view(*seen, **over), verdict, [verdict, *others], set())
+def explain(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
+    return with_slow_path(host_view(*seen, **over), verdict, [verdict, *others], set())
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (
     ],
 )  # fmt: skip
 def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, named: str) -> None:
-    verdicts = judged(slow(), path_by(transport))
+    verdicts = explain(slow_collective(), path_by(transport))
     if not named:
-        assert verdicts == slow()
+        assert verdicts == slow_collective()
         return
     assert verdicts.reason.startswith(
         f"the ranks talk over {named}, not P2P: NCCL's fast path is lost; check NCCL_P2P_*"
@@ -78,15 +78,15 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
     ],
 )
 def test_sockets_and_copies_without_gdr_are_slow_paths_between_hosts(transport: str, expected_text: str) -> None:
-    gang = slow(scope="gang=r1", stage="gang")
-    verdicts = judged(gang, path_by(transport, scope="gang=r1", stage="gang"))
+    gang = slow_collective(scope="gang=r1", stage="gang")
+    verdicts = explain(gang, path_by(transport, scope="gang=r1", stage="gang"))
     assert (expected_text in verdicts.reason) if expected_text else verdicts == gang
     assert ("check NCCL_* in the environment" in verdicts.reason) == bool(expected_text)
 
 
 def test_observed_path_precedes_the_previous_detail() -> None:
-    assert judged(slow(detail="5 %"), path_by("SHM")).detail.endswith("; 5 %")
-    assert not judged(slow(), path_by("SHM")).detail.endswith("; ")
+    assert explain(slow_collective(detail="5 %"), path_by("SHM")).detail.endswith("; 5 %")
+    assert not explain(slow_collective(), path_by("SHM")).detail.endswith("; ")
 
 
 @pytest.mark.parametrize(
@@ -97,48 +97,49 @@ def test_observed_path_precedes_the_previous_detail() -> None:
     ],
 )  # fmt: skip
 def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> None:
-    verdict = slow(**over)
-    assert (judged(verdict, path_by("SHM")) != verdict) is explained
-    assert is_bandwidth(slow())
-    assert not is_bandwidth(slow(name="collective.all_reduce.latency"))
-    assert not is_bandwidth(slow(name="memory.busbw"))
+    verdict = slow_collective(**over)
+    assert (explain(verdict, path_by("SHM")) != verdict) is explained
+    assert is_bandwidth(slow_collective())
+    assert not is_bandwidth(slow_collective(name="collective.all_reduce.latency"))
+    assert not is_bandwidth(slow_collective(name="memory.busbw"))
 
 
 @pytest.mark.parametrize(
     ("other", "action"),
     [
-        (slow(name="peer_copy.bandwidth"), "reseat"),
-        (slow(name="gpu.nvlink.active_links"), "reseat"),
-        (slow(name="peer_copy.bandwidth", verdict=PASS), "none"),
-        (slow(name="memory.bandwidth"), "none"),
+        (slow_collective(name="peer_copy.bandwidth"), "reseat"),
+        (slow_collective(name="gpu.nvlink.active_links"), "reseat"),
+        (slow_collective(name="peer_copy.bandwidth", verdict=PASS), "none"),
+        (slow_collective(name="memory.bandwidth"), "none"),
     ],
 )
 def test_failed_link_keeps_its_action_despite_a_slow_path(other: Verdict, action: str) -> None:
-    assert judged(slow(), path_by("SHM"), others=(other,)).action == action
+    assert explain(slow_collective(), path_by("SHM"), others=(other,)).action == action
 
 
 BANDWIDTH = criterion("collective.all_reduce.busbw", id="c", scope="host", operator="ge", value=2.0)
 
 
-def speed(value: Any, **params: Any) -> Observation:
+def bus_bandwidth(value: Any, **params: Any) -> Observation:
     return builders.observation("collective.all_reduce.busbw", value, scope="host", **{"size_bytes": 8, **params})
 
 
 @pytest.mark.parametrize(
     ("rule", "observations", "explained"),
     [
-        (BANDWIDTH, [], True), (BANDWIDTH, [speed(3.0)], False), (BANDWIDTH, [speed(1.0)], True),
-        (BANDWIDTH, [speed(3.0), speed(1.0)], True), (BANDWIDTH, [speed(3.0, size_bytes=16)], True),
-        (replace(BANDWIDTH, id="d"), [speed(3.0)], True), (BANDWIDTH, [replace(speed(3.0), stage="gang")], True),
-        (replace(BANDWIDTH, best_of_run=True), [speed(3.0), speed(1.0)], False), (BANDWIDTH, [speed("fast")], True),
+        (BANDWIDTH, [], True), (BANDWIDTH, [bus_bandwidth(3.0)], False), (BANDWIDTH, [bus_bandwidth(1.0)], True),
+        (BANDWIDTH, [bus_bandwidth(3.0), bus_bandwidth(1.0)], True), (BANDWIDTH, [bus_bandwidth(3.0, size_bytes=16)], True),
+        (replace(BANDWIDTH, id="d"), [bus_bandwidth(3.0)], True), (BANDWIDTH, [replace(bus_bandwidth(3.0), stage="gang")], True),
+        (replace(BANDWIDTH, best_of_run=True), [bus_bandwidth(3.0), bus_bandwidth(1.0)], False),
+        (BANDWIDTH, [bus_bandwidth("fast")], True),
     ],
 )  # fmt: skip
 def test_path_over_which_others_are_fast_explains_no_failure(
     rule: Criterion, observations: list[Observation], explained: bool
 ) -> None:
-    here = view(path_by("SHM"), *observations, rules=(ACCESS, rule))
+    here = host_view(path_by("SHM"), *observations, rules=(ACCESS, rule))
     stats = gather(Planned(PLAN), [here])
-    assert (with_slow_path(here, slow(), [], stats.paths.paths) != slow()) is explained
+    assert (with_slow_path(here, slow_collective(), [], stats.paths.paths) != slow_collective()) is explained
 
 
 @pytest.mark.parametrize("best_of_run", [False, True])
@@ -151,7 +152,7 @@ def test_path_is_fast_if_it_passes_on_the_fleet(parts: int, best_of_run: bool) -
         host: HostView(
             plan,
             plan.host(host),
-            host_evidence(plan, host, observations=(path_by(way), speed(value))),
+            host_evidence(plan, host, observations=(path_by(way), bus_bandwidth(value))),
             [pack(rule)],
         )
         for host, way, value in zip(hosts, ("P2P", "SHM", "SHM/x", "SHM"), (10.0, 10.0, 8.0, 7.0), strict=True)
@@ -172,9 +173,15 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
         ([path_by("SHM"), path_by(None, status=ERROR)], "SHM"), ([path_by("SHM", stage="gang")], None),
         ([path_by("SHM", scope="gang=r1")], None),
     ):  # fmt: skip
-        assert path_of(view(*verdict), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
+        assert path_of(host_view(*verdict), slow_collective()) == (
+            "c",
+            "collective.all_reduce.busbw",
+            "benchmark",
+            8,
+            transport,
+        )
     # The figure itself may have the transport.
-    assert path_of(view(), slow(params={"transport": "NET"}))[4] == "NET"
+    assert path_of(host_view(), slow_collective(params={"transport": "NET"}))[4] == "NET"
 
 
 @pytest.mark.parametrize(
@@ -185,18 +192,18 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
     ],
 )  # fmt: skip
 def test_host_path_is_normal_without_peer_access(rules: Any, explained: bool) -> None:
-    assert (judged(slow(), path_by("SHM"), rules=rules) != slow()) is explained
-    between = slow(scope="gang=r1", stage="gang")
-    assert judged(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
+    assert (explain(slow_collective(), path_by("SHM"), rules=rules) != slow_collective()) is explained
+    between = slow_collective(scope="gang=r1", stage="gang")
+    assert explain(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
 
 
 def test_missing_nvls_is_reported_with_what_to_check() -> None:
-    nvls = slow(name="collective.nvls", value=False, reason="found False")
-    assert judged(nvls) == replace(nvls, reason=f"found False; {CHECK_NVLS}", detail=CHECK_NVLS)
+    nvls = slow_collective(name="collective.nvls", value=False, reason="found False")
+    assert explain(nvls) == replace(nvls, reason=f"found False; {CHECK_NVLS}", detail=CHECK_NVLS)
     for other in (replace(nvls, value=0), replace(nvls, value=None), replace(nvls, name="collective.channels")):
-        assert judged(other) == other
+        assert explain(other) == other
 
 
 def test_host_without_a_transport_has_no_path() -> None:
     no_host = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
-    assert with_slow_path(no_host, slow(), [], set()) == slow()
+    assert with_slow_path(no_host, slow_collective(), [], set()) == slow_collective()

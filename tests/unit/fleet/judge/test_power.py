@@ -59,12 +59,12 @@ def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: 
         plan = replace(plan, run_id=f"r{number}", nonce=f"{number:032x}")
         evidence = builders.evidence(plan)
         for host in evidence:
-            evidence[host] = builders.with_observations(evidence[host], changed(rate, number, host))
+            evidence[host] = builders.with_observations(evidence[host], with_rates(rate, number, host))
         made.append((plan, evidence))
     return made
 
 
-def changed(rate: Rate, number: int, host: str) -> Callable[[Observation], Observation]:
+def with_rates(rate: Rate, number: int, host: str) -> Callable[[Observation], Observation]:
     def change(observation: Observation) -> Observation:
         hit = observation.name == "gemm.throughput" and observation.params["dtype"] == "bf16"
         return replace(observation, value=rate(number, host, observation.scope)) if hit else observation
@@ -227,7 +227,7 @@ def test_runs_of_other_hosts_are_refused() -> None:
         power([*made[:2], other[2]], PACKS)
 
 
-def write(directory: Path, run: Run) -> Path:
+def write_run(directory: Path, run: Run) -> Path:
     plan: Plan = run[0]
     documents.write(directory / "plan.json", to_json(plan))
     for host, evidence in run[1].items():
@@ -235,7 +235,7 @@ def write(directory: Path, run: Run) -> Path:
     return directory
 
 
-def call(*arguments: str | Path) -> int:
+def run_command(*arguments: str | Path) -> int:
     return main(["power", *map(str, arguments)])
 
 
@@ -251,12 +251,12 @@ def directories(tmp_path: Path) -> list[Path]:
             )
             for host, host_evidence in evidence.items()
         }
-        made.append(write(tmp_path / f"r{number}", (plan, named)))
+        made.append(write_run(tmp_path / f"r{number}", (plan, named)))
     return made
 
 
 def test_command_prints_tables_for_people(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*directories) == 0
+    assert run_command(*directories) == 0
     output = capsys.readouterr().out
     assert "3 runs: r0, r1, r2" in output
     lines = [line for line in output.splitlines() if "gemm-bf16" in line]
@@ -268,7 +268,7 @@ def test_command_prints_tables_for_people(directories: list[Path], capsys: pytes
 
 
 def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*directories, "--json") == 0
+    assert run_command(*directories, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     gate = next(item for item in document["gates"] if item["criterion"] == "gemm-bf16")
     assert gate["n"] == 12
@@ -277,5 +277,5 @@ def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixt
 
 
 def test_command_exits_64_with_too_few_runs(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*directories[:2]) == 64
+    assert run_command(*directories[:2]) == 64
     assert "2 run directories: give at least 3" in capsys.readouterr().err

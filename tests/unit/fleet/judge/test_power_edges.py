@@ -29,7 +29,9 @@ def figure(
     return builders.observation(name, value, scope=scope, stage=stage, **params)
 
 
-def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any) -> Power:
+def power_of_runs(
+    made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any
+) -> Power:
     """Return the detection power of runs in which each host has these observations."""
     runs = []
     for number in range(count):
@@ -40,7 +42,7 @@ def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, 
 
 
 def test_gate_is_described_in_full() -> None:
-    result = gated(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
+    result = power_of_runs(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
     (gate,) = result.gates
     assert (gate.criterion, gate.name, gate.stage, gate.params, gate.unit) == (
         "c",
@@ -69,7 +71,7 @@ def test_least_repeatable_part_and_figure_are_named() -> None:
         off = number * (2.0 if host == "h2" else 1.0)
         return [figure(100.0 + off, op="copy"), figure(100.0 + 3 * off, op="read")]
 
-    result = gated(made)
+    result = power_of_runs(made)
     assert [(item.params["op"], item.where) for item in result.repeats] == [
         ("copy", "h2 gpu=0 h2-0"),
         ("read", "h2 gpu=0 h2-0"),
@@ -90,15 +92,15 @@ def test_least_repeatable_part_and_figure_are_named() -> None:
     ],
 )  # fmt: skip
 def test_figures_are_grouped(name: str, params: Any, group: str) -> None:
-    (repeat,) = gated(lambda number, host: [figure(100.0 + number, name, **params)]).repeats
+    (repeat,) = power_of_runs(lambda number, host: [figure(100.0 + number, name, **params)]).repeats
     assert repeat.group == group
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, True, "x", float("nan")])
 def test_value_that_is_not_positive_is_ignored(value: Any) -> None:
-    result = gated(lambda number, host: [figure(100.0 if host == "h1" else value)])
+    result = power_of_runs(lambda number, host: [figure(100.0 if host == "h1" else value)])
     assert [item.parts for item in result.repeats] == [1]
-    assert [item.parts for item in gated(lambda number, host: [figure(0.5)]).repeats] == [2]
+    assert [item.parts for item in power_of_runs(lambda number, host: [figure(0.5)]).repeats] == [2]
 
 
 @pytest.mark.parametrize(
@@ -110,24 +112,24 @@ def test_value_that_is_not_positive_is_ignored(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
-    assert len(gated(lambda number, host: [figure(100.0)], replace(FLOOR, **over)).gates) == gates
+    assert len(power_of_runs(lambda number, host: [figure(100.0)], replace(FLOOR, **over)).gates) == gates
     reading = criterion("gpu.thing", operator="ge", value=1)
-    assert gated(lambda number, host: [figure(100.0)], reading).gates == ()
+    assert power_of_runs(lambda number, host: [figure(100.0)], reading).gates == ()
 
 
 def test_figure_with_too_few_runs_is_left_out() -> None:
-    result = gated(lambda number, host: [figure(100.0)] if number else [])
+    result = power_of_runs(lambda number, host: [figure(100.0)] if number else [])
     assert (result.gates, result.repeats, result.worst) == ((), (), {})
     assert result.left_out == ("memory.bandwidth (c)",)
-    once = gated(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
+    once = power_of_runs(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
     assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
 
 
 def test_gang_is_one_part_and_a_serial_is_optional() -> None:
-    shared = gated(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
+    shared = power_of_runs(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
     assert [(gate.parts, gate.n) for gate in shared.gates] == [(1, 6)]
     assert shared.repeats[0].where == "gang=g"
-    silent = gated(lambda number, host: [figure(100.0)], gpus=())
+    silent = power_of_runs(lambda number, host: [figure(100.0)], gpus=())
     assert silent.repeats[0].where == "h1 gpu=0"
 
 

@@ -13,20 +13,20 @@ from fleet.report.tables.reasons import reasons as rendered
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
 
 
-def failed(action: str, name: str = "gpu.a", **over: str) -> Verdict:
+def failed_verdict(action: str, name: str = "gpu.a", **over: str) -> Verdict:
     fields = {"host": "h1", "scope": "host", "name": name, "verdict": FAIL, "criterion": name, "reason": name}
     return Verdict(**{**fields, "action": action, **over})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_severity_defaults_to_the_action(action: str) -> None:
-    assert failed(action).severity == (WARNING if action in ("monitor", "none") else CRITICAL)
-    assert failed(action, severity=WARNING).severity == WARNING
+    assert failed_verdict(action).severity == (WARNING if action in ("monitor", "none") else CRITICAL)
+    assert failed_verdict(action, severity=WARNING).severity == WARNING
 
 
 @pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
 def test_only_failures_have_a_severity(verdict: str) -> None:
-    assert failed("rma", verdict=verdict).severity == ""
+    assert failed_verdict("rma", verdict=verdict).severity == ""
 
 
 def test_alerts_have_the_severity_of_their_criteria() -> None:
@@ -59,9 +59,9 @@ def test_pack_overrides_the_severity(tmp_path: Path) -> None:
 
 def test_reports_list_critical_failures_first() -> None:
     verdicts = [
-        failed("none", "gpu.open", verdict=INCONCLUSIVE),
-        failed("rma", "gpu.noise", severity=WARNING),
-        failed("reboot", "gpu.dead"),
+        failed_verdict("none", "gpu.open", verdict=INCONCLUSIVE),
+        failed_verdict("rma", "gpu.noise", severity=WARNING),
+        failed_verdict("reboot", "gpu.dead"),
     ]
     assert [str(line).split(": ")[2] for line in reason_lines(verdicts, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
     assert [item.name for item in rendered(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]

@@ -33,12 +33,12 @@ def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchma
     return builders.observation(f"straggler.{name}", value, scope=scope, stage=stage, **params)
 
 
-def view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "benchmark", **over: Any) -> HostView:
+def host_view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "benchmark", **over: Any) -> HostView:
     figures = [measure(name, value, stage=stage) for name, value in {**USUAL, **over}.items() if value is not None]
     return HostView(plan, plan.host(host), host_evidence(plan, host, observations=(*figures, *more)), [pack()])
 
 
-def slow(**over: Any) -> Verdict:
+def slow_verdict(**over: Any) -> Verdict:
     made = {
         "host": "h1", "scope": "gpu=0", "name": "straggler.compute", "stage": "benchmark", "verdict": FAIL, "criterion": "c",
         "reason": "found 30", "value": 0.030, "action": "inspect_hardware",
@@ -46,24 +46,24 @@ def slow(**over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def annotated(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
+def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
     """Return the annotated verdict on a slow rank with these figures; its three peers are usual."""
     views = [
-        view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
-        *(view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
+        host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
+        *(host_view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
     ]
-    (result,) = with_straggler_causes(views, [verdict or slow()])
+    (result,) = with_straggler_causes(views, [verdict or slow_verdict()])
     return result
 
 
 def test_straggler_and_its_delay_precede_the_cause() -> None:
-    verdicts = annotated()
+    verdicts = annotate()
     assert verdicts.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
     assert verdicts.reason == f"{verdicts.detail}; found 30"
     assert verdicts.action == "inspect_hardware"
-    assert "computes 50 % longer than its peers:" in annotated(last_share=None).detail
-    assert annotated(slow(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
-    assert "computes longer than its peers: " in annotated(peers={"compute": None}).detail
+    assert "computes 50 % longer than its peers:" in annotate(last_share=None).detail
+    assert annotate(slow_verdict(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
+    assert "computes longer than its peers: " in annotate(peers={"compute": None}).detail
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
     ],
 )  # fmt: skip
 def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: str) -> None:
-    verdicts = annotated(**own)
+    verdicts = annotate(**own)
     assert verdicts.detail.partition(": ")[2] == expected_text
     assert verdicts.action == "inspect_hardware"
 
@@ -110,19 +110,19 @@ def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: st
     ],
 )  # fmt: skip
 def test_condition_shared_by_the_peers_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
-    assert annotated(peers=peers, **own).detail.endswith(NOTHING)
+    assert annotate(peers=peers, **own).detail.endswith(NOTHING)
 
 
 def test_cpu_wait_is_a_cause_from_twice_the_peers() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
-        assert ("its threads wait" in annotated(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
+        assert ("its threads wait" in annotate(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     # A launch time close to that of the peers is no cause.
     for launch_s, named in ((0.0295, True), (0.0294, False)):
-        assert ("its GPU waits" in annotated(peers={"launch": 0.028}, launch=launch_s).detail) is named
+        assert ("its GPU waits" in annotate(peers={"launch": 0.028}, launch=launch_s).detail) is named
 
 
 def test_causes_on_the_gpu_are_listed_first() -> None:
-    verdicts = annotated(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
+    verdicts = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
     assert verdicts.detail.partition(": ")[2] == (
         "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
         "processors of its host were short 50 % of the time, against 0 %"
@@ -137,13 +137,13 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
     ],
 )  # fmt: skip
 def test_cpu_limit_by_configuration_needs_no_hardware_action(own: dict[str, Any], action: str) -> None:
-    assert annotated(**own).action == action
-    assert "stopped it in 6 % of the periods" in annotated(cpu_throttled_share=0.06).detail
+    assert annotate(**own).action == action
+    assert "stopped it in 6 % of the periods" in annotate(cpu_throttled_share=0.06).detail
 
 
 def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
     plan = replace(PLAN, hosts=tuple(replace(one, gang=gangs[one.name]) for one in PLAN.hosts))
-    return view(host, plan, stage="gang", **over)
+    return host_view(host, plan, stage="gang", **over)
 
 
 @pytest.mark.parametrize(
@@ -158,16 +158,18 @@ def test_wait_of_the_peers_is_reported(own: float, others: float, expected_text:
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
-    (result,) = with_straggler_causes(views, [slow(stage="gang")])
+    (result,) = with_straggler_causes(views, [slow_verdict(stage="gang")])
     assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{expected_text}: ")
 
 
 def test_no_straggler_across_hosts_outside_a_gang() -> None:
-    assert "the others wait" not in annotated(wait=0.0).detail
+    assert "the others wait" not in annotate(wait=0.0).detail
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     other = measure("wait", 0.004, "gpu=1")
-    views = [view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")]
-    assert "the others wait 4 ms a step" in with_straggler_causes(views, [slow()])[0].detail
+    views = [
+        host_view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")
+    ]
+    assert "the others wait 4 ms a step" in with_straggler_causes(views, [slow_verdict()])[0].detail
 
 
 def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
@@ -184,22 +186,27 @@ def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
     ],
 )  # fmt: skip
 def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], expected_hosts: str) -> None:
-    here = view("h1", compute=0.030)
+    here = host_view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
-    (result,) = with_straggler_causes([here, view("h2"), view("h3")], [slow()])
+    (result,) = with_straggler_causes([here, host_view("h2"), host_view("h3")], [slow_verdict()])
     assert result.detail.startswith(f"{expected_hosts} computes")
-    (elsewhere,) = with_straggler_causes([here, view("h2")], [slow(scope="gpu=7")])
+    (elsewhere,) = with_straggler_causes([here, host_view("h2")], [slow_verdict(scope="gpu=7")])
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
 
 def test_other_verdicts_are_unchanged() -> None:
-    views = [view("h1", compute=0.030), view("h2"), view("h3")]
-    others = [slow(verdict=PASS), slow(name="straggler.wait"), slow(value="slow"), slow(host="h9")]
+    views = [host_view("h1", compute=0.030), host_view("h2"), host_view("h3")]
+    others = [
+        slow_verdict(verdict=PASS),
+        slow_verdict(name="straggler.wait"),
+        slow_verdict(value="slow"),
+        slow_verdict(host="h9"),
+    ]
     assert with_straggler_causes(views, others) == others
     assert with_straggler_causes(views, ()) == []
-    assert with_straggler_causes(views, [slow(), *others])[1:] == others
-    assert with_straggler_causes(views, [*others, slow()])[-1] != slow()
+    assert with_straggler_causes(views, [slow_verdict(), *others])[1:] == others
+    assert with_straggler_causes(views, [*others, slow_verdict()])[-1] != slow_verdict()
 
 
 def test_readings_of_a_rank() -> None:
@@ -210,7 +217,7 @@ def test_readings_of_a_rank() -> None:
         replace(measure("wait", 1.0, "gpu=1"), status=ERROR, value=None, reason="x"), measure("compute", 1.0, "gang=g"),
         builders.observation("gemm.throughput", 1.0, scope="gpu=1"),
     )  # fmt: skip
-    here = view("h1", plan, *more, **{**dict.fromkeys(USUAL), "throttled_share hw_thermal": 0.5})
+    here = host_view("h1", plan, *more, **{**dict.fromkeys(USUAL), "throttled_share hw_thermal": 0.5})
     result = [(kind, figure, item.scope, item.value) for kind, figure, item in ranks_of(here)]
     assert result == [
         (("NVIDIA H200", "benchmark"), "throttled_share hw_thermal", "gpu=0", 0.5),
@@ -221,7 +228,7 @@ def test_readings_of_a_rank() -> None:
 
 
 def test_rank_figures_merge_from_parts() -> None:
-    views = [view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
+    views = [host_view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
     kind = ("NVIDIA H200", "benchmark")
     whole, parts, fed = RankFigures(views), [RankFigures([one]) for one in views], RankFigures()
     parts[0].update(parts[1])
@@ -234,6 +241,6 @@ def test_rank_figures_merge_from_parts() -> None:
     assert whole.peer_medians(("NVIDIA X", "benchmark"), {}) == {}
     assert "compute" not in RankFigures(views[:1]).peer_medians(kind, {"compute": 1.0})
     (result,) = with_straggler_causes(
-        views[:1], [slow(value=1.0)], RankFigures([view("h1", compute=1.0), view("h2", compute=0.5)])
+        views[:1], [slow_verdict(value=1.0)], RankFigures([host_view("h1", compute=1.0), host_view("h2", compute=0.5)])
     )
     assert "computes 100 % longer than its peers" in result.detail

@@ -61,7 +61,9 @@ def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan
     return make_plan(profile, inventory, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
 
 
-def evidence(plan: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] | None = None) -> dict[str, Evidence]:
+def straggler_evidence(
+    plan: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] | None = None
+) -> dict[str, Evidence]:
     """Return evidence of a fleet whose GPUs have the values of FIGURES.
 
     Args:
@@ -101,7 +103,7 @@ def _observation(name: str, value: float, scope: str, unit: str, stage: str, **p
     return builders.observation(name, value, scope=scope, unit=unit, stage=stage, width=1024, **params)
 
 
-def judged(plan: Plan, evidence: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
+def straggler_verdicts(plan: Plan, evidence: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
     """Return the verdicts of the straggler criteria, annotated with causes."""
     views = [HostView(plan, host, evidence[host.name], packs) for host in plan.hosts]
     fleet = FleetFigures(Planned(plan), views)
@@ -117,7 +119,7 @@ def failed_ranks(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 
 def test_equal_ranks_have_no_straggler() -> None:
     plan = straggler_plan()
-    verdicts = judged(plan, evidence(plan))
+    verdicts = straggler_verdicts(plan, straggler_evidence(plan))
     assert {verdict.verdict for verdict in verdicts} == {PASS}
     assert {(verdict.criterion, verdict.stage) for verdict in verdicts} == {
         ("straggler-compute", "benchmark"),
@@ -191,7 +193,7 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     plan = straggler_plan()
     slow = figures["compute"] - 0.0158
     waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
-    verdicts = judged(plan, evidence(plan, {**waiting, ("gang", "h2", "gpu=1"): figures}))
+    verdicts = straggler_verdicts(plan, straggler_evidence(plan, {**waiting, ("gang", "h2", "gpu=1"): figures}))
     assert failed_ranks(verdicts) == [("gang", "h2", "gpu=1")]
     (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
     assert result.reason.startswith("rank 3 (h2 gpu=1) computes ")
@@ -210,7 +212,7 @@ def test_gpu_slow_in_the_host_stage_is_named() -> None:
     plan = straggler_plan()
     (actual,) = (
         verdict
-        for verdict in judged(plan, evidence(plan, {("benchmark", "h2", "gpu=1"): HOT}))
+        for verdict in straggler_verdicts(plan, straggler_evidence(plan, {("benchmark", "h2", "gpu=1"): HOT}))
         if verdict.verdict == FAIL
     )
     assert (actual.stage, actual.host, actual.scope) == ("benchmark", "h2", "gpu=1")
@@ -220,20 +222,25 @@ def test_gpu_slow_in_the_host_stage_is_named() -> None:
 def test_each_slow_rank_is_reported() -> None:
     plan = straggler_plan("h1", "h2", "h3")
     slow = {("gang", "h2", "gpu=1"): HOT, ("gang", "h3", "gpu=0"): QUOTA}
-    assert failed_ranks(judged(plan, evidence(plan, slow))) == [("gang", "h2", "gpu=1"), ("gang", "h3", "gpu=0")]
+    assert failed_ranks(straggler_verdicts(plan, straggler_evidence(plan, slow))) == [
+        ("gang", "h2", "gpu=1"),
+        ("gang", "h3", "gpu=0"),
+    ]
 
 
 def test_no_straggler_among_two_gpus() -> None:
     """Two GPUs have no majority; the report lists the figure as not judged."""
     plan = straggler_plan(gpu_count=1)
-    assert judged(plan, evidence(plan, {("gang", "h2", "gpu=0"): HOT})) == []
+    assert straggler_verdicts(plan, straggler_evidence(plan, {("gang", "h2", "gpu=0"): HOT})) == []
 
 
 def test_rehearsal_has_no_straggler() -> None:
     """Processes that share CPUs may differ by any amount."""
     plan = straggler_plan(device="cpu")
     assert plan.rehearsal
-    verdicts = judged(plan, evidence(plan, {("gang", "h2", "cpu=1"): {"compute": 0.9, "cpu_pressure": 1.0}}))
+    verdicts = straggler_verdicts(
+        plan, straggler_evidence(plan, {("gang", "h2", "cpu=1"): {"compute": 0.9, "cpu_pressure": 1.0}})
+    )
     assert len(verdicts) == 8  # two hosts, two processes, two stages
     assert {verdict.verdict for verdict in verdicts} == {PASS}
 
@@ -241,7 +248,7 @@ def test_rehearsal_has_no_straggler() -> None:
 @pytest.mark.parametrize("name", ["compute", "wait", "clock", "last_share", "cpu_time"])
 def test_missing_straggler_figure_is_inconclusive(name: str) -> None:
     plan = straggler_plan()
-    host_evidence = evidence(plan)
+    host_evidence = straggler_evidence(plan)
     hit = unmeasured(f"straggler.{name}", "h2")
     host_evidence["h2"] = builders.with_observations(host_evidence["h2"], hit, gang=True)
     verdicts = [
@@ -254,7 +261,7 @@ def test_missing_straggler_figure_is_inconclusive(name: str) -> None:
 
 def test_unsupported_kernel_counter_is_not_missing() -> None:
     plan = straggler_plan()
-    host_evidence = evidence(plan)
+    host_evidence = straggler_evidence(plan)
     for name in ("cpu_pressure", "cpu_throttled_share", "cpu_wait", "cpus"):
         host_evidence["h2"] = builders.with_observations(
             host_evidence["h2"], unmeasured(f"straggler.{name}", UNSUPPORTED), gang=True
@@ -425,7 +432,7 @@ def test_slowed_real_rank_is_reported(
         launches=(replace(builders.launch("benchmark", ("h1",)), ranks=ended),),
     )
     pack = Pack(name="test", gpu_names=(), criteria=(LIMIT,), chosen=True)
-    verdicts = judged(plan, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
+    verdicts = straggler_verdicts(plan, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
     assert len(verdicts) == RANKS
     assert failed_ranks(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
     (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)

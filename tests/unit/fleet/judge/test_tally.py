@@ -24,7 +24,7 @@ def row(**over: Any) -> Row:
     return Row(**{**made, **over})
 
 
-def add(to: Row, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
+def add_value(to: Row, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
     to.add(verdict, value, limit, position, f"h{position}", scope, f"S{position}")
 
 
@@ -36,14 +36,14 @@ def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def hosts(result: Judged) -> list[str]:
+def worst_hosts(result: Judged) -> list[str]:
     return [far.host for far in result.farthest]
 
 
 def test_row_reports_its_verdicts() -> None:
     one = row()
     for position, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
-        add(one, position, value, state)
+        add_value(one, position, value, state)
     verdicts = one.judged({})
     assert (verdicts.criterion, verdicts.name, verdicts.stage, verdicts.unit) == (
         "c",
@@ -77,15 +77,15 @@ def test_worst_values_come_first(operator: str, values: Any, order: list[str]) -
     for turned in (1, -1):
         one = row(operator=operator)
         for position, value in [*enumerate(values)][::turned]:
-            add(one, position, value)
-        assert hosts(one.judged({})) == order
+            add_value(one, position, value)
+        assert worst_hosts(one.judged({})) == order
 
 
 def test_failures_come_before_inconclusive_before_passes() -> None:
     one = row()
     for position, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
-        add(one, position, value, state)
-    assert hosts(one.judged({})) == ["h3", "h1", "h2", "h0"]
+        add_value(one, position, value, state)
+    assert worst_hosts(one.judged({})) == ["h3", "h1", "h2", "h0"]
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -93,10 +93,10 @@ def test_only_the_worst_values_are_listed(parts: int) -> None:
     count = 3 * MAX_FARTHEST
     rows = [row() for _ in range(parts)]
     for position in range(count):
-        add(rows[position % parts], position, float(count - position))
+        add_value(rows[position % parts], position, float(count - position))
     for other in rows[1:]:
         rows[0].update(other)
-    assert hosts(rows[0].judged({})) == [f"h{count - 1 - at}" for at in range(MAX_FARTHEST)]
+    assert worst_hosts(rows[0].judged({})) == [f"h{count - 1 - at}" for at in range(MAX_FARTHEST)]
 
 
 @pytest.mark.parametrize("operator", ["ge", "le"])
@@ -118,15 +118,15 @@ def test_failure_is_listed_after_ten_passes() -> None:
     one = row()
     for position in range(2 * MAX_FARTHEST):
         one.add_pass(1.0, position, f"h{position}", "gpu=0")
-    add(one, 99, 0.5, FAIL)
+    add_value(one, 99, 0.5, FAIL)
     for position in range(30, 40):
         one.add_pass(0.1 * position, position, f"h{position}", "gpu=0")
-    assert hosts(one.judged({}))[:3] == ["h99", "h0", "h1"]
+    assert worst_hosts(one.judged({}))[:3] == ["h99", "h0", "h1"]
     only = row()
     for position in range(MAX_FARTHEST + 1):
-        add(only, position, 1.0, FAIL)
+        add_value(only, position, 1.0, FAIL)
     only.add_pass(0.1, 50, "h50", "gpu=0")
-    assert hosts(only.judged({})) == [f"h{at}" for at in range(MAX_FARTHEST)]
+    assert worst_hosts(only.judged({})) == [f"h{at}" for at in range(MAX_FARTHEST)]
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_parts_are_named_only_if_values_differ() -> None:
     ):
         one = row(operator="eq")
         for position, value in enumerate(values):
-            add(one, position, value, limit=value)
+            add_value(one, position, value, limit=value)
         assert bool(one.judged({}).farthest) is named
     failing = row()
-    add(failing, 0, 1.0, FAIL)
-    assert hosts(failing.judged({})) == ["h0"]
+    add_value(failing, 0, 1.0, FAIL)
+    assert worst_hosts(failing.judged({})) == ["h0"]
 
 
 def test_missing_serial_is_taken_from_the_gpu() -> None:
@@ -190,12 +190,12 @@ def test_common_limit_is_shown() -> None:
     ):
         one = row()
         for position, limit in enumerate(limits):
-            add(one, position, 9.0, limit=limit)
+            add_value(one, position, 9.0, limit=limit)
         verdicts = one.judged({}).limit
         assert (verdicts, type(verdicts)) == (reported, type(reported))
         halves = [row(), row()]
         for half, limit in zip(halves, limits, strict=True):
-            add(half, 0, 9.0, limit=limit)
+            add_value(half, 0, 9.0, limit=limit)
         halves[0].update(halves[1])
         assert halves[0].judged({}).limit == reported
 
@@ -204,19 +204,19 @@ def test_text_values_are_sorted_by_frequency() -> None:
     one = row(operator="eq")
     for at in range(MAX_VALUES + 2):
         for position in range(at + 1):
-            add(one, position, f"v{at}", limit="v0")
-    add(one, 0, "w", limit="v0")
+            add_value(one, position, f"v{at}", limit="v0")
+    add_value(one, 0, "w", limit="v0")
     assert [*one.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MAX_VALUES + 1, 1, -1)]
     tie = row(operator="eq")
     for position, value in enumerate(("b", "a", True)):
-        add(tie, position, value)
+        add_value(tie, position, value)
     assert [*tie.judged({}).values] == ["True", "a", "b"]
 
 
 def test_spread_of_values() -> None:
     one = row()
     for position in range(101):
-        add(one, position, float(position + 200))
+        add_value(one, position, float(position + 200))
     spread = one.judged({}).spread
     assert spread
     assert (spread.n, spread.min, spread.p05, spread.p50, spread.p95, spread.max) == (101, 200, 205, 250, 295, 300)
@@ -240,7 +240,7 @@ def test_spread_of_values() -> None:
 def test_spread_of_extreme_values(values: tuple[float, ...], reported: tuple[Any, ...]) -> None:
     one = row()
     for position, value in enumerate(values):
-        add(one, position, value)
+        add_value(one, position, value)
     spread = one.judged({}).spread
     assert spread
     assert (spread.n, spread.min, spread.p50, spread.max) == reported[:4]
@@ -248,7 +248,7 @@ def test_spread_of_extreme_values(values: tuple[float, ...], reported: tuple[Any
         assert spread.bins == reported[4]
     wide = row()
     for position, value in enumerate((-1.7e308, 1.7e308)):
-        add(wide, position, value)
+        add_value(wide, position, value)
     spread = wide.judged({}).spread  # the width is infinite
     assert spread
     assert sum(spread.bins) == 0
@@ -259,8 +259,8 @@ def test_values_are_rounded_from_a_thousand_on(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     one, halves = row(), [row(), row()]
     for position, value in enumerate(values):
-        add(one, position, value)
-        add(halves[position % 2], position, value)
+        add_value(one, position, value)
+        add_value(halves[position % 2], position, value)
     halves[0].update(halves[1])
     assert halves[0].judged({}) == one.judged({})
     exact = set(one.numbers) == set(values)
@@ -273,17 +273,17 @@ def test_rounded_and_exact_rows_merge() -> None:
     def filled(count: int, first: float) -> Row:
         made = row()
         for position in range(count):
-            add(made, position, first + position / 1000)
+            add_value(made, position, first + position / 1000)
         made.flush()
         return made
 
     whole = filled(MAX_EXACT + 5, 100.0)
     for at in range(3):
-        add(whole, 9000 + at, 100.0001 * (at + 1))
+        add_value(whole, 9000 + at, 100.0001 * (at + 1))
     for turned in (False, True):
         many, few = filled(MAX_EXACT + 5, 100.0), row()
         for at in range(3):
-            add(few, 9000 + at, 100.0001 * (at + 1))
+            add_value(few, 9000 + at, 100.0001 * (at + 1))
         first, other = (few, many) if turned else (many, few)
         first.update(other)
         assert first.judged({}) == whole.judged({})
@@ -301,7 +301,7 @@ def test_pending_values_are_counted_before_they_accumulate(monkeypatch: pytest.M
         one.add_pass(1.0, position, f"h{position}", "gpu=0")
     assert (one.passing, one.counts[PASS], one.numbers) == ([], 4, {1.0: 4})
     for position in range(4):
-        add(one, position, 2.0)
+        add_value(one, position, 2.0)
     assert (one.buffer, one.numbers[2.0]) == ([], 4)
     one.add_pass(3.0, 0, "h0", "gpu=0")
     assert one.judged({}).passed == 9
@@ -313,15 +313,15 @@ def test_worse_value_replaces_the_last_listed_one(short: bool) -> None:
         if short:
             one.add_pass(value, position, f"h{position}", "gpu=0")
         else:
-            add(one, position, value)
+            add_value(one, position, value)
 
     one = row()
     for position in range(MAX_FARTHEST):
         pass_(float(position), position)
     pass_(9.5, 10)
-    assert hosts(one.judged({}))[-1] == "h9"
+    assert worst_hosts(one.judged({}))[-1] == "h9"
     pass_(8.5, 11)
-    assert hosts(one.judged({}))[-2:] == ["h8", "h11"]
+    assert worst_hosts(one.judged({}))[-2:] == ["h8", "h11"]
     # Of equal values the first hosts of the plan are listed, also after merging.
     other = row()
     for position in range(60, 40, -1):
@@ -341,8 +341,8 @@ def test_mixed_text_and_numbers_keep_the_plan_order() -> None:
     for values in (("a", 5.0), (5.0, "a")):
         one = row(operator="eq")
         for position, value in enumerate(values):
-            add(one, position, value)
-        assert hosts(one.judged({})) == ["h0", "h1"]
+            add_value(one, position, value)
+        assert worst_hosts(one.judged({})) == ["h0", "h1"]
         other = row()
         other.update(one)
         assert other.judged({}).values == {"a": 1}
@@ -351,7 +351,7 @@ def test_mixed_text_and_numbers_keep_the_plan_order() -> None:
 def test_common_findings_list_their_serials() -> None:
     one = row()
     one.add_repeated(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
-    add(one, 1, 8.0)
+    add_value(one, 1, 8.0)
     assert [far.serial for far in one.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
 
 
@@ -360,7 +360,7 @@ def test_integers_have_no_decimal_point() -> None:
         (-(2.0**53), "-9007199254740992.0"),
                         (1.5, "1.5"), (-3.0, "-3")):  # fmt: skip
         one = row()
-        add(one, 0, value)
+        add_value(one, 0, value)
         spread = one.judged({}).spread
         assert spread
         assert str(spread.min) == reported
@@ -388,7 +388,7 @@ def test_more_severe_action_wins() -> None:
 # Tallies
 
 
-def tallied(*verdicts: Verdict) -> Tally:
+def tally_of(*verdicts: Verdict) -> Tally:
     made = Tally(PLANNED, {f"h{at}": at for at in range(9)})
     for one in verdicts:
         made.add(one)
@@ -397,22 +397,22 @@ def tallied(*verdicts: Verdict) -> Tally:
 
 def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
     same = [verdict("h1"), verdict("h2", 7.0, verdict=FAIL, action="rma"), verdict("h3", scope="gpu=1")]
-    (result,) = tallied(*same).judged()
+    (result,) = tally_of(*same).judged()
     assert (result.passed, result.failed, result.action) == (2, 1, "rma")
-    assert hosts(result) == ["h2", "h1", "h3"]
+    assert worst_hosts(result) == ["h2", "h1", "h3"]
     others = [
         verdict(criterion="d"), verdict(name="gemm.other"), verdict(stage="gang"), verdict(params={"dtype": "fp8"}),
     ]  # fmt: skip
-    assert len(tallied(verdict(), *others).judged()) == 5
+    assert len(tally_of(verdict(), *others).judged()) == 5
     readings = [verdict(name="gpu.thing", stage=stage, params={"phase": stage}) for stage in ("preflight", "gang")]
-    (reading,) = tallied(*readings).judged()
+    (reading,) = tally_of(*readings).judged()
     assert (reading.stage, reading.params) == ("", {})
     pairs = [verdict(name="pairs.bandwidth", params={"partner": name}) for name in ("h2", "h3")]
-    assert len(tallied(*pairs).judged()) == 1
+    assert len(tally_of(*pairs).judged()) == 1
 
 
 def test_passing_row_has_no_action() -> None:
-    (result,) = tallied(verdict(action="rma")).judged()
+    (result,) = tally_of(verdict(action="rma")).judged()
     assert result.action == "none"
 
 
@@ -422,7 +422,7 @@ def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
         verdict(criterion="a", name="z.x", params={"size": 10}), verdict(criterion="a"),
     ]  # fmt: skip
     for order in (mixed, mixed[::-1]):
-        result = [(item.criterion, item.name, dict(item.params)) for item in tallied(*order).judged()]
+        result = [(item.criterion, item.name, dict(item.params)) for item in tally_of(*order).judged()]
         assert result == [
             ("a", "gemm.throughput", {}), ("a", "z.x", {"size": 10}), ("a", "z.x", {"size": 2}), ("b", "gemm.throughput", {}),
         ]  # fmt: skip
@@ -436,13 +436,13 @@ def test_descriptions_of_two_packs_do_not_depend_on_order() -> None:
             verdict("h3", source="b"),
         ]
         for order in (two, two[::-1]):
-            (result,) = tallied(*order).judged()
+            (result,) = tally_of(*order).judged()
             assert (result.source, result.operator) == (source, operator)
 
 
 def test_tallies_merge() -> None:
-    one, other = tallied(verdict("h1")), tallied(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
+    one, other = tally_of(verdict("h1")), tally_of(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     one.update(other)
-    both = tallied(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
+    both = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     assert one.judged() == both.judged()
-    assert hosts(tallied(verdict("nobody"), verdict("h1", 1.0)).judged()[0]) == ["h1", "nobody"]
+    assert worst_hosts(tally_of(verdict("nobody"), verdict("h1", 1.0)).judged()[0]) == ["h1", "nobody"]

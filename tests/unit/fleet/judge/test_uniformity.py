@@ -51,7 +51,7 @@ def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]],
     return builders.with_snapshot(evidence, taken)
 
 
-def fleet(plan: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
+def evidence_with(plan: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
     """Return evidence in which each host has the reading `name`; `values`: host -> value, or {scope: value}."""
     evidence = builders.evidence(plan)
     for host, value in values.items():
@@ -69,16 +69,16 @@ def uniformity_verdicts(plan: Plan, evidence: Mapping[str, Evidence], *more: Pac
     ]
 
 
-def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+def not_passing(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
     return [(item.host, item.scope, item.verdict, item.reason) for item in verdicts if item.verdict != PASS]
 
 
 def test_differing_host_fails_and_the_others_pass() -> None:
     plan = uniform_plan(*FOUR)
     verdicts = uniformity_verdicts(
-        plan, fleet(plan, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
+        plan, evidence_with(plan, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
     )
-    assert summarized(verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
+    assert not_passing(verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in verdicts if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
     assert bad.detail.endswith(REMEDY), "the detail has the remedy too"
@@ -90,14 +90,16 @@ def test_different_values_are_printed_differently(hosts: tuple[str, ...]) -> Non
     pack = replace(PACK, criteria=(replace(PACK.criteria[0], id="size", name="host.memory.total", unit="B"),))
     sizes = {"h1": 2164194971648, "h2": 2164194971648, "h3": 2164194967552}
     plan = uniform_plan(*hosts)
-    verdicts = judge(plan, fleet(plan, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,))
+    verdicts = judge(
+        plan, evidence_with(plan, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,)
+    )
     (reason,) = (item.reason for item in verdicts if item.criterion == "size" and item.host == "h3")
     assert {"1.96832386032 TiB", "1.96832385659 TiB"} == set(re.findall(r"1\.968\d+ TiB", reason))
 
 
 def test_equal_hosts_pass() -> None:
     plan = uniform_plan(*FOUR)
-    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
     assert [item.reason for item in verdicts] == ["found 580.159.04, as on all 4 hosts"] * 4
     assert {item.verdict for item in verdicts} == {PASS}
 
@@ -106,17 +108,19 @@ def test_differing_gpu_fails_with_its_serial() -> None:
     plan = uniform_plan(*FOUR)
     alike = {"gpu=0": NEW, "gpu=1": NEW}
     verdicts = uniformity_verdicts(
-        plan, fleet(plan, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
+        plan, evidence_with(plan, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
     )
-    assert summarized(verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
+    assert not_passing(verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
     assert [item.serial for item in verdicts if item.verdict == FAIL] == ["h2-1"]
 
 
 def test_both_sides_of_a_tie_fail() -> None:
     plan = uniform_plan("h1", "h2")
-    verdicts = uniformity_verdicts(plan, fleet(plan, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
+    verdicts = uniformity_verdicts(
+        plan, evidence_with(plan, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"})
+    )
     why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
-    assert summarized(verdicts) == [
+    assert not_passing(verdicts) == [
         ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
         ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
     ]
@@ -125,20 +129,22 @@ def test_both_sides_of_a_tie_fail() -> None:
 
 def test_most_common_value_is_the_reference_even_below_half() -> None:
     plan = uniform_plan(*FOUR)
-    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
-    assert [(host, verdict) for host, _, verdict, _ in summarized(verdicts)] == [("h3", FAIL), ("h4", FAIL)]
+    verdicts = uniformity_verdicts(
+        plan, evidence_with(plan, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"})
+    )
+    assert [(host, verdict) for host, _, verdict, _ in not_passing(verdicts)] == [("h3", FAIL), ("h4", FAIL)]
 
 
 def test_single_host_has_no_comparison() -> None:
     plan = uniform_plan("h1")
-    assert uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "580.159.04"})) == []
+    assert uniformity_verdicts(plan, evidence_with(plan, "driver.version", {"h1": "580.159.04"})) == []
 
 
 def test_gpus_of_one_host_are_compared_with_each_other() -> None:
     plan = uniform_plan("h1", gpu_count=4)
     values = {f"gpu={index}": 700.0 if index < 3 else 650.0 for index in range(4)}
-    verdicts = uniformity_verdicts(plan, fleet(plan, "gpu.power_limit_default", {"h1": values}, unit="W"))
-    assert summarized(verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, "gpu.power_limit_default", {"h1": values}, unit="W"))
+    assert not_passing(verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
 
 
 def test_each_gang_is_compared_separately() -> None:
@@ -146,8 +152,8 @@ def test_each_gang_is_compared_separately() -> None:
     hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in plan.hosts)
     plan = replace(plan, hosts=hosts)
     values = {"h1": "a", "h2": "a", "h3": "b", "h4": "b"}
-    assert summarized(uniformity_verdicts(plan, fleet(plan, "driver.version", values))) == []
-    assert len(summarized(uniformity_verdicts(plan, fleet(plan, "driver.version", values | {"h2": "b"})))) == 2
+    assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "driver.version", values))) == []
+    assert len(not_passing(uniformity_verdicts(plan, evidence_with(plan, "driver.version", values | {"h2": "b"})))) == 2
 
 
 def test_gpu_models_are_compared_separately() -> None:
@@ -156,7 +162,7 @@ def test_gpu_models_are_compared_separately() -> None:
         host: {"gpu=0": OLD if host in ("h1", "h2") else NEW, "gpu=1": OLD if host in ("h1", "h2") else NEW}
         for host in FOUR
     }
-    evidence = fleet(plan, "gpu.vbios_version", values)
+    evidence = evidence_with(plan, "gpu.vbios_version", values)
     for host in ("h1", "h2"):
         other = tuple(
             replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100") for gpu in record.gpus))
@@ -164,15 +170,15 @@ def test_gpu_models_are_compared_separately() -> None:
         )
         evidence[host] = replace(evidence[host], records=other)
     plan = replace(plan, hosts=tuple(replace(host, gpu_model="h200-sxm") for host in plan.hosts))
-    assert summarized(uniformity_verdicts(plan, evidence)) == []
+    assert not_passing(uniformity_verdicts(plan, evidence)) == []
 
 
 def test_adapters_are_compared_by_name() -> None:
     plan = uniform_plan("h1", "h2", "h3")
     alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
     values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
-    verdicts = uniformity_verdicts(plan, fleet(plan, "infiniband.hca.firmware_version", values))
-    assert summarized(verdicts) == [
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, "infiniband.hca.firmware_version", values))
+    assert not_passing(verdicts) == [
         ("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")
     ]
 
@@ -180,29 +186,29 @@ def test_adapters_are_compared_by_name() -> None:
 @pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
 def test_host_with_an_unreadable_version_is_inconclusive(lost: tuple[str, str]) -> None:
     plan = uniform_plan("h1", "h2")
-    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "580.159.04", "h2": lost}))
-    assert summarized(verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, "driver.version", {"h1": "580.159.04", "h2": lost}))
+    assert not_passing(verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
 
 
 def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     plan = uniform_plan("h1", "h2")
-    verdicts = uniformity_verdicts(plan, fleet(plan, "driver.version", {"h1": "580.159.04"}))
-    assert summarized(verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, "driver.version", {"h1": "580.159.04"}))
+    assert not_passing(verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
 def test_unsupported_reading_is_ignored_if_optional() -> None:
     plan = uniform_plan("h1", "h2")
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
-    assert summarized(uniformity_verdicts(plan, fleet(plan, "gpu.vbios_version", values))) == []
+    assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "gpu.vbios_version", values))) == []
     values["h1"]["gpu=1"] = ("error", "the GPU is lost")
-    verdicts = summarized(uniformity_verdicts(plan, fleet(plan, "gpu.vbios_version", values)))
+    verdicts = not_passing(uniformity_verdicts(plan, evidence_with(plan, "gpu.vbios_version", values)))
     assert verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
 
 
 def test_last_value_of_a_number_is_compared() -> None:
     """A temporary change, such as by a cpuset, is not a difference between hosts."""
     plan = uniform_plan("h1", "h2")
-    evidence = fleet(plan, "host.cpu.count", {"h1": 192, "h2": 96})
+    evidence = evidence_with(plan, "host.cpu.count", {"h1": 192, "h2": 96})
     evidence = {
         host: with_readings(host_evidence, {"host.cpu.count": {"host": 192}})
         for host, host_evidence in evidence.items()
@@ -212,7 +218,7 @@ def test_last_value_of_a_number_is_compared() -> None:
 
 def test_version_that_changed_during_the_run_fails() -> None:
     plan = uniform_plan("h1", "h2", "h3")
-    evidence = fleet(plan, "driver.version", dict.fromkeys(("h1", "h2", "h3"), "550.90.07"))
+    evidence = evidence_with(plan, "driver.version", dict.fromkeys(("h1", "h2", "h3"), "550.90.07"))
     for host in ("h1", "h2", "h3"):
         first, *rest = evidence[host].records
         early = Metric(name="driver.version", unit="1", values={"host": "550.90.07" if host == "h1" else "580.1"})
@@ -222,7 +228,7 @@ def test_version_that_changed_during_the_run_fails() -> None:
         )
         evidence[host] = replace(evidence[host], records=(replace(first, snapshots=taken), *rest))
     reason = "found 580.1, 3 of 3 hosts have 550.90.07; it changed during the run: measure again"
-    assert [(host, why) for host, _, _, why in summarized(uniformity_verdicts(plan, evidence))] == [
+    assert [(host, why) for host, _, _, why in not_passing(uniformity_verdicts(plan, evidence))] == [
         ("h2", reason),
         ("h3", reason),
     ]
@@ -249,7 +255,7 @@ def test_uniformity_pack_does_not_compare_memory_and_ecc() -> None:
     assert not names & {"host.memory.total", "gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
 
 
-def mixed(path: Path, **over: Any) -> Pack:
+def site_pack(path: Path, **over: Any) -> Pack:
     """Return a site pack with one criterion, by default with the id of a shipped one."""
     item = {
         "id": "uniform-driver",
@@ -266,29 +272,29 @@ def mixed(path: Path, **over: Any) -> Pack:
 
 def test_site_pack_disables_a_comparison_by_id(tmp_path: Path) -> None:
     plan = uniform_plan("h1", "h2")
-    evidence = fleet(plan, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
-    assert len(summarized(uniformity_verdicts(plan, evidence))) == 2
-    assert uniformity_verdicts(plan, evidence, mixed(tmp_path / "mixed.yml")) == []
+    evidence = evidence_with(plan, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
+    assert len(not_passing(uniformity_verdicts(plan, evidence))) == 2
+    assert uniformity_verdicts(plan, evidence, site_pack(tmp_path / "mixed.yml")) == []
 
 
 def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
     plan = uniform_plan("h1", "h2")
-    pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
-    verdicts = summarized(uniformity_verdicts(plan, builders.evidence(plan), pack))
+    pack = site_pack(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
+    verdicts = not_passing(uniformity_verdicts(plan, builders.evidence(plan), pack))
     assert [reason for *_, reason in verdicts] == ["no observation matches this criterion"] * 2
 
 
 @pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
 def test_comparison_allows_equality_only(tmp_path: Path, over: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
-        mixed(tmp_path / "mine.yml", **over)
+        site_pack(tmp_path / "mine.yml", **over)
 
 
 def host_report(host: HostReport, number: int, **software: str) -> HostReport:
     return replace(host, name=f"r12-h{number:02d}", software=software)
 
 
-def matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component], str, str]:
+def render_matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component], str, str]:
     plan = uniform_plan("h1", "h2")
     report = merge(plan, builders.evidence(plan), (PACK,))
     report = replace(
@@ -302,7 +308,7 @@ def matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component], str, 
 def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
     hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(28)]
     hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
-    result, html, markdown = matrix(*hosts)
+    result, html, markdown = render_matrix(*hosts)
     assert [(version.name, version.differs) for version in result] == [("driver.version", True), ("torch", False)]
     assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
         ("580.159.04", 28, ""),
@@ -316,7 +322,7 @@ def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
 
 def test_matrix_names_parts_if_a_host_has_two_versions() -> None:
     odd = {"gpu.vbios_version[gpu=0]": NEW, "gpu.vbios_version[gpu=1]": NEW, "gpu.vbios_version[gpu=2]": OLD}
-    result, _, _ = matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
+    result, _, _ = render_matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
     assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
         (NEW, 3, ""),
         (OLD, 1, "r12-h02 GPU 2"),
@@ -324,16 +330,16 @@ def test_matrix_names_parts_if_a_host_has_two_versions() -> None:
 
 
 def test_matrix_is_shortened_if_all_hosts_differ() -> None:
-    result, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(30)))
+    result, html, markdown = render_matrix(*({"driver.version": f"{number}"} for number in range(30)))
     assert (len(result[0].versions), result[0].left_out) == (10, 20)
     assert "and 20 more versions" in html
     assert "and 20 more versions" in markdown
-    result, _, _ = matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
+    result, _, _ = render_matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
     assert result[0].versions[1].names.endswith("r12-h05 and 8 more")
 
 
 def test_matrix_counts_hosts_without_a_version() -> None:
-    result, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
+    result, html, markdown = render_matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
     assert [(version.name, version.differs, version.unknown) for version in result] == [("torch", False, 1)]
     assert "missing on 1 host" in html
     assert "`torch 2.11.0` (missing on 1)" in markdown

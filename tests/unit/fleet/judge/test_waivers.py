@@ -25,12 +25,12 @@ WAIVER = Waiver(
 SLOW = slowed("memory.bandwidth", 0.5, op="copy")
 
 
-def failed(**over: object) -> Verdict:
+def failed_verdict(**over: object) -> Verdict:
     fields = {"host": "h1", "scope": "gpu=0", "serial": "S1", "name": "memory.bandwidth", "verdict": FAIL}
     return Verdict(**{**fields, "criterion": "hbm-copy", "reason": "found 1, wanted 2", "action": "rma", **over})  # type: ignore[arg-type]
 
 
-def written(path: Path, *waivers: dict[str, object]) -> Path:
+def write_waivers(path: Path, *waivers: dict[str, object]) -> Path:
     common = {
         "criterion": "hbm-copy",
         "who": "Ada Example",
@@ -105,10 +105,10 @@ def test_report_states_the_result_of_each_waiver() -> None:
 
 
 def test_waived_verdict_keeps_its_state_and_carries_the_waiver() -> None:
-    verdict = WaiverMatcher([WAIVER], builders.WHEN).apply(failed())
+    verdict = WaiverMatcher([WAIVER], builders.WHEN).apply(failed_verdict())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
     assert not verdict.stands
-    assert failed().stands
+    assert failed_verdict().stands
 
 
 def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: p
     plain = {item["criterion"] for item in report_of(run)["verdicts"] if item["verdict"] == FAIL}
     lines = [{"criterion": criterion, "host": "h1", "scope": "gpu=0"} for criterion in sorted(plain)]
     capsys.readouterr()
-    assert call("report", run, "--waivers", written(tmp_path / "w.yml", *lines)) == 0
+    assert call("report", run, "--waivers", write_waivers(tmp_path / "w.yml", *lines)) == 0
     report, shown = report_of(run), capsys.readouterr().out
     assert (report["decision"], report["acceptance"]["status"]) == ("accepted", "PASS WITH WAIVERS")
     assert "FINAL ACCEPTANCE: PASS WITH WAIVERS" in shown
@@ -132,7 +132,7 @@ def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: p
 
 def test_expired_waiver_does_not_prevent_rejection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "r1", change=SLOW)
-    waivers = written(tmp_path / "w.yml", {"host": "h1", "until": "2026-11-20"})
+    waivers = write_waivers(tmp_path / "w.yml", {"host": "h1", "until": "2026-11-20"})
     assert call("report", run, "--waivers", waivers) == 1
     shown = capsys.readouterr().out
     assert "its waiver by Ada Example expired on 2026-11-20" in shown
@@ -141,7 +141,7 @@ def test_expired_waiver_does_not_prevent_rejection(tmp_path: Path, capsys: pytes
 
 def test_unused_waiver_is_reported_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "r1")
-    assert call("report", run, "--waivers", written(tmp_path / "w.yml", {"host": "h2"})) == 0
+    assert call("report", run, "--waivers", write_waivers(tmp_path / "w.yml", {"host": "h2"})) == 0
     shown = capsys.readouterr().out
     assert "FINAL ACCEPTANCE: PASS\n" in shown
     assert "Waiver not used: hbm-copy on h2 (by Ada Example until 2026-12-31)" in shown
@@ -158,17 +158,17 @@ def test_missing_figure_is_waived_by_host_and_name(tmp_path: Path) -> None:
 
     run = run_directory(tmp_path / "r1", change=without)
     assert call("report", run) == 2
-    vague = written(tmp_path / "vague.yml", {"criterion": "stress-power", "host": "h1"})
+    vague = write_waivers(tmp_path / "vague.yml", {"criterion": "stress-power", "host": "h1"})
     assert call("report", run, "--waivers", vague) == 2
     named = {"criterion": "plan", "host": "h1", "name": "stress.power", "absent": True}
-    assert call("report", run, "--waivers", written(tmp_path / "named.yml", named)) == 0
+    assert call("report", run, "--waivers", write_waivers(tmp_path / "named.yml", named)) == 0
     assert report_of(run)["acceptance"]["status"] == "PASS WITH WAIVERS"
 
 
 def test_host_without_record_cannot_be_waived(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1")
     (run / "hosts" / "h2.json").unlink()
-    waivers = written(tmp_path / "w.yml", {"criterion": "plan", "host": "h2", "name": "record", "absent": True})
+    waivers = write_waivers(tmp_path / "w.yml", {"criterion": "plan", "host": "h2", "name": "record", "absent": True})
     assert call("report", run, "--waivers", waivers) == 64
     assert call("report", run) == 2
 
@@ -187,18 +187,18 @@ def test_host_without_record_cannot_be_waived(tmp_path: Path) -> None:
 )
 def test_invalid_waiver_is_refused(line: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        read_waivers(str(written(tmp_path / "w.yml", line)), {"h1"})
+        read_waivers(str(write_waivers(tmp_path / "w.yml", line)), {"h1"})
     assert message in str(refused.value)
 
 
 def test_day_needs_no_quotes(tmp_path: Path) -> None:
-    path = written(tmp_path / "w.yml", {"host": "h1"})
+    path = write_waivers(tmp_path / "w.yml", {"host": "h1"})
     path.write_text(path.read_text().replace('"2026-12-31"', "2026-12-31"))
     assert [waiver.until for waiver in read_waivers(str(path), {"h1"})] == ["2026-12-31"]
 
 
 def test_waivers_are_stored_in_the_plan(tmp_path: Path) -> None:
-    path = written(tmp_path / "w.yml", {"host": "h1"}, {"host": "elsewhere"}, {"serial": "S9"})
+    path = write_waivers(tmp_path / "w.yml", {"host": "h1"}, {"host": "elsewhere"}, {"serial": "S9"})
     waivers = read_waivers(str(path), {"h1", "h2"})
     assert [waiver.host or waiver.serial for waiver in waivers] == ["h1", "S9"]
     slow = slowed("memory.bandwidth", 0.974, op="copy")  # below the floor but within the fleet limit
@@ -210,7 +210,7 @@ def test_waivers_are_stored_in_the_plan(tmp_path: Path) -> None:
 
 
 def test_plan_records_the_waivers_that_the_inventory_names(tmp_path: Path) -> None:
-    path = written(tmp_path / "w.yml", {"host": "h2"}, {"host": "elsewhere"})
+    path = write_waivers(tmp_path / "w.yml", {"host": "h2"}, {"host": "elsewhere"})
     hosts = builders.inventory(
         "h1", "h2", rackproof_gpu_count=2, rackproof_gang="none", rackproof_profile="smoke", rackproof_waivers=str(path)
     )
@@ -220,5 +220,5 @@ def test_plan_records_the_waivers_that_the_inventory_names(tmp_path: Path) -> No
     assert call("plan", "-i", listing, "--run-dir", run) == 0
     (planned,) = documents.read(run / "plan.json", "plan")["waivers"]
     assert (planned["host"], planned["origin"]) == ("h2", "w.yml waiver 1")
-    written(path, {"host": "h1"})  # a run cannot be resumed with other waivers
+    write_waivers(path, {"host": "h1"})  # a run cannot be resumed with other waivers
     assert call("plan", "-i", listing, "--run-dir", run) == 64
