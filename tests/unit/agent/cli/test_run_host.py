@@ -1,4 +1,4 @@
-"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage refused before anything starts."""
+"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture
 def port() -> int:
-    """The gang's port: it and the three after it are free, and below the range of ephemeral ports."""
+    """Return a port that is free, as are the three after it, below the range of ephemeral ports."""
     while True:
         first = random.randrange(10_000, 30_000)  # noqa: S311
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
@@ -52,27 +52,35 @@ def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
     return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
 
 
-def discover(
-    threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0
+def start_discovery(
+    threads: ThreadPoolExecutor, port: int, *hosts: str, timeout_s: float = 20.0
 ) -> dict[str, Future[list[str]]]:
-    return {host: threads.submit(discover_members, gang(host, port), within_s) for host in hosts}
+    return {host: threads.submit(discover_members, gang(host, port), timeout_s) for host in hosts}
 
 
 def test_all_hosts_get_all_members_in_plan_order(threads: ThreadPoolExecutor, port: int) -> None:
-    results = discover(threads, port, "h3", "h2")
+    discoveries = start_discovery(threads, port, "h3", "h2")
     time.sleep(0.2)
-    results |= discover(threads, port, "h1")
-    assert {host: result.result(20) for host, result in results.items()} == {host: list(HOSTS) for host in HOSTS}
+    discoveries |= start_discovery(threads, port, "h1")
+    assert {host: discovery.result(20) for host, discovery in discoveries.items()} == {
+        host: list(HOSTS) for host in HOSTS
+    }
 
 
 def test_present_hosts_start_without_an_absent_one(threads: ThreadPoolExecutor, port: int) -> None:
-    results = discover(threads, port, "h1", "h3", within_s=2.0)
-    assert {host: result.result(20) for host, result in results.items()} == {"h1": ["h1", "h3"], "h3": ["h1", "h3"]}
+    discoveries = start_discovery(threads, port, "h1", "h3", timeout_s=2.0)
+    assert {host: discovery.result(20) for host, discovery in discoveries.items()} == {
+        "h1": ["h1", "h3"],
+        "h3": ["h1", "h3"],
+    }
 
 
-def test_second_host_takes_over_for_a_dead_first(threads: ThreadPoolExecutor, port: int) -> None:
-    results = discover(threads, port, "h2", "h3", within_s=2.0)
-    assert {host: result.result(20) for host, result in results.items()} == {"h2": ["h2", "h3"], "h3": ["h2", "h3"]}
+def test_second_host_collects_members_if_the_first_is_absent(threads: ThreadPoolExecutor, port: int) -> None:
+    discoveries = start_discovery(threads, port, "h2", "h3", timeout_s=2.0)
+    assert {host: discovery.result(20) for host, discovery in discoveries.items()} == {
+        "h2": ["h2", "h3"],
+        "h3": ["h2", "h3"],
+    }
 
 
 def test_single_host_finds_no_members(port: int) -> None:
@@ -80,11 +88,11 @@ def test_single_host_finds_no_members(port: int) -> None:
     assert discover_members(gang("h1", port), 0.5) == ["h1"]
 
 
-def test_strangers_and_silent_connections_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
+def test_hosts_with_another_nonce_and_silent_connections_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
     first = threads.submit(discover_members, gang("h1", port), 4.0)
     stranger = threads.submit(discover_members, gang("h2", port, nonce="f" * 32), 2.0)
     address = ("127.0.0.1", port + 1 + PORT_OFFSET)
-    silent = wait_for(lambda: socket.create_connection(address, timeout=1))
+    silent = retry(lambda: socket.create_connection(address, timeout=1))
     try:
         silent.sendall(b"GET / HTTP/1.1\r\n")
         member = threads.submit(discover_members, gang("h3", port), 4.0)
@@ -94,18 +102,19 @@ def test_strangers_and_silent_connections_are_ignored(threads: ThreadPoolExecuto
         silent.close()
 
 
-def wait_for(call: Callable[[], socket.socket]) -> socket.socket:
+def retry(connect: Callable[[], socket.socket]) -> socket.socket:
+    """Call `connect` until it succeeds, for up to 5 s."""
     for _ in range(100):
         try:
-            return call()
+            return connect()
         except OSError:
             time.sleep(0.05)
-    raise AssertionError("nothing listens")
+    raise AssertionError("no process listens")
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A host's directory of a run, with its records."""
+    """Return the run directory of a host, with its records."""
     plan: Plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
     directory = tmp_path / "runs" / "r1"
     documents.write(directory / "plan.json", to_json(plan))
@@ -124,8 +133,11 @@ def test_printed_record_is_read_by_collect(run_dir: Path) -> None:
     )
     records, problems = frames.read(done.stdout.splitlines(), source="log")
     assert problems == []
-    assert [(item.host, item.gang, item.node) for item in records] == [("h1", "", "gpu-a"), ("h1", "r1", "gpu-a")]
-    assert [item.text for item in records] == [
+    assert [(record.host, record.gang, record.node) for record in records] == [
+        ("h1", "", "gpu-a"),
+        ("h1", "r1", "gpu-a"),
+    ]
+    assert [record.text for record in records] == [
         (run_dir / "record.json").read_bytes(),
         (run_dir / "gangs" / "r1.json").read_bytes(),
     ]
@@ -171,19 +183,19 @@ def test_invalid_record_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixt
 def test_wrong_usage_is_refused_before_anything_starts(
     arguments: list[str], code: int, message: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    words = [word.replace("PLAN", str(run_dir / "plan.json")) for word in arguments]
+    arguments = [argument.replace("PLAN", str(run_dir / "plan.json")) for argument in arguments]
     done = subprocess.run(
-        [sys.executable, command.__file__, "run-host", f"--run-dir={tmp_path / 'here' / 'runs' / 'r1'}", *words],
+        [sys.executable, command.__file__, "run-host", f"--run-dir={tmp_path / 'new' / 'runs' / 'r1'}", *arguments],
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
-    assert not (tmp_path / "here").exists() or "h9" in message
+    assert not (tmp_path / "new").exists() or "h9" in message
 
 
-def test_placement_variables_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     kubeflow = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -201,7 +213,7 @@ def test_placement_variables_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("has_record", [True, False])
-def test_terminated_host_prints_the_record_of_its_inspection(
+def test_terminated_run_prints_the_record_of_the_inspection(
     has_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")

@@ -1,4 +1,4 @@
-"""Launchers: which process this is by mpirun's and srun's variables; what is wrong is told before torch is imported."""
+"""Placement of a process by mpirun's and srun's variables. Wrong variables are reported before torch is imported."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def hydra(rank: int = 0, size: int = 4, local_rank: int = 0, local_size: int = 2
     return {**{name: str(value) for name, value in numbers.items()}, **more}
 
 
-def srun(rank: int = 0, size: int = 2, local: int = 0, node: int = 0, **more: str) -> dict[str, str]:
+def srun(rank: int = 0, size: int = 2, local_rank: int = 0, node: int = 0, **more: str) -> dict[str, str]:
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_PROCID": str(rank),
         "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_LOCALID": str(local),
+        "SLURM_LOCALID": str(local_rank),
         "SLURM_NODEID": str(node),
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_NODELIST": "h[1-2]",
@@ -53,7 +53,7 @@ def srun(rank: int = 0, size: int = 2, local: int = 0, node: int = 0, **more: st
     }
 
 
-# --- a place by the launcher's variables
+# --- placement by the launcher's variables
 
 
 @pytest.mark.parametrize("variables", [open_mpi(3, 4, 1), hydra(3, 4, 1)], ids=["open-mpi", "hydra"])
@@ -64,7 +64,7 @@ def test_placement_is_read_from_mpirun(variables: dict[str, str]) -> None:
 
 
 def test_placement_is_read_from_srun() -> None:
-    placement = slurm.read_placement(srun(rank=3, size=4, local=1, node=1))
+    placement = slurm.read_placement(srun(rank=3, size=4, local_rank=1, node=1))
     assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes, placement.node) == (
         3,
         1,
@@ -85,7 +85,7 @@ def test_placement_is_read_from_srun() -> None:
         ("n[1-2]-ib", ("n1-ib", "n2-ib")),
     ],
 )
-def test_node_lists_are_read_as_slurm_writes_them(text: str, names: tuple[str, ...]) -> None:
+def test_node_list_of_slurm_is_expanded(text: str, names: tuple[str, ...]) -> None:
     assert slurm.expand_node_list(text) == names
 
 
@@ -95,7 +95,7 @@ def test_invalid_node_list_is_refused(text: str) -> None:
         slurm.expand_node_list(text)
 
 
-WRONG = [
+WRONG_LAUNCHER_VARIABLES = [
     (MPI, {}, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start it with mpirun"),
     (MPI, {"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set: start it with mpirun"),
     (MPI, open_mpi(OMPI_COMM_WORLD_SIZE="two"), "OMPI_COMM_WORLD_SIZE is 'two', not a whole number"),
@@ -129,20 +129,20 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("launcher", "variables", "said"), WRONG)
-def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(("launcher", "variables", "message"), WRONG_LAUNCHER_VARIABLES)
+def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, str], message: str) -> None:
     with pytest.raises(PlacementError) as error:
         detect.detect_placement(launcher, variables)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_single_process_of_another_launcher_is_allowed() -> None:
-    """A shell in a job of one task, or mpirun -np 1: no other process launches the host."""
-    one = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
-    assert detect.detect_placement(TORCHRUN, one) is None
+    """Such as a shell in a job of one task, or mpirun -np 1: no other process launches the host."""
+    variables = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
+    assert detect.detect_placement(TORCHRUN, variables) is None
 
 
-def test_mpirun_within_a_job_of_slurm_is_mpirun() -> None:
+def test_mpirun_inside_a_slurm_job_decides_the_placement() -> None:
     assert detect.detect_placement(MPI, srun() | open_mpi(rank=2, size=4, local_rank=0)) == mpi.read_placement(
         open_mpi(2, 4, 0)
     )
@@ -156,12 +156,12 @@ def test_placement_is_not_passed_to_children() -> None:
     }
 
 
-# --- ranks that mpirun or srun starts one by one
+# --- ranks that mpirun or srun starts directly
 
 
 def test_ranks_get_torchs_variables() -> None:
-    said = torch_env.torch_variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
-    assert said == {
+    variables = torch_env.torch_variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
+    assert variables == {
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
@@ -176,8 +176,8 @@ def test_ranks_get_torchs_variables() -> None:
     assert torch_env.torch_variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, (
         "torchrun under mpirun"
     )
-    same = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
-    assert torch_env.torch_variables(open_mpi(3, 4, 1) | same) == {
+    consistent = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    assert torch_env.torch_variables(open_mpi(3, 4, 1) | consistent) == {
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
@@ -185,7 +185,7 @@ def test_ranks_get_torchs_variables() -> None:
 
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-WRONG_BY_HAND = [
+WRONG_RANK_VARIABLES = [
     (open_mpi(), "MASTER_ADDR is not set, and mpirun started 2 hosts"),
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
@@ -195,14 +195,15 @@ WRONG_BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "said"), WRONG_BY_HAND)
-def test_wrong_rank_variables_are_named(variables: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(("variables", "message"), WRONG_RANK_VARIABLES)
+def test_wrong_rank_variables_are_named(variables: dict[str, str], message: str) -> None:
     with pytest.raises(PlacementError) as error:
         torch_env.torch_variables(variables)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def gpu_nodes(root: Path, count: int) -> Path:
+def make_device_nodes(root: Path, count: int) -> Path:
+    """Create the device nodes of this many GPUs below `root`; return `root`."""
     (root / "dev").mkdir()
     for name in [*(f"nvidia{number}" for number in range(count)), "nvidiactl", "nvidia-uvm"]:
         (root / "dev" / name).touch()
@@ -210,7 +211,7 @@ def gpu_nodes(root: Path, count: int) -> Path:
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
-    root = gpu_nodes(tmp_path, 4)
+    root = make_device_nodes(tmp_path, 4)
     torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4"}, root)
     with pytest.raises(PlacementError, match="8 ranks on this host, but it has 4 GPUs"):
         torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, root)
@@ -224,7 +225,7 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def plan() -> Plan:
-    """h1 and h2, two processes each, one gang."""
+    """Return a plan of one gang: h1 and h2 with two ranks each."""
     return builders.plan(profile="rehearsal")
 
 
@@ -244,25 +245,25 @@ def test_host_is_matched_by_its_names(plan: Plan) -> None:
         membership.find_host(plan, {"SLURMD_NODENAME": "stranger"})
 
 
-@pytest.mark.parametrize("started", [placement(2, 1), placement(4, 2)], ids=["one-a-host", "one-a-rank"])
-def test_a_launcher_may_start_one_process_a_host_or_one_a_rank(plan: Plan, started: RankPlacement) -> None:
+@pytest.mark.parametrize("started", [placement(2, 1), placement(4, 2)], ids=["one-per-host", "one-per-rank"])
+def test_launcher_may_start_one_process_per_host_or_per_rank(plan: Plan, started: RankPlacement) -> None:
     assert membership.select_members(plan, plan.host("h1"), "", started) == ["h1", "h2"]
 
 
 @pytest.mark.parametrize("started", [placement(8, 4), placement(3, 1), placement(1, 1)])
-def test_another_number_of_processes_than_the_plan_has_is_refused(plan: Plan, started: RankPlacement) -> None:
+def test_number_of_processes_that_differs_from_the_plan_is_refused(plan: Plan, started: RankPlacement) -> None:
     with pytest.raises(PlacementError, match="start one process for each host, or one for each device"):
         membership.select_members(plan, plan.host("h1"), "", started)
 
 
-def test_other_hosts_than_the_plan_has_are_refused(plan: Plan) -> None:
+def test_hosts_that_differ_from_the_plan_are_refused(plan: Plan) -> None:
     with pytest.raises(PlacementError, match=r"mpirun started h1, h3, but the gang is h1, h2"):
         membership.select_members(plan, plan.host("h1"), "", placement(2, 1, hosts=("h1", "h3")))
     with pytest.raises(PlacementError, match="'h9' is not in the plan of run r1"):
         membership.select_members(plan, plan.host("h1"), "h1,h9", None)
 
 
-def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
+def test_job_with_fewer_gpus_than_ranks_is_refused() -> None:
     host = builders.plan(gpu_count=4).host("h1")
     membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     with pytest.raises(PlacementError, match="4 ranks on host h1, but CUDA_VISIBLE_DEVICES=0,1 has 2 GPUs"):
@@ -273,13 +274,13 @@ def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, mo
     for name, value in {**open_mpi(), "PET_NODE_RANK": "1", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}.items():
         monkeypatch.setenv(name, value)
     parser = standalone_options()
-    given = parser.parse_args(["--ethernet", "--nccl-debug", "INFO", "--env", "NCCL_NET=Socket", "--env", "A=b=c"])
+    options = parser.parse_args(["--ethernet", "--nccl-debug", "INFO", "--env", "NCCL_NET=Socket", "--env", "A=b=c"])
     request = LaunchRequest(
         stage=plan.stage("gang"),
         members=("h1", "h2"),
         port=29500,
         interface="eth0",
-        environment=rank_environment(given),
+        environment=rank_environment(options),
     )
     gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
     command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
@@ -297,14 +298,16 @@ def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, mo
 
 @pytest.mark.parametrize("interface", ["", "eth0"])
 @pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
-def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that ranks are started with. UPDATE_GOLDEN=1 rewrites it."""
+def test_launch_command_matches_the_golden_file(
+    hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has everything that the ranks are started with. UPDATE_GOLDEN=1 rewrites it."""
     plan, update = builders.plan("h1", "h2"), os.environ.get("UPDATE_GOLDEN")
     for name in os.environ:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "/usr/bin")
     host = plan.host(hosts[-1])
-    launch = LaunchRequest(
+    launch_request = LaunchRequest(
         stage=plan.stage("gang" if len(hosts) > 1 else "benchmark"),
         members=tuple(hosts),
         port=29500,
@@ -312,13 +315,15 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
     )
     gang = replace(Gang.from_plan(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
     uuids = {0: "GPU-a", 1: "GPU-b"}
-    command = torchrun_command(plan, host, launch, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids)
-    meeting = json.loads((tmp_path / "rendezvous.json").read_text())
+    command = torchrun_command(
+        plan, host, launch_request, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids
+    )
+    rendezvous = json.loads((tmp_path / "rendezvous.json").read_text())
     request = json.loads((tmp_path / "request.json").read_text())
-    meeting["name"] = "a secret" if meeting["name"] else ""
+    rendezvous["name"] = "a secret" if rendezvous["name"] else ""
     request["benchmarks"] = sorted(request["benchmarks"])
     values = {"command": [*command.arguments], "environment": command.environment, "ranks": command.ranks}
-    text = json.dumps({**values, "rendezvous.json": meeting, "request.json": request}, indent=1, sort_keys=True)
+    text = json.dumps({**values, "rendezvous.json": rendezvous, "request.json": request}, indent=1, sort_keys=True)
     text = text.replace(str(tmp_path), "WORK").replace(sys.executable, "PYTHON").replace(f"{ROOT}/", "") + "\n"
     golden = (
         ROOT
@@ -331,7 +336,7 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
     assert golden.read_text() == text
 
 
-def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
+def test_host_without_a_responding_gpu_starts_no_ranks(tmp_path: Path) -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
     (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
@@ -342,22 +347,24 @@ def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
 # --- a plan without an inventory
 
 
-def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = ["--gpus", "8", "--model", "h200-sxm", "--epochs", "3"]
-    assert main(["plan", "--hosts", "n2=10.0.0.2,n1", *chosen, "--profile", "smoke", "--json"]) == 0
+def test_hosts_on_the_command_line_are_planned_as_one_gang(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpus", "8", "--model", "h200-sxm", "--epochs", "3"]
+    assert main(["plan", "--hosts", "n2=10.0.0.2,n1", *options, "--profile", "smoke", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    reported = [
+    hosts = [
         (host["name"], host["address"], host["gang"], len(host["devices"]), host["gpu_model"])
         for host in document["hosts"]
     ]
-    assert reported == [("n2", "10.0.0.2", "listed", 8, "h200-sxm"), ("n1", "n1", "listed", 8, "h200-sxm")]
-    assert {one["name"]: one for one in document["stages"]}["gang"]["benchmarks"]["training"]["epochs"] == 3
+    assert hosts == [("n2", "10.0.0.2", "listed", 8, "h200-sxm"), ("n1", "n1", "listed", 8, "h200-sxm")]
+    assert {stage["name"]: stage for stage in document["stages"]}["gang"]["benchmarks"]["training"]["epochs"] == 3
     assert main(["plan", "--hosts", "n1", "--gpus", "8", "--json"]) == 0
-    assert "gang" not in {one["name"] for one in json.loads(capsys.readouterr().out)["stages"]}, "one host is no gang"
+    assert "gang" not in {stage["name"] for stage in json.loads(capsys.readouterr().out)["stages"]}, (
+        "one host has no gang"
+    )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "either -i with an inventory, or --hosts with their names"),
         (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory, or --hosts with their names"),
@@ -367,30 +374,32 @@ def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.Ca
         (["--hosts", "a,b"], "host a: rackproof_gpu_count is missing"),
     ],
 )
-def test_hosts_that_cannot_be_planned_are_named(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_hosts_option_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *arguments]) == 64
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-# --- the programs: named, with the documented exit code, and torch not imported
+# --- whole programs: messages and exit codes, without an import of torch
 
 
 @pytest.fixture(scope="module")
-def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a torch that cannot be imported without being noticed."""
-    directory = tmp_path_factory.mktemp("poison")
+def torch_trap(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a fake torch whose import ends the process."""
+    directory = tmp_path_factory.mktemp("trap")
     (directory / "torch").mkdir()
     (directory / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
     return directory
 
 
-def program(poisoned: Path, variables: Mapping[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_"))}
+def run_program(
+    torch_trap: Path, variables: Mapping[str, str], *arguments: str | Path
+) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_"))}
     return subprocess.run(
         [sys.executable, "-m", *arguments],
-        env={**kept, "PYTHONPATH": str(poisoned), **variables},
+        env={**environment, "PYTHONPATH": str(torch_trap), **variables},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -409,85 +418,87 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"RANK": "0"}, "RANK is set but WORLD_SIZE"),
         (open_mpi(), "MASTER_ADDR is not set"),
         ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
     ],
 )
-def test_ranks_end_with_64_before_torch_is_imported(poisoned: Path, variables: dict[str, str], said: str) -> None:
-    done = program(poisoned, variables, "agent.benchmarks")
+def test_wrong_usage_exits_with_64_before_torch_is_imported(
+    torch_trap: Path, variables: dict[str, str], message: str
+) -> None:
+    done = run_program(torch_trap, variables, "agent.benchmarks")
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr.startswith("agent.benchmarks: ")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-def test_a_rank_that_is_well_placed_goes_on_to_torch(poisoned: Path) -> None:
-    """The tests above would pass as well if nothing ever imported torch."""
-    assert "torch was imported" in program(poisoned, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
+def test_rank_with_valid_variables_imports_torch(torch_trap: Path) -> None:
+    """Without this, the tests above would also pass if no program imported torch."""
+    assert "torch was imported" in run_program(torch_trap, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
 
 
-def test_unwritable_results_fail_before_torch_is_imported(poisoned: Path, tmp_path: Path) -> None:
+def test_unwritable_results_fail_before_torch_is_imported(torch_trap: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = program(poisoned, {}, "agent.benchmarks", "--results", tmp_path / "file" / "results")
+    done = run_program(torch_trap, {}, "agent.benchmarks", "--results", tmp_path / "file" / "results")
     assert done.returncode == 2
     assert f"{tmp_path}/file/results: Not a directory: give another directory" in done.stderr
 
 
-def test_port_in_use_fails_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
-    done = program(poisoned, open_mpi(0, 2, 0, 2, MASTER_PORT=str(taken_port)), "agent.benchmarks")
+def test_port_in_use_fails_before_torch_is_imported(torch_trap: Path, taken_port: int) -> None:
+    done = run_program(torch_trap, open_mpi(0, 2, 0, 2, MASTER_PORT=str(taken_port)), "agent.benchmarks")
     assert done.returncode == 2
     assert f"rendezvous port {taken_port}: Address already in use; set MASTER_PORT" in done.stderr
 
 
-RUNNER = """
+RUN_LAUNCHES = """
 import contextlib, io, json, os, sys
 from rackproof.main import main
-told = []
+outcomes = []
 for variables, arguments in json.loads(sys.argv[1]):
-    said, before = io.StringIO(), dict(os.environ)
+    output = io.StringIO()
     os.environ.update(variables)
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         try:
             code = main(arguments)
         except SystemExit as end:
             code = end.code
     for name in variables:
         del os.environ[name]
-    told.append([code, said.getvalue()])
-print(json.dumps([told, "torch" in sys.modules]))
+    outcomes.append([code, output.getvalue()])
+print(json.dumps([outcomes, "torch" in sys.modules]))
 """
 
 
-def launches(poisoned: Path, *cases: tuple[Mapping[str, str], Sequence[object]]) -> list[tuple[int, str]]:
-    """Exit code and message of each `rackproof launch`, in one process, which never imports torch."""
-    (poisoned / "launches.py").write_text(RUNNER)
-    given = [[dict(variables), ["launch", *map(str, arguments)]] for variables, arguments in cases]
-    done = program(poisoned, {}, "launches", json.dumps(given))
+def run_launches(torch_trap: Path, *cases: tuple[Mapping[str, str], Sequence[object]]) -> list[tuple[int, str]]:
+    """Run `rackproof launch` for each case in one process, which must not import torch; return exit codes and outputs."""
+    (torch_trap / "launches.py").write_text(RUN_LAUNCHES)
+    calls = [[dict(variables), ["launch", *map(str, arguments)]] for variables, arguments in cases]
+    done = run_program(torch_trap, {}, "launches", json.dumps(calls))
     assert done.returncode == 0, done.stderr
-    reported, imported = json.loads(done.stdout)
-    assert not imported
-    return [tuple(one) for one in reported]
+    outcomes, has_torch = json.loads(done.stdout)
+    assert not has_torch
+    return [tuple(outcome) for outcome in outcomes]
 
 
-def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_path: Path, plan: Plan) -> None:
+def test_launch_reports_wrong_usage_with_the_documented_exit_code(torch_trap: Path, tmp_path: Path, plan: Plan) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
     (tmp_path / "file").touch()
     by_mpi = ["--launcher", "mpi", "--plan", tmp_path / "plan.json"]
-    here, me = ["--run-dir", tmp_path / "run"], {"PMIX_HOSTNAME": "h1"}
-    path = launches(
-        poisoned,
-        ({}, [*by_mpi, *here]),
-        (open_mpi() | {"TORCHELASTIC_RUN_ID": "x"}, [*by_mpi, *here]),
-        (open_mpi() | me, ["--plan", tmp_path / "plan.json", *here]),
-        (open_mpi(0, 8, 0, 4) | me, [*by_mpi, *here]),
-        (open_mpi() | me, [*by_mpi, *here, "--host", "h1"]),
-        (open_mpi() | me, [*by_mpi, *here, "--detach"]),
-        (open_mpi() | me, [*by_mpi, *here, "--env", "NCCL_DEBUG"]),
-        (open_mpi() | me, [*by_mpi, "--run-dir", tmp_path / "file" / "run"]),
-        (open_mpi() | me, [*by_mpi, *here, "--results", tmp_path / "file" / "results"]),
-        (open_mpi(1, 4, 1) | me, [*by_mpi, "--run-dir", tmp_path / "untouched"]),
+    run_dir, host = ["--run-dir", tmp_path / "run"], {"PMIX_HOSTNAME": "h1"}
+    outcomes = run_launches(
+        torch_trap,
+        ({}, [*by_mpi, *run_dir]),
+        (open_mpi() | {"TORCHELASTIC_RUN_ID": "x"}, [*by_mpi, *run_dir]),
+        (open_mpi() | host, ["--plan", tmp_path / "plan.json", *run_dir]),
+        (open_mpi(0, 8, 0, 4) | host, [*by_mpi, *run_dir]),
+        (open_mpi() | host, [*by_mpi, *run_dir, "--host", "h1"]),
+        (open_mpi() | host, [*by_mpi, *run_dir, "--detach"]),
+        (open_mpi() | host, [*by_mpi, *run_dir, "--env", "NCCL_DEBUG"]),
+        (open_mpi() | host, [*by_mpi, "--run-dir", tmp_path / "file" / "run"]),
+        (open_mpi() | host, [*by_mpi, *run_dir, "--results", tmp_path / "file" / "results"]),
+        (open_mpi(1, 4, 1) | host, [*by_mpi, "--run-dir", tmp_path / "untouched"]),
     )
     expected = [
         (64, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set"),
@@ -501,17 +512,15 @@ def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_
         (2, f"{tmp_path}/file/results: Not a directory"),
         (0, "rank 1: nothing to do; local rank 0 supervises"),
     ]
-    for (code, said), (wanted, words) in zip(path, expected, strict=True):
-        assert code == wanted, said
-        assert words in said
-        assert said.count("\n") == 1, said
+    for (code, output), (expected_code, message) in zip(outcomes, expected, strict=True):
+        assert code == expected_code, output
+        assert message in output
+        assert output.count("\n") == 1, output
     assert not (tmp_path / "untouched").exists()
 
 
-def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
-    poisoned: Path, tmp_path: Path, taken_port: int
-) -> None:
-    """The other supervisors must not be ended for it, as mpirun does where a process ends with an error."""
+def test_port_in_use_is_recorded_and_launch_exits_with_0(torch_trap: Path, tmp_path: Path, taken_port: int) -> None:
+    """mpirun ends all other processes after an error exit, and the other supervisors must continue."""
     plan = builders.plan(profile="rehearsal")
     plan = replace(plan, hosts=tuple(replace(host, address="127.0.0.1") for host in plan.hosts))
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
@@ -526,7 +535,7 @@ def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
         taken_port - 1,
     ]
     results = ["--results", tmp_path / "results"]
-    ((code, said),) = launches(poisoned, (open_mpi(PMIX_HOSTNAME="h1"), [*options, *results]))
+    ((code, output),) = run_launches(torch_trap, (open_mpi(PMIX_HOSTNAME="h1"), [*options, *results]))
     assert code == 0
     record = documents.read(tmp_path / "results/gangs/r1/h1.json", "record")
     (launch,) = record["launches"]
@@ -535,6 +544,6 @@ def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
         f"cannot listen for the gang's statuses on 127.0.0.1 port {taken_port}: Address already in use"
         in launch["reason"]
     )
-    assert "stage gang: failed" in said or "observations recorded" in said
+    assert "stage gang: failed" in output or "observations recorded" in output
     assert documents.read(tmp_path / "results/plan.json", "plan")["run_id"] == "r1"
     assert documents.read(tmp_path / "results/hosts/h1.json", "record")["snapshots"]

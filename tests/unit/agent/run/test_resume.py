@@ -1,4 +1,4 @@
-"""A run that is cut off goes on where it was, and nobody else gets in: the lock, the lease, and what is left behind."""
+"""An interrupted run can be resumed and excludes other runs: the lock of a run, the lease of a host, and leftover files."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from tests import ROOT, builders
 
 
 @pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives, as somebody else's playbook would."""
+def other_process() -> Iterator[subprocess.Popen[bytes]]:
+    """Return a running process, in place of another operator's playbook."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
-def of(pid: int, directory: Path, **changes: object) -> Claim:
-    """The claim of that process on the run in `directory`."""
+def make_claim(pid: int, directory: Path, **changes: object) -> Claim:
+    """Return the claim of a process on the run in `directory`."""
     claim = locks.claim(directory.name, directory.parent, pid, "2026-11-21T04:00:00.000000Z")
     return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
 
@@ -50,7 +50,8 @@ def write_claim(directory: Path, by: Claim) -> None:
         locks.write_line(file, {**vars(by), "running": list(by.running)})
 
 
-def journal(directory: Path) -> list[dict[str, object]]:
+def read_journal(directory: Path) -> list[dict[str, object]]:
+    """Return the valid events of the journal."""
     lines = (directory / run_directory.JOURNAL).read_text().splitlines()
     events = [json.loads(line) for line in lines]
     for event in events:
@@ -61,47 +62,47 @@ def journal(directory: Path) -> list[dict[str, object]]:
 # --- the lock
 
 
-def test_second_operator_sees_holder_start_and_remedy(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
-    write_claim(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
-    with pytest.raises(HeldError) as refused:
+def test_second_operator_gets_the_holder_and_the_remedy(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
+    write_claim(tmp_path / "r1", make_claim(other_process.pid, tmp_path / "r1"))
+    with pytest.raises(HeldError) as error:
         run_lock.acquire(tmp_path / "r1")
-    assert str(refused.value) == (
-        f"run r1 is locked by alice on control1 (process {bystander.pid}) since 2026-11-21T04:00:00.000000Z: "
-        f"wait until it finishes, or stop it (kill {bystander.pid}) and start this again to resume the run; "
+    assert str(error.value) == (
+        f"run r1 is locked by alice on control1 (process {other_process.pid}) since 2026-11-21T04:00:00.000000Z: "
+        f"wait until it finishes, or stop it (kill {other_process.pid}) and start this again to resume the run; "
         "for a separate run choose another rackproof_run_id"
     )
-    with pytest.raises(HeldError):  # one that can be asked is not passed over
+    with pytest.raises(HeldError):  # a live holder is never overridden
         run_lock.acquire(tmp_path / "r1", take_over=True)
     assert not (tmp_path / "r1" / run_directory.JOURNAL).exists()
 
 
 def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "600"]) as gone:
-        write_claim(tmp_path / "r1", of(gone.pid, tmp_path / "r1"))
-        gone.kill()
+    with subprocess.Popen(["sleep", "600"]) as process:
+        write_claim(tmp_path / "r1", make_claim(process.pid, tmp_path / "r1"))
+        process.kill()
     assert run_lock.acquire(tmp_path / "r1") == (
-        f"alice on control1 (process {gone.pid}) held the lock of this run since 2026-11-21T04:00:00.000000Z and has exited"
+        f"alice on control1 (process {process.pid}) held the lock of this run since 2026-11-21T04:00:00.000000Z and has exited"
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "lives"),
+    ("change", "is_alive"),
     [
         ({}, True),
-        ({"born": "1"}, False),  # another process has the number now
-        ({"boot_id": "another"}, False),  # the machine was booted again
-        ({"pid_namespace": "pid:[1]"}, None),  # a container's numbers mean nothing here
+        ({"born": "1"}, False),  # the process id was reused
+        ({"boot_id": "another"}, False),  # the machine was rebooted
+        ({"pid_namespace": "pid:[1]"}, None),  # process ids of another container are unknown here
         ({"machine": "another", "boot_id": "another"}, None),
     ],
 )
 def test_holder_liveness_is_exact_or_unknown(
-    change: dict[str, str], lives: bool | None, tmp_path: Path, bystander: subprocess.Popen[bytes]
+    change: dict[str, str], is_alive: bool | None, tmp_path: Path, other_process: subprocess.Popen[bytes]
 ) -> None:
-    assert of(bystander.pid, tmp_path / "r1", **change).lives() is lives
+    assert make_claim(other_process.pid, tmp_path / "r1", **change).lives() is is_alive
 
 
-def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Path) -> None:
-    write_claim(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
+def test_lock_of_an_unknown_holder_needs_take_over(tmp_path: Path) -> None:
+    write_claim(tmp_path / "r1", make_claim(1, tmp_path / "r1", machine="another"))
     with pytest.raises(HeldError, match=r"state is unknown.* rackproof_take_over"):
         run_lock.acquire(tmp_path / "r1")
     assert "held the lock of this run" in run_lock.acquire(tmp_path / "r1", take_over=True)
@@ -115,32 +116,32 @@ def test_truncated_lock_blocks_no_run(text: str, tmp_path: Path) -> None:
     assert run_lock.holder(tmp_path / "r1")
 
 
-def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
+def test_journal_has_start_resumptions_and_report(tmp_path: Path) -> None:
     run_lock.acquire(tmp_path / "r1")
     (tmp_path / "r1" / "plan.json").write_text("{}")
     run_lock.acquire(tmp_path / "r1")
     with (tmp_path / "r1" / run_directory.JOURNAL).open("a") as file:
-        file.write('{"at": "2026-')  # killed while it wrote
+        file.write('{"at": "2026-')  # the writer was killed
     run_lock.acquire(tmp_path / "r1")
     run_lock.release(tmp_path / "r1", "accepted")
     assert not (tmp_path / "r1" / run_directory.LOCK).exists()
-    assert [event["what"] for event in journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
+    assert [event["what"] for event in read_journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
 
 
-def test_report_by_another_operator_releases_nothing(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
-    write_claim(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
+def test_report_by_another_operator_keeps_the_lock(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
+    write_claim(tmp_path / "r1", make_claim(other_process.pid, tmp_path / "r1"))
     run_lock.release(tmp_path / "r1", "accepted")
     assert run_lock.holder(tmp_path / "r1")
 
 
-def test_claim_names_the_other_runs_that_are_carried_out(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
-    write_claim(tmp_path / "live", of(bystander.pid, tmp_path / "live"))
-    write_claim(tmp_path / "elsewhere", of(1, tmp_path / "elsewhere", machine="another"))
-    write_claim(tmp_path / "dead", of(bystander.pid, tmp_path / "dead", born="1"))
+def test_claim_lists_the_other_running_runs(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
+    write_claim(tmp_path / "live", make_claim(other_process.pid, tmp_path / "live"))
+    write_claim(tmp_path / "elsewhere", make_claim(1, tmp_path / "elsewhere", machine="another"))
+    write_claim(tmp_path / "dead", make_claim(other_process.pid, tmp_path / "dead", born="1"))
     run_lock.acquire(tmp_path / "r1")
-    mine = run_lock.holder(tmp_path / "r1")
-    assert mine
-    assert mine.running == ("elsewhere", "live")
+    claim = run_lock.holder(tmp_path / "r1")
+    assert claim
+    assert claim.running == ("elsewhere", "live")
 
 
 PLAYBOOK = """
@@ -153,7 +154,7 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Where such playbooks run: what each of them reads is there before the first of them starts."""
+    """Return a directory with a fake ansible-playbook and its inventory."""
     (tmp_path / "ansible-playbook").write_text(PLAYBOOK)
     listing = {
         "gpu_hosts": {"hosts": ["h1"]},
@@ -163,8 +164,8 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
-    """A process that is an ansible-playbook as far as its command line goes, and plans through a shell."""
+def start_playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
+    """Start a fake ansible-playbook, which plans the run through a shell and then sleeps."""
     plan = f"{sys.executable} {ROOT / 'rackproof'} plan -i - --run-dir {checkout}/runs/r1 < {checkout}/inventory.json"
     return subprocess.Popen(
         [sys.executable, checkout / "ansible-playbook", plan, str(seconds)],
@@ -174,56 +175,55 @@ def playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
     )
 
 
-def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_killed(checkout: Path) -> None:
-    with playbook(checkout, 600) as first:
+def test_second_playbook_of_a_run_is_refused_until_the_first_is_killed(checkout: Path) -> None:
+    with start_playbook(checkout, 600) as first:
         assert first.stdout
         assert [first.stdout.readline().split()[0] for _ in range(2)] == ["run", "0"]
-        mine = run_lock.holder(checkout / "runs" / "r1")
-        assert mine
-        assert mine.pid == first.pid
-        with playbook(checkout, 0) as second:
-            reported = second.communicate()[0]
-        assert f"(process {first.pid}) since {mine.since}: wait until it finishes" in reported
-        assert reported.endswith("\n75\n")
+        holder = run_lock.holder(checkout / "runs" / "r1")
+        assert holder
+        assert holder.pid == first.pid
+        with start_playbook(checkout, 0) as second:
+            output = second.communicate()[0]
+        assert f"(process {first.pid}) since {holder.since}: wait until it finishes" in output
+        assert output.endswith("\n75\n")
         first.kill()
-    with playbook(checkout, 0) as third:
-        reported = third.communicate()[0]
-    assert f"(process {first.pid}) held the lock of this run since {mine.since} and has exited" in reported
-    assert reported.endswith("\n0\n")
-    assert [event["what"] for event in journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
+    with start_playbook(checkout, 0) as third:
+        output = third.communicate()[0]
+    assert f"(process {first.pid}) held the lock of this run since {holder.since} and has exited" in output
+    assert output.endswith("\n0\n")
+    assert [event["what"] for event in read_journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
 
 
-def test_many_at_once_make_one_plan(checkout: Path) -> None:
-    """Whoever comes first has it; nobody sees half of anything."""
-    started = [playbook(checkout, 600) for _ in range(4)]
+def test_one_of_several_simultaneous_playbooks_gets_the_run(checkout: Path) -> None:
+    playbooks = [start_playbook(checkout, 600) for _ in range(4)]
     try:
         codes = []
-        for process in started:
+        for process in playbooks:
             assert process.stdout
             codes.append(next(int(line) for line in process.stdout if line.strip().isdigit()))
     finally:
-        for process in started:
+        for process in playbooks:
             process.kill()
             process.communicate()
     assert sorted(codes) == [0, 75, 75, 75]
 
 
-def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_leftover_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     run = tmp_path / "r1"
     kept = {
         "plan.json": "{}",
         "hosts/h1.json": "{}",
         "gangs/a/h1.json": "{}",
         "report.json": "{}",
-        ".hidden": "an operator's",
+        ".hidden": "a file of the operator",
     }
-    left = {
+    leftover = {
         ".report.json.ab3_x9zz": "{",
         "hosts/.h1.json.abcdefgh": "",
         "gangs/a/.h1.json.abcdefgh": "",
         "agent/a.whl": "PK",
     }
-    for name, text in {**kept, **left}.items():
+    for name, text in {**kept, **leftover}.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(text)
     (run / "events.jsonl").write_text('{"at": 1}\n{"at": 2}\n{"at"')
@@ -237,19 +237,19 @@ def test_shorter_line_overwrites_a_longer_one(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     for runs in ("/a/very/long/directory/of/runs", "/runs"):
         with locks.exclusive(path) as file:
-            locks.write_line(file, {**vars(of(1, tmp_path / "r1", runs=runs)), "running": []})
+            locks.write_line(file, {**vars(make_claim(1, tmp_path / "r1", runs=runs)), "running": []})
     assert json.loads(path.read_text())["runs"] == "/runs"
 
 
-def test_who_waits_for_a_file_that_is_removed_gets_the_next_one(tmp_path: Path) -> None:
+def test_waiter_for_a_removed_lock_file_locks_the_new_one(tmp_path: Path) -> None:
     path, order = tmp_path / "lock.json", []
 
-    def second() -> None:
+    def lock_again() -> None:
         with locks.exclusive(path):
             order.append(path.exists())
 
     with locks.exclusive(path):
-        waiting = threading.Thread(target=second)
+        waiting = threading.Thread(target=lock_again)
         waiting.start()
         time.sleep(0.1)
         assert order == []
@@ -261,69 +261,73 @@ def test_who_waits_for_a_file_that_is_removed_gets_the_next_one(tmp_path: Path) 
 # --- the lease
 
 
-def plan(run_id: str = "r1") -> Plan:
+def make_plan(run_id: str = "r1") -> Plan:
+    """Return a plan for rehearsals with this run id."""
     return replace(builders.plan(profile="rehearsal"), run_id=run_id)
 
 
-def claim(state: Path, run_id: str, since: str, **changes: object) -> Claim:
-    return replace(of(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
+def claim_since(state: Path, run_id: str, since: str, **changes: object) -> Claim:
+    """Return the claim of an operator on a run since this time of the day."""
+    return replace(make_claim(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
 
 
 def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
     (state / "runs").mkdir(exist_ok=True)
     return lease.acquire(
-        state / "runs" / run_id, plan(run_id), claim(state, run_id, since, **changes), take_over=take_over
+        state / "runs" / run_id, make_plan(run_id), claim_since(state, run_id, since, **changes), take_over=take_over
     )
 
 
-def lying(state: Path) -> dict[str, object]:
-    result: dict[str, object] = documents.read(state / "lease.json", "lease")
-    return result
+def read_lease(state: Path) -> dict[str, object]:
+    document: dict[str, object] = documents.read(state / "lease.json", "lease")
+    return document
 
 
-def aged(state: Path, seconds: float) -> None:
-    """The lease as it would be had it been renewed that long ago."""
+def set_lease_age(state: Path, seconds: float) -> None:
+    """Set the last renewal of the lease to this many seconds ago."""
     at = datetime.now(timezone.utc) - timedelta(seconds=seconds)
-    (state / "lease.json").write_text(json.dumps({**lying(state), "renewed": at.strftime("%Y-%m-%dT%H:%M:%SZ")}) + "\n")
+    (state / "lease.json").write_text(
+        json.dumps({**read_lease(state), "renewed": at.strftime("%Y-%m-%dT%H:%M:%SZ")}) + "\n"
+    )
 
 
-ELSEWHERE = {"machine": "another", "user": "bob", "host": "control2"}
+OTHER_OPERATOR = {"machine": "another", "user": "bob", "host": "control2"}
 
 
 def test_another_run_is_refused_with_the_holder(tmp_path: Path) -> None:
     assert acquire(tmp_path, "r1") == ""
-    before = lying(tmp_path)
-    with pytest.raises(HeldError) as refused:
-        acquire(tmp_path, "r2", "05:00", **ELSEWHERE)
-    assert f"held by run r1 of alice on control1 since {before['since']}" in str(refused.value)
-    assert "rackproof_take_over" in str(refused.value)
-    assert lying(tmp_path) == before
+    before = read_lease(tmp_path)
+    with pytest.raises(HeldError) as error:
+        acquire(tmp_path, "r2", "05:00", **OTHER_OPERATOR)
+    assert f"held by run r1 of alice on control1 since {before['since']}" in str(error.value)
+    assert "rackproof_take_over" in str(error.value)
+    assert read_lease(tmp_path) == before
 
 
-def test_same_run_goes_on_with_its_lease(tmp_path: Path) -> None:
+def test_run_keeps_its_lease_when_resumed(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
-    since = lying(tmp_path)["since"]
+    since = read_lease(tmp_path)["since"]
     assert acquire(tmp_path, "r1", "05:00", user="carol") == ""
-    assert lying(tmp_path)["since"] == since
-    assert lying(tmp_path)["by"]["user"] == "carol"  # type: ignore[index]
+    assert read_lease(tmp_path)["since"] == since
+    assert read_lease(tmp_path)["by"]["user"] == "carol"  # type: ignore[index]
 
 
-def test_same_name_of_another_plan_is_another_run(tmp_path: Path) -> None:
+def test_same_run_id_with_another_nonce_is_another_run(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
-    other = replace(plan("r1"), nonce="f" * 32)
+    other = replace(make_plan("r1"), nonce="f" * 32)
     with pytest.raises(HeldError):
-        lease.acquire(tmp_path / "runs" / "r1", other, claim(tmp_path, "r1", "05:00", **ELSEWHERE))
+        lease.acquire(tmp_path / "runs" / "r1", other, claim_since(tmp_path, "r1", "05:00", **OTHER_OPERATOR))
 
 
-def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp_path: Path) -> None:
+def test_lease_expires_if_not_renewed_for_longer_than_the_longest_stage(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
-    longest = max(stage.deadline_s for stage in plan().stages)
-    assert lying(tmp_path)["lasts_s"] == longest + lease.IDLE_S
-    aged(tmp_path, longest + lease.IDLE_S - 30)
+    longest = max(stage.deadline_s for stage in make_plan().stages)
+    assert read_lease(tmp_path)["lasts_s"] == longest + lease.IDLE_S
+    set_lease_age(tmp_path, longest + lease.IDLE_S - 30)
     with pytest.raises(HeldError):
-        acquire(tmp_path, "r2", "05:00", **ELSEWHERE)
-    aged(tmp_path, longest + lease.IDLE_S + 30)
-    assert acquire(tmp_path, "r2", "05:00", **ELSEWHERE).startswith("taken over from run r1 of alice on control1")
+        acquire(tmp_path, "r2", "05:00", **OTHER_OPERATOR)
+    set_lease_age(tmp_path, longest + lease.IDLE_S + 30)
+    assert acquire(tmp_path, "r2", "05:00", **OTHER_OPERATOR).startswith("taken over from run r1 of alice on control1")
 
 
 EXPORT = """
@@ -337,17 +341,17 @@ sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--
 
 
 def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
-    """A host that left the run is not told to stop its exporter."""
+    """No playbook stops the exporter of a host that left the run."""
     end_of_run = EndOfRun(tmp_path)
-    scraped, idle = lease.IDLE_S - 1, lease.IDLE_S + 1
-    assert not end_of_run.is_reached(idle)  # no run yet: the host is only monitored
+    recent_s, long_ago_s = lease.IDLE_S - 1, lease.IDLE_S + 1
+    assert not end_of_run.is_reached(long_ago_s)  # no run yet: the host is only monitored
     acquire(tmp_path, "r1")
-    assert not end_of_run.is_reached(idle)
-    aged(tmp_path, float(str(lying(tmp_path)["lasts_s"])) + 1)
-    assert not end_of_run.is_reached(scraped)
-    assert end_of_run.is_reached(idle)
-    acquire(tmp_path, "r2", **ELSEWHERE)
-    assert not end_of_run.is_reached(idle)
+    assert not end_of_run.is_reached(long_ago_s)
+    set_lease_age(tmp_path, float(str(read_lease(tmp_path)["lasts_s"])) + 1)
+    assert not end_of_run.is_reached(recent_s)
+    assert end_of_run.is_reached(long_ago_s)
+    acquire(tmp_path, "r2", **OTHER_OPERATOR)
+    assert not end_of_run.is_reached(long_ago_s)
 
 
 def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
@@ -363,7 +367,7 @@ def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
         assert "run finished" in exporter.stderr.read()
 
 
-def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: Path) -> None:
+def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     assert "is no longer running" in acquire(tmp_path, "r2", "05:00")
 
@@ -371,12 +375,12 @@ def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: 
 @pytest.mark.parametrize(
     ("since", "changes"),
     [
-        ("05:00", {"running": ("r1",)}),  # it is carried out
-        ("03:00", {}),  # it began later than who asks, who cannot know
-        ("05:00", {"runs": "/elsewhere"}),  # another directory of runs: nothing is known of it
+        ("05:00", {"running": ("r1",)}),  # the run is running
+        ("03:00", {}),  # the run began after this claim, which cannot know its state
+        ("05:00", {"runs": "/elsewhere"}),  # another directory of runs, whose runs are unknown
     ],
 )
-def test_control_node_that_does_not_know_it_over_does_not(
+def test_control_node_does_not_take_the_host_of_a_run_in_unknown_state(
     since: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
     acquire(tmp_path, "r1")
@@ -388,8 +392,8 @@ SUPERVISOR = """
 import sys, time
 from pathlib import Path
 from agent.run import lease
-from tests.unit.agent.run.test_resume import plan
-lease.renew(Path(sys.argv[1]) / "runs" / "r1", plan("r1"), "benchmark")
+from tests.unit.agent.run.test_resume import make_plan
+lease.renew(Path(sys.argv[1]) / "runs" / "r1", make_plan("r1"), "benchmark")
 print("up", flush=True)
 time.sleep(600)
 """
@@ -397,7 +401,7 @@ time.sleep(600)
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Measures for r1, which has the host."""
+    """Start a supervisor of run r1, which has the host."""
     acquire(tmp_path, "r1")
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -407,10 +411,10 @@ def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_host_on_which_a_stage_runs_is_not_taken_however_old_the_lease(
+def test_host_with_a_running_stage_is_not_taken_even_if_the_lease_is_old(
     tmp_path: Path, supervisor: subprocess.Popen[str]
 ) -> None:
-    aged(tmp_path, 1e6)
+    set_lease_age(tmp_path, 1e6)
     with pytest.raises(HeldError, match=f"its stage benchmark as process {supervisor.pid} "):
         acquire(tmp_path, "r2", "05:00")
     supervisor.kill()
@@ -418,14 +422,14 @@ def test_host_on_which_a_stage_runs_is_not_taken_however_old_the_lease(
     assert acquire(tmp_path, "r2", "05:00")
 
 
-def test_taking_over_ends_what_the_other_run_does_here(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
-    assert acquire(tmp_path, "r2", take_over=True, **ELSEWHERE).startswith("taken over by force from run r1")
+def test_take_over_ends_the_supervisor_of_the_other_run(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
+    assert acquire(tmp_path, "r2", take_over=True, **OTHER_OPERATOR).startswith("taken over by force from run r1")
     assert supervisor.wait() == -signal.SIGTERM
     with pytest.raises(HeldError, match="held by run r2 of bob"):
-        lease.renew(tmp_path / "runs" / "r1", plan("r1"))
+        lease.renew(tmp_path / "runs" / "r1", make_plan("r1"))
 
 
-def test_only_the_run_itself_gives_the_host_back(tmp_path: Path) -> None:
+def test_only_the_run_itself_releases_the_host(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     lease.release(tmp_path, "r2")
     assert (tmp_path / "lease.json").exists()
@@ -433,32 +437,32 @@ def test_only_the_run_itself_gives_the_host_back(tmp_path: Path) -> None:
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stop_leaves_alone_what_another_run_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_does_not_end_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     acquire(tmp_path, "r1")
-    exporter, by = (
+    exporter, claim = (
         str(tmp_path / "exporter"),
-        json.dumps({**vars(claim(tmp_path, "r2", "05:00", **ELSEWHERE)), "running": []}),
+        json.dumps({**vars(claim_since(tmp_path, "r2", "05:00", **OTHER_OPERATOR)), "running": []}),
     )
-    for asks in (["--run-dir", "/x/runs/r2", "--claim", by], ["--run-dir", "/x/runs/r2"], ["--claim", by]):
-        assert rackproof.main(["stop", exporter, *asks]) == lease.HELD
+    for options in (["--run-dir", "/x/runs/r2", "--claim", claim], ["--run-dir", "/x/runs/r2"], ["--claim", claim]):
+        assert rackproof.main(["stop", exporter, *options]) == lease.HELD
         assert "this host is held by run r1 of alice" in capsys.readouterr().err
     assert rackproof.main(["stop", exporter, "--run-dir", "/x/runs/r1"]) == 0
     assert not (tmp_path / "lease.json").exists()
 
 
 @pytest.mark.parametrize(
-    "asks", [["--run-dir", "/x/runs/r1", "--end"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
+    "options", [["--run-dir", "/x/runs/r1", "--end"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
 )
-def test_stop_ends_what_measures_here(
-    tmp_path: Path, supervisor: subprocess.Popen[str], asks: list[str], capsys: pytest.CaptureFixture[str]
+def test_stop_ends_the_supervisor(
+    tmp_path: Path, supervisor: subprocess.Popen[str], options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rackproof.main(["stop", str(tmp_path / "exporter"), *asks]) == 0
+    assert rackproof.main(["stop", str(tmp_path / "exporter"), *options]) == 0
     assert supervisor.wait() == -signal.SIGTERM
     assert capsys.readouterr().out.startswith(f"ended stage benchmark of run r1 (process {supervisor.pid})\n")
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_the_end_of_a_playbook_ends_no_stage_that_goes_on(
+def test_stop_without_end_keeps_a_running_stage(
     tmp_path: Path, supervisor: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", "/x/runs/r1"]) == 0
@@ -467,7 +471,9 @@ def test_the_end_of_a_playbook_ends_no_stage_that_goes_on(
     assert (tmp_path / "lease.json").exists()
 
 
-def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_ends_a_background_process_without_a_lease_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = tmp_path / "runs" / "r1"
     acquire(tmp_path, "r1")
     start = "from pathlib import Path; from agent.run import background; "
@@ -480,10 +486,10 @@ def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
-    lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
+    lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), taken=True)
     lease.release(tmp_path, "r1")
     with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to continue"):
-        lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
+        lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), taken=True)
     assert not (tmp_path / "lease.json").exists()
 
 
@@ -492,42 +498,42 @@ def test_stop_without_a_run_ends_no_stage(tmp_path: Path, supervisor: subprocess
     assert supervisor.poll() is None
 
 
-# --- what a host does when it is asked again
+# --- repeated commands on a host
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> HostRun:
-    return HostRun.begin(tmp_path / "runs" / "r1", "h1", text())
+    return HostRun.begin(tmp_path / "runs" / "r1", "h1", plan_text())
 
 
-def text() -> str:
-    return json.dumps(to_json(plan()))
+def plan_text() -> str:
+    return json.dumps(to_json(make_plan()))
 
 
-def together(*commands: Sequence[str], stdin: str = "") -> list[str]:
-    """The outputs of commands that are started at once, and all end well."""
+def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
+    """Run the commands at the same time; return their outputs. All must succeed."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) for command in commands]
-    said = [process.communicate(stdin)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * len(commands), said
-    return said
+    processes = [subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) for command in commands]
+    outputs = [process.communicate(stdin)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(commands), outputs
+    return outputs
 
 
-def test_run_that_goes_on_keeps_its_first_snapshot(tmp_path: Path) -> None:
-    """Counters are compared with it; and two commands at once, one of a playbook that was killed, are as one."""
+def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
+    """Counters are compared with the first snapshot. A command of a killed playbook may run at the same time."""
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
     inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
-    together(inspect, inspect, inspect, stdin=text())
+    run_at_once(inspect, inspect, inspect, stdin=plan_text())
     before = (directory / "record.json").read_text()
     assert [(snapshot["stage"], snapshot["phase"]) for snapshot in json.loads(before)["snapshots"]] == [
         ("preflight", "before")
     ]
-    together(inspect, stdin=text())
+    run_at_once(inspect, stdin=plan_text())
     assert (directory / "record.json").read_text() == before
 
 
-def test_nothing_is_lost_where_several_add_to_a_record_at_once(run: HostRun) -> None:
+def test_simultaneous_additions_to_a_record_are_all_kept(run: HostRun) -> None:
     def add(number: int) -> None:
         snapshot = Snapshot(stage=f"s{number}", phase="before", at=builders.WHEN, duration_s=0.0, metrics=())
         HostRun(run.directory, "h1").append(snapshots=[snapshot])
@@ -537,20 +543,20 @@ def test_nothing_is_lost_where_several_add_to_a_record_at_once(run: HostRun) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    assert {observed.stage for observed in run.record().snapshots} == {f"s{number}" for number in range(12)}
+    assert {snapshot.stage for snapshot in run.record().snapshots} == {f"s{number}" for number in range(12)}
 
 
-def test_started_twice_at_once_it_runs_once(tmp_path: Path) -> None:
+def test_process_started_several_times_at_once_runs_once(tmp_path: Path) -> None:
     arguments = "['-c', 'import time; time.sleep(600)']"
     start = "from pathlib import Path; from agent.run import background; "
     start += f"print(background.start({arguments}, Path({str(tmp_path)!r}), 'stage'))"
-    said = together(*[["-c", start]] * 4)
+    outputs = run_at_once(*[["-c", start]] * 4)
     pid = int((tmp_path / "stage.pid").read_text().split()[0])
     os.kill(pid, signal.SIGKILL)
-    assert sorted(said) == sorted([f"stage started as process {pid}\n", *[f"stage runs as process {pid}\n"] * 3])
+    assert sorted(outputs) == sorted([f"stage started as process {pid}\n", *[f"stage runs as process {pid}\n"] * 3])
 
 
-def test_who_comes_while_a_stage_is_carried_out_waits_for_its_end(tmp_path: Path) -> None:
+def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> None:
     hold = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from agent.run import background\n"
     hold += f"with background.exclusive_task(Path({str(tmp_path)!r}), 'stage'):\n    print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as process:
