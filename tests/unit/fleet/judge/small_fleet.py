@@ -33,11 +33,11 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -
         over: fields of the record with other values.
     """
     devices = range(len(plan.host(host).devices))
-    taken = [
+    snapshots = [
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
         for at, (stage, phase) in enumerate((("preflight", "before"), ("benchmark", "after")))
     ]
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run_id": plan.run_id,
         "nonce": plan.nonce,
         "host": host,
@@ -45,20 +45,20 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -
         "ended": builders.WHEN,
         "rackproof": "0",
         "gpus": tuple(builders.gpu(host, index) for index in devices),
-        "snapshots": tuple(taken),
+        "snapshots": tuple(snapshots),
         "observations": tuple(builders.results(plan, host, "benchmark")),
         "launches": (builders.launch("benchmark", (host,)),),
     }
-    return Evidence(records=(Record(**{**made, **over}),))
+    return Evidence(records=(Record(**{**fields, **over}),))
 
 
 def criterion(name: str = "gpu.thing", **over: Any) -> Criterion:
     """Return a criterion that wants a reading of each GPU to equal 1; `over` replaces fields."""
-    made = {
+    fields = {
         "id": "c", "name": name, "operator": "eq", "unit": "1", "action": "reseat", "source": "a test's own", "scope": "gpu",
         "value": None if over.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
     }  # fmt: skip
-    return Criterion(**{**made, **over})
+    return Criterion(**{**fields, **over})
 
 
 def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
@@ -84,5 +84,5 @@ FAILED = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL
 
 def waiver(**over: Any) -> Waiver:
     """Return a waiver of criterion `c` on h1 until 2026-11-21; `over` replaces fields."""
-    made = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
-    return Waiver(**{**made, **over})
+    fields = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
+    return Waiver(**{**fields, **over})

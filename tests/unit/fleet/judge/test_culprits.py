@@ -129,17 +129,17 @@ def test_each_criterion_is_judged_separately() -> None:
 
 
 def test_attributed_verdict_names_the_part_and_its_serial() -> None:
-    result = {item.scope: item for item in with_culprits(host_view(8), pair_verdicts(8, pairs_of(6)))}
-    reported = result["gpu=0,peer=6"]
-    assert (reported.verdict, reported.action, reported.serial) == (
+    verdicts = {item.scope: item for item in with_culprits(host_view(8), pair_verdicts(8, pairs_of(6)))}
+    verdict = verdicts["gpu=0,peer=6"]
+    assert (verdict.verdict, verdict.action, verdict.serial) == (
         FAIL,
         "inspect_hardware",
         host_view(8).serial("gpu=6"),
     )
-    assert reported.serial
-    assert reported.reason == "found 0.6; attributed to gpu=6, which fails it with 7 of 7 others"
-    assert reported.detail == "attributed to gpu=6, which fails it with 7 of 7 others"
-    assert result["gpu=6,peer=0"] == next(
+    assert verdict.serial
+    assert verdict.reason == "found 0.6; attributed to gpu=6, which fails it with 7 of 7 others"
+    assert verdict.detail == "attributed to gpu=6, which fails it with 7 of 7 others"
+    assert verdicts["gpu=6,peer=0"] == next(
         item for item in pair_verdicts(8, pairs_of(6)) if item.scope == "gpu=6,peer=0"
     )
 
@@ -183,18 +183,18 @@ def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
 ) -> None:
     host = host_view(8, before, after)
     failing = [xid_count_verdict(scope) for scope in after if scope.endswith("xid=79")]
-    result = with_culprits(host, [*failing, xid_verdict()])[-1]
-    assert (result.part, result.serial, result.place) == (part, host.serial(part) if part else "", part or "host")
+    verdict = with_culprits(host, [*failing, xid_verdict()])[-1]
+    assert (verdict.part, verdict.serial, verdict.place) == (part, host.serial(part) if part else "", part or "host")
 
 
 def test_judge_attributes_slow_pairs() -> None:
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
-    def slow(observed: Observation) -> Observation:
+    def slow_down(observed: Observation) -> Observation:
         pair = observed.name == "peer_copy.bandwidth" and "=6" in observed.scope
         return replace(observed, value=observed.value * 0.5) if pair else observed  # type: ignore[operator]
 
-    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow)}
+    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow_down)}
     failed = [item for item in judge(plan, evidence, read_packs(())) if item.verdict == FAIL]
     assert failed
     assert {item.place for item in failed} == {"gpu=6"}
@@ -205,8 +205,8 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
     """gpu=6 has 14 failed pairs: seven of its own scope, seven attributed from its neighbours."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in pair_verdicts(8, pairs_of(6)) if item.verdict == FAIL]
-    result = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(host_view(8), [*failed])]
-    assert sum(item.waiver is not None for item in result) == covered
+    verdicts = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(host_view(8), [*failed])]
+    assert sum(item.waiver is not None for item in verdicts) == covered
 
 
 def test_rma_document_lists_attributed_pairs(tmp_path: Path) -> None:

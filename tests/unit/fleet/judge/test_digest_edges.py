@@ -28,8 +28,8 @@ def digest_of(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark",
 
 
 def host_view(host: str, *figures: Observation, driver: Metric | None = None, **over: Any) -> HostView:
-    made = host_evidence(PLAN, host, *([driver] if driver else []), observations=figures, **over)
-    return HostView(PLAN, PLAN.host(host), made, [pack()])
+    evidence = host_evidence(PLAN, host, *([driver] if driver else []), observations=figures, **over)
+    return HostView(PLAN, PLAN.host(host), evidence, [pack()])
 
 
 def driver_reading(value: Any = "570", absent: str = "") -> Metric:

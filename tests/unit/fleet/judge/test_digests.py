@@ -155,7 +155,7 @@ def test_missing_digest_has_no_vote() -> None:
     plan = gangless_plan("h1", gpu_count=4)
     evidence = evidence_of(plan, {("h1", "gpu=3"): BAD})
 
-    def spoil(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         hit = (
             observation.name == "digest.value"
             and observation.scope == "gpu=0"
@@ -163,7 +163,7 @@ def test_missing_digest_has_no_vote() -> None:
         )
         return replace(observation, status=ERROR, value=None, reason="CUDA error") if hit else observation
 
-    evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
+    evidence["h1"] = builders.with_observations(evidence["h1"], change)
     assert [(item.scope, item.verdict) for item in findings(plan, evidence)] == [("gpu=3", FAIL)]
     assert "2 of 3 GPUs" in findings(plan, evidence)[0].reason
 

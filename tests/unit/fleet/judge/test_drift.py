@@ -46,32 +46,32 @@ def series(
 
 
 def soak(*of: Series, width: float = 60.0, planned: float = 600.0, **over: Any) -> Soak:
-    made = {
+    fields = {
         "began": builders.WHEN, "planned_s": planned, "soaked_s": planned, "finished": 10, "ended": builders.WHEN,
         "timeline": Timeline(bucket_s=width, series=of),
     }  # fmt: skip
-    return Soak(**{**made, **over})
+    return Soak(**{**fields, **over})
 
 
 def rate_levels(one: Series, **over: Any) -> list[float] | None:
-    result = rate_course(one, soak(one, **over))
-    return None if result is None else [round(level, 3) for level in result.levels]
+    course = rate_course(one, soak(one, **over))
+    return None if course is None else [round(level, 3) for level in course.levels]
 
 
 def test_level_is_the_median_of_three_buckets_relative_to_the_start() -> None:
     assert rate_levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
     assert rate_levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
-    result = rate_course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
-    assert result is not None
-    assert (result.start, result.lowest) == (200, 0.3)
-    assert result.shares[0] == (60.0, 120.0, 0.45)
+    course = rate_course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
+    assert course is not None
+    assert (course.start, course.lowest) == (200, 0.3)
+    assert course.shares[0] == (60.0, 120.0, 0.45)
 
 
 @pytest.mark.parametrize(
-    ("means", "reported"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
+    ("means", "expected"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
 )
-def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> None:
-    assert (rate_course(series(*means), soak()) is not None) is reported
+def test_minimum_data_for_a_drift(means: tuple[float, ...], expected: bool) -> None:
+    assert (rate_course(series(*means), soak()) is not None) is expected
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> N
     ],
 )  # fmt: skip
 def test_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
-    result = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
-    assert result is not None
-    assert result.start == start
+    course = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
+    assert course is not None
+    assert course.start == start
 
 
 def test_start_is_weighted_by_sample_count() -> None:
     one = series(10, 20, 30, 40, 50, 60, 70, n=(3, 1, 1, 1, 1, 1, 1))
-    result = rate_course(one, soak(one, planned=1200.0))
-    assert result is not None
-    assert result.start == 12.5
+    course = rate_course(one, soak(one, planned=1200.0))
+    assert course is not None
+    assert course.start == 12.5
     # A late figure starts with its first bucket; too few buckets after the start give no drift.
     late = replace(one, at=tuple(position + 5 for position in one.at))
-    result = rate_course(late, soak(late))
-    assert result is not None
-    assert result.start == 10
+    course = rate_course(late, soak(late))
+    assert course is not None
+    assert course.start == 10
     assert rate_course(one, soak(one, planned=2400.0)) is not None
     assert rate_course(one, soak(one, planned=3000.0)) is None
 
@@ -110,8 +110,8 @@ def test_start_is_weighted_by_sample_count() -> None:
     ],
 )  # fmt: skip
 def test_periods_below_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
-    result = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
-    assert result.first_drop(0.95) == fell
+    course = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
+    assert course.first_drop(0.95) == fell
 
 
 def test_only_rates_of_benchmarks_drift() -> None:
@@ -150,11 +150,11 @@ def soaked_host(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launc
 
 
 def drift_failure(**over: Any) -> Verdict:
-    made = {
+    fields = {
         "host": "h1", "scope": "gpu=0", "name": f"drift.{RATE}", "stage": SOAK, "verdict": FAIL, "criterion": "c",
         "reason": "found 0.9", "value": 0.9, "limit": 0.95, "params": {"dtype": "x"},
     }  # fmt: skip
-    return Verdict(**{**made, **over})
+    return Verdict(**{**fields, **over})
 
 
 def test_failing_drift_states_when_it_began() -> None:
@@ -206,14 +206,14 @@ def launch(outcome: str = "finished", reason: str = "", number: int = 1, stage: 
     return replace(builders.launch(stage, ("h1",), outcome, reason), number=number)
 
 
-WELL = soak()
+COMPLETE = soak()
 
 
 def test_complete_soak_has_no_finding() -> None:
-    assert drift_verdicts(WELL) == []
+    assert drift_verdicts(COMPLETE) == []
     assert drift_verdicts(soak(), None) == []
     assert drift_verdicts(None, plan=PLAN) == []
-    assert drift_verdicts(replace(WELL, soaked_s=1.0), plan=PLAN) == []
+    assert drift_verdicts(replace(COMPLETE, soaked_s=1.0), plan=PLAN) == []
     assert drift_verdicts(None) == [("host", "the plan has a soak, and no record of the host has one")]
 
 
@@ -229,16 +229,16 @@ def test_complete_soak_has_no_finding() -> None:
     ],
 )  # fmt: skip
 def test_incomplete_soak_is_reported(over: dict[str, Any], expected_text: list[str]) -> None:
-    assert drift_verdicts(replace(WELL, **over)) == [("host", text) for text in expected_text]
+    assert drift_verdicts(replace(COMPLETE, **over)) == [("host", text) for text in expected_text]
 
 
 def test_failed_rounds_name_the_first_one() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert drift_verdicts(WELL, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
-    assert drift_verdicts(replace(WELL, failed=5), launches=bad[2:3]) == [
+    assert drift_verdicts(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
+    assert drift_verdicts(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
         ("host", "5 of 15 rounds did not finish: round 3: failed")
     ]
-    assert drift_verdicts(replace(WELL, finished=0), launches=bad) == [
+    assert drift_verdicts(replace(COMPLETE, finished=0), launches=bad) == [
         ("host", "2 of 2 rounds did not finish: round 2: why")
     ]
 
@@ -299,6 +299,6 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
 def test_judge_reports_an_incomplete_soak() -> None:
     verdicts = judge(SOAKING, {"h1": soaked_host(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
-    short_of = judge(SOAKING, {"h1": soaked_host(replace(WELL, cut=9)).evidence}, [pack()])
+    short_of = judge(SOAKING, {"h1": soaked_host(replace(COMPLETE, cut=9)).evidence}, [pack()])
     expected_text = "9 of 19 rounds were cut off with their supervisor, for an unknown reason"
     assert expected_text in [item.reason for item in short_of]

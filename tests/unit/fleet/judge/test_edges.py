@@ -104,7 +104,7 @@ def test_verdict_carries_the_criterion_and_the_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "limit", "unit", "reported"),
+    ("value", "limit", "unit", "expected"),
     [
         (4.0434e12, 4.192e12, "B/s", "found 4043 GB/s, wanted = 4192 GB/s"),
         (9e7, 1.1e8, "B/s", "found 0.09 GB/s, wanted = 0.11 GB/s"),
@@ -120,8 +120,8 @@ def test_verdict_carries_the_criterion_and_the_part() -> None:
         (float("nan"), 1, "W", "found not a finite number, wanted = 1 W"),
     ],
 )
-def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, reported: str) -> None:
-    assert describe_comparison(criterion(unit=unit), value, limit) == reported
+def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, expected: str) -> None:
+    assert describe_comparison(criterion(unit=unit), value, limit) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope
     assert [item.scope for item in verdicts] == wanted
 
 
-def test_gpu_without_a_reading_is_inconclusive_beside_one_that_passes() -> None:
+def test_gpu_without_a_reading_is_inconclusive_if_another_passes() -> None:
     plan = one_figure_plan(gpu_count=2)
     verdicts = judge_criteria(
         plan, host_evidence(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link")
@@ -326,14 +326,14 @@ def test_fleet_criterion_is_inconclusive_in_a_small_fleet(
     hosts = [f"h{number}" for number in range(1, count + 1)]
     plan = one_figure_plan(*hosts)
 
-    def shown(host: str) -> Evidence:
+    def evidence_of(host: str) -> Evidence:
         if name == "gpu.thing":
             return host_evidence(plan, host, reading(10.0))
         figure = builders.observation(name, 10.0, scope="gpu=0")
         return host_evidence(plan, host, observations=(*builders.results(plan, host, "benchmark"), figure))
 
     rule = criterion(name, fleet_fraction=0.9, operator="ge", optional=optional)
-    verdicts = judge_criteria(plan, {host: shown(host) for host in hosts}, rule)
+    verdicts = judge_criteria(plan, {host: evidence_of(host) for host in hosts}, rule)
     assert [item.verdict for item in verdicts] == ([verdict] * count if verdict else [])
     assert all(item.value == 10.0 for item in verdicts)
 
@@ -388,9 +388,14 @@ def test_counter_increase_is_attributed_to_a_stage(
     values: tuple[Any, ...], total: float, at: int, stage: str, where: str, fell: str
 ) -> None:
     observed = counter_readings(*values)
-    reported = change(observed)
-    assert (reported.total, reported.stage, reported.where, reported.drop) == (total, stage, where, fell)
-    assert reported.reading == observed[at]
+    observed_change = change(observed)
+    assert (observed_change.total, observed_change.stage, observed_change.where, observed_change.drop) == (
+        total,
+        stage,
+        where,
+        fell,
+    )
+    assert observed_change.reading == observed[at]
 
 
 @pytest.mark.parametrize(
@@ -428,9 +433,9 @@ def test_non_numeric_counter_fails() -> None:
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
 def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], total: Any) -> None:
-    reported = change(counter_readings(*values, name="xid.last_seen"))
-    assert reported.total == total
-    assert reported.drop == ""
+    observed_change = change(counter_readings(*values, name="xid.last_seen"))
+    assert observed_change.total == total
+    assert observed_change.drop == ""
 
 
 def test_counter_needs_a_first_and_a_last_reading() -> None:
@@ -554,15 +559,15 @@ def gang_launch(*members: str, outcome: str = "finished", number: int = 1) -> La
 def test_gang_launched_together_has_no_finding() -> None:
     plan = gang_plan("h1", "h2")
     assert plan.expected
-    made = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
-    assert judge_criteria(plan, made) == []
+    evidence = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
+    assert judge_criteria(plan, evidence) == []
 
 
 def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     plan = gang_plan("h1", "h2", "h3", "h4")
     pairs = {"h1": ("h1", "h2"), "h2": ("h1", "h2"), "h3": ("h3", "h4"), "h4": ("h3", "h4")}
-    made = {host: gang_evidence(plan, host, (gang_launch(*members),)) for host, members in pairs.items()}
-    verdicts = [item for item in judge_criteria(plan, made) if item.name == "stage.gang"]
+    evidence = {host: gang_evidence(plan, host, (gang_launch(*members),)) for host, members in pairs.items()}
+    verdicts = [item for item in judge_criteria(plan, evidence) if item.name == "stage.gang"]
     assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in verdicts] == [
         (host, "gang=r1", "gang", INCONCLUSIVE, "plan", "plan") for host in pairs
     ]
@@ -571,10 +576,10 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
 
 def test_absent_gang_member_is_reported_on_that_host_only() -> None:
     plan = gang_plan("h1", "h2", "h3")
-    made = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
-    made["h3"] = Evidence(records=made["h1"].records[:1])
-    made["h3"] = Evidence(records=(replace(made["h3"].records[0], host="h3", gpus=(builders.gpu("h3", 0),)),))
-    verdicts = judge_criteria(plan, made)
+    evidence = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
+    evidence["h3"] = Evidence(records=evidence["h1"].records[:1])
+    evidence["h3"] = Evidence(records=(replace(evidence["h3"].records[0], host="h3", gpus=(builders.gpu("h3", 0),)),))
+    verdicts = judge_criteria(plan, evidence)
     assert [(item.host, item.name, item.reason) for item in verdicts] == [
         ("h3", "stage.gang", "nothing was observed; there is no record of the stage from this host")
     ]
@@ -582,14 +587,14 @@ def test_absent_gang_member_is_reported_on_that_host_only() -> None:
 
 def test_gang_stage_without_a_launch_reports_that_it_did_not_start() -> None:
     plan = gang_plan("h1", "h2")
-    made = {host: gang_evidence(plan, host, (), ()) for host in ("h1", "h2")}
-    assert {item.reason for item in judge_criteria(plan, made) if item.name == "stage.gang"} == {
+    evidence = {host: gang_evidence(plan, host, (), ()) for host in ("h1", "h2")}
+    assert {item.reason for item in judge_criteria(plan, evidence) if item.name == "stage.gang"} == {
         "nothing was observed; the stage did not start on this host"
     }
-    made = {
+    evidence = {
         host: gang_evidence(plan, host, (gang_launch("h1", "h2", outcome="deadline"),), ()) for host in ("h1", "h2")
     }
-    assert {item.reason for item in judge_criteria(plan, made) if item.name == "stage.gang"} == {
+    assert {item.reason for item in judge_criteria(plan, evidence) if item.name == "stage.gang"} == {
         "nothing was observed; why"
     }
 
@@ -638,7 +643,7 @@ def test_host_without_a_record_has_one_inconclusive_verdict() -> None:
     assert (other.name, other.scope, other.reason) == ("record", "host", "quarantined: x")
 
 
-def test_host_problem_is_reported_beside_its_record() -> None:
+def test_host_problem_is_reported_in_addition_to_its_record() -> None:
     plan = one_figure_plan()
     verdicts = judge_criteria(
         plan, replace(host_evidence(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion()
@@ -696,8 +701,8 @@ def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
 @pytest.mark.parametrize(("uptimes", "lines"), [((10.0, 20.0), 0), ((20.0, 10.0), 1), ((10.0, 10.0), 0)])
 def test_reboot_during_the_run_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
     plan = one_figure_plan()
-    made = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
-    verdicts = judge_criteria(plan, with_last_metrics(host_evidence(plan, "h1", made[0]), made[1]))
+    metrics = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
+    verdicts = judge_criteria(plan, with_last_metrics(host_evidence(plan, "h1", metrics[0]), metrics[1]))
     assert [(item.name, item.scope, item.verdict) for item in verdicts] == [
         ("host.uptime", "host", INCONCLUSIVE)
     ] * lines
@@ -743,8 +748,8 @@ def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launc
     plan = one_figure_plan()
     record = replace(host_evidence(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
     evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
-    reported, *more = judge_criteria(plan, evidence)
-    assert (reported.name, reported.scope, reported.reason) == (
+    verdict, *more = judge_criteria(plan, evidence)
+    assert (verdict.name, verdict.scope, verdict.reason) == (
         "stage.benchmark",
         "host",
         f"nothing was observed; {reason}",
@@ -820,20 +825,22 @@ def test_unsupported_figure_that_the_model_lacks_is_not_missing() -> None:
 
 def test_duplicate_serials_are_found_in_any_order() -> None:
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
-    made = {host: host_evidence(plan, host) for host in ("h1", "h2", "h3")}
+    evidence = {host: host_evidence(plan, host) for host in ("h1", "h2", "h3")}
     same = replace(builders.gpu("h2", 1), serial="h1-0")
-    made["h2"] = host_evidence(plan, "h2", gpus=(builders.gpu("h2", 0), same))
+    evidence["h2"] = host_evidence(plan, "h2", gpus=(builders.gpu("h2", 0), same))
     verdicts = [
-        (item.host, item.scope, item.name, item.reason) for item in judge_criteria(plan, made) if item.verdict == FAIL
+        (item.host, item.scope, item.name, item.reason)
+        for item in judge_criteria(plan, evidence)
+        if item.verdict == FAIL
     ]
     assert verdicts == [
         ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
         ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
     ]
     apart = [DuplicateSerials(), DuplicateSerials()]
-    apart[0].add("h1", made["h1"])
-    apart[1].add("h2", made["h2"])
-    apart[1].add("h3", made["h3"])
+    apart[0].add("h1", evidence["h1"])
+    apart[1].add("h2", evidence["h2"])
+    apart[1].add("h3", evidence["h3"])
     for first, second in (apart, apart[::-1]):
         whole = DuplicateSerials()
         whole.update(first)
@@ -923,9 +930,9 @@ def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
     assert reason_texts([bad[0], other, bad[1]], {}) == [*lines[:2], last]
     assert reason_texts([*bad[:19], other], {}) == [*lines[:19], last]
     assert reason_texts([*bad, other], {}) == [*lines[:19], last, "… and 2 more reasons in the report"]
-    reported = reason_texts([*bad, *both, replace(UNKNOWN, reason="unread")], {})
+    texts = reason_texts([*bad, *both, replace(UNKNOWN, reason="unread")], {})
     assert (
-        reported
+        texts
         == [
             *lines[:18],
             "FAIL: h1 gpu=1 (serial s1): a.b: both (and 1 more like it)",  # the other one is gpu=5, which has no other finding
@@ -973,12 +980,12 @@ def test_limited_space_shows_hosts_then_parts_then_criteria() -> None:
         replace(FAILED, host="h0", scope="gpu=3", reason="another part", action="none"),
         replace(UNKNOWN, host="h1", reason="silent"),
     ]
-    reported = " ".join(reason_texts([*same, *more], {}))
+    texts = " ".join(reason_texts([*same, *more], {}))
     assert all(
-        expected_text in reported
+        expected_text in texts
         for expected_text in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons")
     )
-    assert "as well" not in reported
+    assert "as well" not in texts
 
 
 def test_cause_is_listed_before_its_consequences() -> None:
@@ -1054,9 +1061,9 @@ def test_report_summary_for_pass_fail_incomplete_and_waived() -> None:
 def test_coverage_counts_each_planned_figure_once() -> None:
     plan = one_figure_plan("h1", "h2", gpu_count=2)
     lost = copy_figure("error", **{key: value for key, value in plan.expected[0].params.items() if key != "op"})
-    made = {"h1": host_evidence(plan, "h1"), "h2": host_evidence(plan, "h2", observations=(lost,))}
-    coverage = merge(plan, made, [pack()]).coverage
-    reported = (
+    evidence = {"h1": host_evidence(plan, "h1"), "h2": host_evidence(plan, "h2", observations=(lost,))}
+    coverage = merge(plan, evidence, [pack()]).coverage
+    counts = (
         coverage.expected,
         coverage.measured,
         coverage.missing,
@@ -1064,7 +1071,7 @@ def test_coverage_counts_each_planned_figure_once() -> None:
         coverage.skipped,
         coverage.unsupported,
     )
-    assert reported == (4, 2, 1, 1, 0, 0)
+    assert counts == (4, 2, 1, 1, 0, 0)
 
 
 def test_simulated_run_is_never_reported_as_acceptance() -> None:
@@ -1081,47 +1088,47 @@ def test_simulated_run_is_never_reported_as_acceptance() -> None:
 def fleet_verdicts(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
     """Return the verdicts on hosts with these readings; statistics are merged from `parts` gatherers."""
     plan = one_figure_plan(*values)
-    made = {host: host_evidence(plan, host, reading(value, scope=scope)) for host, value in values.items()}
+    evidence = {host: host_evidence(plan, host, reading(value, scope=scope)) for host, value in values.items()}
     packs = [pack(rule)]
     gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
     for at, host in enumerate(plan.hosts):
-        gatherers[at % parts].add(HostView(plan, host, made[host.name], packs))
+        gatherers[at % parts].add(HostView(plan, host, evidence[host.name], packs))
     first, *others = [gatherer.finish() for gatherer in gatherers]
-    first.figures.peers(HostView(plan, plan.hosts[0], made["h1"], packs), made["h1"].observations()[0])
+    first.figures.peers(HostView(plan, plan.hosts[0], evidence["h1"], packs), evidence["h1"].observations()[0])
     for other in others:
         first.update(other)
-    together = [item for item in judge(plan, made, packs, first) if item.criterion == "c"]
-    assert together == [item for item in judge(plan, made, packs) if item.criterion == "c"]
+    together = [item for item in judge(plan, evidence, packs, first) if item.criterion == "c"]
+    assert together == [item for item in judge(plan, evidence, packs) if item.criterion == "c"]
     return together
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_fleet_median_is_the_same_after_merging_parts(parts: int) -> None:
     values = {"h1": 100.0, "h2": 90.0, "h3": 101.0, "h4": 99.0, "h5": 100.0}
-    reported = fleet_verdicts(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
-    assert [(item.host, item.verdict, item.limit) for item in reported] == [
+    verdicts = fleet_verdicts(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
+    assert [(item.host, item.verdict, item.limit) for item in verdicts] == [
         (host, PASS if value >= 95 else FAIL, 95.0) for host, value in values.items()
     ]
-    assert reported[0].detail == "95 % of the fleet's median 100 over 5 GPUs"
+    assert verdicts[0].detail == "95 % of the fleet's median 100 over 5 GPUs"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_fleet_version_is_the_same_after_merging_parts(parts: int) -> None:
     values = {"h1": "a", "h2": "a", "h3": "b"}
-    reported = fleet_verdicts(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
-    assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in reported] == [
+    verdicts = fleet_verdicts(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
+    assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in verdicts] == [
         ("h1", PASS, "a", "none", ""), ("h2", PASS, "a", "none", ""), ("h3", FAIL, "a", "reseat", "warning"),
     ]  # fmt: skip
-    assert [item.detail for item in reported] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
+    assert [item.detail for item in verdicts] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
 
 
 def test_tie_of_versions_fails_all_and_lists_up_to_four() -> None:
     rule = criterion(value=None, same_as_fleet=True)
-    reported = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
-    assert {(item.verdict, item.limit, item.operator) for item in reported} == {(FAIL, None, "")}
-    assert reported[0].detail == "1 of 4 GPUs has v1, 1 has v2, 1 has v3, 1 has v4"
-    reported = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
-    assert reported[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
+    verdicts = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
+    assert {(item.verdict, item.limit, item.operator) for item in verdicts} == {(FAIL, None, "")}
+    assert verdicts[0].detail == "1 of 4 GPUs has v1, 1 has v2, 1 has v3, 1 has v4"
+    verdicts = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
+    assert verdicts[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
 
 
 def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
@@ -1129,11 +1136,11 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
     assert len(values) >= outliers.MIN_PEERS_FOR_DEVIATION
     sigma = outliers.SIGMA_OF_MAD * 1.0
     for operator, limit in (("ge", 101 - 3 * sigma), ("le", 101 + 3 * sigma)):
-        reported = fleet_verdicts(values, criterion(fleet_deviations=3.0, operator=operator))
-        assert {item.verdict for item in reported} == {PASS}
-        assert {item.limit for item in reported} == {limit}
+        verdicts = fleet_verdicts(values, criterion(fleet_deviations=3.0, operator=operator))
+        assert {item.verdict for item in verdicts} == {PASS}
+        assert {item.limit for item in verdicts} == {limit}
         assert (
-            reported[0].detail
+            verdicts[0].detail
             == f"3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
         )
     flat = fleet_verdicts(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
@@ -1154,11 +1161,11 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
 
 @pytest.mark.parametrize("count", [outliers.MIN_PEERS_FOR_MEDIAN - 1, outliers.MIN_PEERS_FOR_MEDIAN])
 def test_median_needs_a_minimum_of_peers(count: int) -> None:
-    reported = fleet_verdicts(
+    verdicts = fleet_verdicts(
         {f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge")
     )
-    assert {item.verdict for item in reported} == {PASS if count == outliers.MIN_PEERS_FOR_MEDIAN else INCONCLUSIVE}
-    assert (f"a median needs at least {outliers.MIN_PEERS_FOR_MEDIAN}" in reported[0].reason) == (
+    assert {item.verdict for item in verdicts} == {PASS if count == outliers.MIN_PEERS_FOR_MEDIAN else INCONCLUSIVE}
+    assert (f"a median needs at least {outliers.MIN_PEERS_FOR_MEDIAN}" in verdicts[0].reason) == (
         count < outliers.MIN_PEERS_FOR_MEDIAN
     )
 
@@ -1224,12 +1231,12 @@ def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
         return (reading,)
 
     members = gang_launch("h1", "h2", "h3")
-    made = {host: gang_evidence(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
+    evidence = {host: gang_evidence(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
     odd = gang_evidence(plan, "h3", (members,), digest("bb"))
-    assert {item.verdict for item in judge_criteria(plan, made)} <= {PASS}
-    assert {item.host for item in judge_criteria(plan, made | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
+    assert {item.verdict for item in judge_criteria(plan, evidence)} <= {PASS}
+    assert {item.host for item in judge_criteria(plan, evidence | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
     alone = Evidence(records=odd.records[1:])
-    verdicts = [item for item in judge_criteria(plan, made | {"h3": alone}) if item.verdict != PASS]
+    verdicts = [item for item in judge_criteria(plan, evidence | {"h3": alone}) if item.verdict != PASS]
     assert [(item.host, item.name) for item in verdicts] == [("h3", "record")]
 
 
@@ -1306,11 +1313,11 @@ def test_fleet_statistics_merge_from_parts() -> None:
         builders.observation("digest.value", "x", scope="gpu=0"),
     )
     rules = [pack(criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9))]
-    made = [
+    evidence = [
         host_evidence(plan, host.name, observations=(*builders.results(plan, host.name, "benchmark"), *figures))
         for host in plan.hosts
     ]
-    views = [HostView(plan, host, each, rules) for host, each in zip(plan.hosts, made, strict=True)]
+    views = [HostView(plan, host, each, rules) for host, each in zip(plan.hosts, evidence, strict=True)]
     path = ("c", "x", "gang", 8, "P2P")
     whole, parts = gather(Planned(plan), views), [gather(Planned(plan), [view]) for view in views]
     parts[1].paths.add_passing(path)
@@ -1342,7 +1349,7 @@ def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
         fleet.key(views[0], replace(item, scope=scope)) for item in observed[:1] for scope in ("host", "gpu=1,link=3")
     ]
     assert [(key[0], key[3]) for key in keys] == [("NVIDIA H200 and NVIDIA X", "host"), ("NVIDIA H200", "link")]
-    assert [crowd.count for crowd in (fleet.peers_at(keys[0], "host"), fleet.peers(views[1], observed[1]))] == [
+    assert [group.count for group in (fleet.peers_at(keys[0], "host"), fleet.peers(views[1], observed[1]))] == [
         "0 hosts",
         "3 GPUs",
     ]
@@ -1355,8 +1362,8 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
     assert summarize(judge_criteria(plan, values)) == []
     nameless = host_evidence(plan, "h1", gpus=())
     every = judge_criteria(plan, {"h1": nameless, "h2": host_evidence(plan, "h2")})
-    expected_text = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
-    assert (expected_text.name, expected_text.verdict, expected_text.reason) == (
+    verdict = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
+    assert (verdict.name, verdict.verdict, verdict.reason) == (
         "gpu.name",
         INCONCLUSIVE,
         "the GPU does not report its name",

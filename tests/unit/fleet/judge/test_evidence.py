@@ -42,12 +42,12 @@ def snapshot(at: int, *metrics: Metric, stage: str = "benchmark", phase: str = "
     return Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
 
 
-def evidence(*snapshots: Snapshot, observations: tuple[Observation, ...] = (), **over: Any) -> Evidence:
+def evidence_with(*snapshots: Snapshot, observations: tuple[Observation, ...] = (), **over: Any) -> Evidence:
     return Evidence(records=(replace(RECORD, snapshots=snapshots, observations=observations, **over),))
 
 
-def host_view(made: Evidence, *packs: Pack, plan: Plan = PLAN) -> HostView:
-    return HostView(plan, plan.hosts[0], made, packs or [pack()])
+def host_view(evidence: Evidence, *packs: Pack, plan: Plan = PLAN) -> HostView:
+    return HostView(plan, plan.hosts[0], evidence, packs or [pack()])
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_pci_address_is_normalized(bus_id: str, address: str) -> None:
 
 def test_pci_readings_are_attributed_to_the_gpu() -> None:
     readings = [reading(1, scope=scope) for scope in ("pci=0000:01:00.0,link=2", "pci=0000:99:00.0", "hca=mlx5_0")]
-    made = evidence(snapshot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
+    evidence = evidence_with(snapshot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
     scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
-    assert [item.scope for item in made.observations()] == scopes
-    named = ObservationIndex(made)
+    assert [item.scope for item in evidence.observations()] == scopes
+    named = ObservationIndex(evidence)
     assert [item.scope for item in (*named["gpu.thing"], *named["memory.bandwidth"])] == scopes
-    nameless = evidence(gpus=tuple(replace(gpu, pci_bus_id="") for gpu in RECORD.gpus))
+    nameless = evidence_with(gpus=tuple(replace(gpu, pci_bus_id="") for gpu in RECORD.gpus))
     assert nameless.gpu_scopes() == {}
 
 
 def test_snapshots_of_all_records_are_ordered_by_time() -> None:
-    first = evidence(snapshot(1), snapshot(4)).records[0]
+    first = evidence_with(snapshot(1), snapshot(4)).records[0]
     other = replace(first, gang="r1", snapshots=(snapshot(0, stage="gang"), snapshot(3, stage="gang")))
-    made = Evidence(records=(first, other))
-    assert [taken.at[-2] for taken in made.snapshots()] == ["0", "1", "3", "4"]
-    view = host_view(made)
+    evidence = Evidence(records=(first, other))
+    assert [taken.at[-2] for taken in evidence.snapshots()] == ["0", "1", "3", "4"]
+    view = host_view(evidence)
     assert (view.first_snapshot, view.last_snapshot) == (("gang", "before"), ("benchmark", "before"))
     nothing = host_view(Evidence())
     assert (nothing.first_snapshot, nothing.last_snapshot) == (("", ""), ("", ""))
@@ -89,15 +89,15 @@ def test_gpus_launches_and_versions_merge_over_records() -> None:
         ),
         replace(RECORD, gang="r1", gpus=(again,), launches=(benchmark_launch("failed"),), software={"nccl": "3"}),
     )
-    made = Evidence(records=records)
-    assert [gpu.serial for gpu in made.gpus()] == ["A", "C"]
-    assert [launch.outcome for launch in made.launches()] == ["finished", "failed"]
-    assert made.software() == {"torch": "2", "nccl": "3"}
+    evidence = Evidence(records=records)
+    assert [gpu.serial for gpu in evidence.gpus()] == ["A", "C"]
+    assert [launch.outcome for launch in evidence.launches()] == ["finished", "failed"]
+    assert evidence.software() == {"torch": "2", "nccl": "3"}
 
 
 def test_versions_become_host_observations() -> None:
-    made = evidence(software={"Torch CUDA-arch": "x", "nccl": "2"})
-    reported = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in made.versions()]
+    evidence = evidence_with(software={"Torch CUDA-arch": "x", "nccl": "2"})
+    reported = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in evidence.versions()]
     assert reported == [
         ("launch.torch_cuda_arch", "host", "", "1", MEASURED, "x"),
         ("launch.nccl", "host", "", "1", MEASURED, "2"),
@@ -105,11 +105,11 @@ def test_versions_become_host_observations() -> None:
 
 
 def test_observation_index_finds_by_name() -> None:
-    made = evidence(
+    evidence = evidence_with(
         snapshot(0, reading(1)), snapshot(1, reading(2), reading(3, name="gpu.other")),
         observations=(measure(), measure("gpu.thing", value=9)), software={"nccl": "2"},
     )  # fmt: skip
-    named = ObservationIndex(made)
+    named = ObservationIndex(evidence)
     assert list(named) == ["gpu.thing", "gpu.other", "memory.bandwidth", "launch.nccl"]
     assert len(named) == 4
     assert [item.value for item in named["gpu.thing"]] == [1, 2, 9]
@@ -121,29 +121,29 @@ def test_observation_index_finds_by_name() -> None:
 
 def test_scope_with_measurements() -> None:
     lost = measure(status=ERROR, scope="gpu=1")
-    made = evidence(snapshot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
-    view = host_view(made)
+    evidence = evidence_with(snapshot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
+    view = host_view(evidence)
     assert [view.measured_at(f"gpu={index}") for index in range(3)] == [True, False, False]
     assert view.unmeasured_gpus == ["gpu=1"]
-    assert host_view(evidence(observations=(measure(scope="gpu=1"),))).unmeasured_gpus == ["gpu=0"]
+    assert host_view(evidence_with(observations=(measure(scope="gpu=1"),))).unmeasured_gpus == ["gpu=0"]
     processes = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
-    assert host_view(made, plan=processes).unmeasured_gpus == []
+    assert host_view(evidence, plan=processes).unmeasured_gpus == []
 
 
 def test_stages_with_observations() -> None:
-    made = evidence(
+    evidence = evidence_with(
         snapshot(0, reading(1), stage="preflight"), snapshot(1, reading(absent="error: x"), stage="soak"),
         snapshot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), snapshot(3, stage="later"),
         observations=(measure(stage="benchmark"),), software={"nccl": "2"},
     )  # fmt: skip
-    assert host_view(made).observed_stages == {"preflight", "soak", "benchmark"}
+    assert host_view(evidence).observed_stages == {"preflight", "soak", "benchmark"}
 
 
 ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", params={"op": "copy"})
 
 
 @pytest.mark.parametrize(
-    ("made", "result"),
+    ("observations", "result"),
     [
         ([], None),
         ([measure(params={"op": "copy"})], 0),
@@ -162,10 +162,10 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
         ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
     ],
 )  # fmt: skip
-def test_expectation_finds_its_observation(made: list[Observation], result: int | None) -> None:
-    wanted = None if result is None else made[result]
-    assert ObservationLookup(made).find(ASKED, "gpu=0") is wanted
-    named = ObservationLookup(ObservationIndex(evidence(observations=tuple(made))))
+def test_expectation_finds_its_observation(observations: list[Observation], result: int | None) -> None:
+    wanted = None if result is None else observations[result]
+    assert ObservationLookup(observations).find(ASKED, "gpu=0") is wanted
+    named = ObservationLookup(ObservationIndex(evidence_with(observations=tuple(observations))))
     assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
 
 
@@ -265,7 +265,7 @@ def test_packs_are_selected_by_model(model: str, gpus: str, names: list[str], wh
         ("launch.torch", False),
     ],
 )  # fmt: skip
-def test_benchmark_figures_are_told_from_readings(name: str, expected: bool) -> None:
+def test_benchmark_figures_are_distinguished_from_readings(name: str, expected: bool) -> None:
     assert from_benchmark(name) is expected
 
 
@@ -279,5 +279,5 @@ def test_bounded_cache_keeps_its_size() -> None:
 
 
 def test_unsupported_reading_is_not_a_measurement() -> None:
-    made = evidence(observations=(measure(status=UNSUPPORTED),))
-    assert host_view(made).unmeasured_gpus == ["gpu=0", "gpu=1"]
+    evidence = evidence_with(observations=(measure(status=UNSUPPORTED),))
+    assert host_view(evidence).unmeasured_gpus == ["gpu=0", "gpu=1"]

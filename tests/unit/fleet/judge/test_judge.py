@@ -107,7 +107,7 @@ def test_slow_or_wrong_benchmark_fails(name: str, where: dict[str, Any], value: 
     plan = builders.plan(gpu_count=4)
     evidence = builders.evidence(plan)
 
-    def spoil(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         hit = (
             observation.name == name
             and where.items() <= observation.params.items()
@@ -115,7 +115,7 @@ def test_slow_or_wrong_benchmark_fails(name: str, where: dict[str, Any], value: 
         )
         return replace(observation, value=value) if hit else observation
 
-    evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
+    evidence["h1"] = builders.with_observations(evidence["h1"], change)
     verdicts = {(item.host, item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)}
     scope = "gpu=2" if name.startswith(("gemm", "host_copy")) else "host"
     assert verdicts == {("h1", scope, criterion, FAIL)}
@@ -143,7 +143,7 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
 
-    def spoil(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         hit = (
             observation.name == "gemm.throughput"
             and observation.params["dtype"] == "fp16"
@@ -151,7 +151,7 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
         )
         return replace(observation, status=status, value=None, reason="reason") if hit else observation
 
-    evidence["h2"] = builders.with_observations(evidence["h2"], spoil)
+    evidence["h2"] = builders.with_observations(evidence["h2"], change)
     verdicts = findings(plan, evidence)
     assert [(item.host, item.scope, item.name, item.verdict, item.reason) for item in verdicts] == [
         ("h2", "gpu=1", "gemm.throughput", INCONCLUSIVE, f"{status}: reason")
@@ -443,28 +443,28 @@ def counter_verdict(
     ],
 )
 def test_change_is_attributed_to_its_stage(values: Sequence[int], stage: str, reason: str) -> None:
-    result = counter_verdict(*values)
-    assert (result.verdict, result.stage, result.reason) == (FAIL, stage, reason)
+    verdict = counter_verdict(*values)
+    assert (verdict.verdict, verdict.stage, verdict.reason) == (FAIL, stage, reason)
 
 
 def test_change_is_summed_over_the_stages() -> None:
-    result = counter_verdict(0, 0, 2, 2, 2, 3, limit=2)
-    assert (result.verdict, result.value, result.stage) == (FAIL, 3, "benchmark")
+    verdict = counter_verdict(0, 0, 2, 2, 2, 3, limit=2)
+    assert (verdict.verdict, verdict.value, verdict.stage) == (FAIL, 3, "benchmark")
     assert counter_verdict(0, 0, 2, 2, 2, 3, limit=3).verdict == PASS
 
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
 def test_counter_reset_hides_no_increase(values: Sequence[int]) -> None:
     """The difference between last and first value would be zero or negative."""
-    result = counter_verdict(*values)
-    assert result.verdict == FAIL
-    assert result.value == {4: 4, 9: 9, 3: 3}[values[-1]]
-    assert "; fell from " in result.reason
+    verdict = counter_verdict(*values)
+    assert verdict.verdict == FAIL
+    assert verdict.value == {4: 4, 9: 9, 3: 3}[values[-1]]
+    assert "; fell from " in verdict.reason
 
 
 def test_counter_reset_to_zero_is_inconclusive() -> None:
-    result = counter_verdict(5, 5, 5, 0, 0, 0)
-    assert (result.verdict, result.reason) == (
+    verdict = counter_verdict(5, 5, 5, 0, 0, 0)
+    assert (verdict.verdict, verdict.reason) == (
         INCONCLUSIVE,
         "fell from 5 to 0 in stage benchmark: the counter was reset, and increments just before the reset are lost",
     )
@@ -484,8 +484,8 @@ def test_time_of_newest_event_falls_if_the_log_drops_it() -> None:
 
 
 def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> None:
-    result = counter_verdict(None, 100, 100, 100, 100, 100)
-    assert (result.verdict, result.reason) == (
+    verdict = counter_verdict(None, 100, 100, 100, 100, 100)
+    assert (verdict.verdict, verdict.reason) == (
         INCONCLUSIVE,
         "not read both before and after the run: the change is unknown",
     )
@@ -493,9 +493,11 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
 
 def test_snapshots_of_a_repeated_stage_are_ordered_by_time() -> None:
     """The host record comes first even if the gang record is older."""
-    result = counter_verdict(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
-    assert (result.verdict, result.value, result.stage) == (FAIL, 3, "")
-    assert result.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
+    verdict = counter_verdict(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
+    assert (verdict.verdict, verdict.value, verdict.stage) == (FAIL, 3, "")
+    assert (
+        verdict.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
+    )
 
 
 def test_fabric_is_judged_only_if_the_inventory_states_its_rate() -> None:
@@ -730,13 +732,13 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_fabric_gbps=400)
     evidence = builders.evidence(plan)
 
-    def spoil(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw" and observation.params["size_bytes"] >= 1 << 30:
             return replace(observation, value=2e9)
         values: dict[str, Any] = {"collective.transport": transport, "collective.nvls": nvls}
         return replace(observation, value=values[observation.name]) if observation.name in values else observation
 
-    evidence["h1"] = builders.with_observations(evidence["h1"], spoil, gang=stage == "gang")
+    evidence["h1"] = builders.with_observations(evidence["h1"], change, gang=stage == "gang")
     failed = [item for item in judge(plan, evidence, PACKS) if item.verdict == FAIL]
     return [item for item in failed if item.name == "collective.all_reduce.busbw"]
 
@@ -798,11 +800,11 @@ def test_failed_local_copy_is_reported_despite_a_remote_copy() -> None:
 def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Evidence:
     """Return the evidence with this status for matching observations."""
 
-    def lost(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         hit = observation.name == name and params.items() <= observation.params.items()
         return replace(observation, status=status, value=None, reason="reason", samples=None) if hit else observation
 
-    return builders.with_observations(evidence, lost)
+    return builders.with_observations(evidence, change)
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
@@ -837,13 +839,13 @@ def findings_of_eight_gpus(change: Callable[[Observation], Observation]) -> list
     """Return the findings on a host with eight H200 and NVLS after `change` of each observation."""
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
-    def eight(observation: Observation) -> Observation:
+    def with_eight_ranks(observation: Observation) -> Observation:
         if observation.name.startswith("collective."):
             observation = replace(observation, params={**observation.params, "world_size": 8, "nvls": True})
         with_nvls = observation.name == "collective.all_reduce.busbw"
         return change(replace(observation, value=4.73e11) if with_nvls else observation)
 
-    evidence = builders.with_observations(builders.evidence(plan)["h1"], eight)
+    evidence = builders.with_observations(builders.evidence(plan)["h1"], with_eight_ranks)
     return findings(plan, {"h1": evidence})
 
 
@@ -852,12 +854,12 @@ def test_eight_healthy_gpus_have_no_finding() -> None:
 
 
 def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
-    def ring(observation: Observation) -> Observation:
+    def without_nvls(observation: Observation) -> Observation:
         params = {**observation.params, "nvls": False} if "nvls" in observation.params else observation.params
         values = {"collective.nvls": False, "collective.all_reduce.busbw": 3.5e11}
         return replace(observation, params=params, value=values.get(observation.name, observation.value))
 
-    (verdict,) = findings_of_eight_gpus(ring)
+    (verdict,) = findings_of_eight_gpus(without_nvls)
     assert (verdict.verdict, verdict.criterion, verdict.action, verdict.value) == (
         FAIL,
         "nvls-8-gpus",
@@ -870,10 +872,10 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
 
 @pytest.mark.parametrize("op", BENCHMARKS["collective"].settings["ops"])
 def test_each_slow_operation_fails_on_eight_gpus(op: str) -> None:
-    def slow(observation: Observation) -> Observation:
+    def slow_down(observation: Observation) -> Observation:
         return replace(observation, value=1e9) if observation.name == f"collective.{op}.busbw" else observation
 
-    verdicts = findings_of_eight_gpus(slow)
+    verdicts = findings_of_eight_gpus(slow_down)
     assert {item.verdict for item in verdicts} == {FAIL}
     assert "busbw-8-gpus" in {item.criterion for item in verdicts}
     assert {item.name for item in verdicts} == {f"collective.{op}.busbw"}
@@ -914,13 +916,13 @@ def bandwidth_failures(
     evidence = builders.evidence(plan)
     for host in evidence:
 
-        def over(observation: Observation, host: str = host) -> Observation:
+        def with_transport(observation: Observation, host: str = host) -> Observation:
             return change(
                 host,
                 replace(observation, value=transport) if observation.name == "collective.transport" else observation,
             )
 
-        evidence[host] = builders.with_observations(evidence[host], over)
+        evidence[host] = builders.with_observations(evidence[host], with_transport)
     verdicts = judge(plan, evidence, [*PACKS, *site])
     return [item for item in verdicts if item.verdict == FAIL and item.name.endswith("busbw")]
 
@@ -941,7 +943,7 @@ def test_transport_that_is_fast_on_other_hosts_is_no_cause() -> None:
 
 @pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "none")])
 def test_transport_through_the_host_is_normal_without_peer_access(model: str, action: str) -> None:
-    def slow(_: str, observation: Observation) -> Observation:
+    def slow_down(_: str, observation: Observation) -> Observation:
         return replace(observation, value=1e10) if observation.name == "collective.all_reduce.busbw" else observation
 
     floor = Criterion(
@@ -955,7 +957,7 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
     )
     site = Pack(name="site", gpu_names=(), criteria=(floor,), chosen=True)
     verdicts = [
-        item for item in bandwidth_failures("SHM/direct/direct", slow, model, site) if item.criterion == "floor"
+        item for item in bandwidth_failures("SHM/direct/direct", slow_down, model, site) if item.criterion == "floor"
     ]
     assert {item.action for item in verdicts} == {action}
     assert all(item.reason.startswith("found") == (model == "l40s") for item in verdicts)
@@ -965,13 +967,13 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
 def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None:
     """Without peer access between two GPUs NCCL uses host memory, so the link is the cause."""
 
-    def slow(host: str, observation: Observation) -> Observation:
+    def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":
             return replace(observation, value=1e10)
         lost = observation.name == "peer_copy.access" and observation.scope == "gpu=0,peer=1"
         return replace(observation, value=access) if lost else observation
 
-    verdicts = bandwidth_failures("SHM/direct/direct", slow, "h200-sxm")
+    verdicts = bandwidth_failures("SHM/direct/direct", slow_down, "h200-sxm")
     assert {item.action for item in verdicts} == {action}
     assert all(item.reason.startswith("the ranks talk over SHM/direct/direct") for item in verdicts)
 
@@ -1029,13 +1031,13 @@ def test_failed_hypercube_of_three_ranks_is_not_reported() -> None:
 def test_dataloader_criterion_applies_to_its_network_only(network: str, judged: bool) -> None:
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
 
-    def other(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         hit = observation.name == "dataloader.sufficiency"
         return (
             replace(observation, value=0.1, params={**observation.params, "network": network}) if hit else observation
         )
 
-    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], other)}
+    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], change)}
     assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())
 
 

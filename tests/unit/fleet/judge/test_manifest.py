@@ -40,8 +40,8 @@ def write_manifest(tmp_path: Path, content: str | bytes, name: str = "order.csv"
 
 
 def read_parts(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> list[tuple[str, str, str, str]]:
-    result = read_manifest(str(write_manifest(tmp_path, content, name)), HOSTS)
-    return [(part.host, part.kind, part.slot, part.serial) for part in result]
+    listed_parts = read_manifest(str(write_manifest(tmp_path, content, name)), HOSTS)
+    return [(part.host, part.kind, part.slot, part.serial) for part in listed_parts]
 
 
 RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic", "mlx5_0", "0c42:a103:0065:8b2e")]

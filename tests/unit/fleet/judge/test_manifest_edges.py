@@ -110,9 +110,9 @@ def test_serial_notations_are_normalized() -> None:
 def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
     present = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
     metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
-    (result, *_) = judged(ordered_plan(ordered_part("lost", "gpu")), *metrics, gpus=present)
-    assert (result.verdict, result.scope) == (INCONCLUSIVE if why else FAIL, "host")
-    assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
+    (verdict, *_) = judged(ordered_plan(ordered_part("lost", "gpu")), *metrics, gpus=present)
+    assert (verdict.verdict, verdict.scope) == (INCONCLUSIVE if why else FAIL, "host")
+    assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
 
 
 def test_location_of_a_misplaced_part_is_named() -> None:
@@ -144,8 +144,8 @@ def test_last_adapter_reading_is_used() -> None:
     of = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
-        (result, *_) = judged(of, observed)
-        assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
+        (verdict, *_) = judged(of, observed)
+        assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
     silent = host_inventory(HostView(of, of.hosts[0], host_evidence(of), [pack()]))
     assert silent.unknown == {
         "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"

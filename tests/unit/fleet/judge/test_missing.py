@@ -85,17 +85,17 @@ def count_details(verdicts: Sequence[Verdict]) -> dict[str, str]:
 
 
 def test_missing_slot_is_derived_from_identical_hosts() -> None:
-    reported = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
+    detail = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
     verdicts = findings(h2=host_with_slots("h2", LEFT))
-    assert count_details(verdicts) == {"gpu.count": reported, "gpu.pci_count": reported}
-    assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {reported}"}
+    assert count_details(verdicts) == {"gpu.count": detail, "gpu.pci_count": detail}
+    assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {detail}"}
     (unseen,) = [item.reason for item in verdicts if item.name == "gpu" and item.host == "h2"]
     assert "the driver lists 3 GPUs, numbered from 0, so this index does not identify a slot" in unseen
 
 
 def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
-    result = count_details(findings(h2=host_with_slots("h2", LEFT, on_bus=[MISSING])))
-    assert result == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
+    details = count_details(findings(h2=host_with_slots("h2", LEFT, on_bus=[MISSING])))
+    assert details == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
 
 
 def on_bus(slot: int) -> str:
@@ -131,11 +131,11 @@ def test_last_bus_reading_is_used() -> None:
 
 
 def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
-    reported = "nothing in module 8, where 2 of 2 hosts of its build have one"
-    result = count_details(
+    detail = "nothing in module 8, where 2 of 2 hosts of its build have one"
+    details = count_details(
         findings(h2=host_with_slots("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0"))
     )
-    assert result == {"gpu.count": reported, "gpu.pci_count": reported}
+    assert details == {"gpu.count": detail, "gpu.pci_count": detail}
 
 
 def with_accepted_gpus(evidence: Evidence, *slots: int) -> Evidence:
@@ -157,10 +157,10 @@ def reason_for(module: int) -> str:
 
 
 def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
-    reported = "present when the host was accepted, missing now: serial h2-1 at PCI 0000:01:00.0"
+    detail = "present when the host was accepted, missing now: serial h2-1 at PCI 0000:01:00.0"
     assert count_details(findings(h2=with_accepted_gpus(host_with_slots("h2", LEFT), *ALL))) == {
-        "gpu.count": reported,
-        "gpu.pci_count": reported,
+        "gpu.count": detail,
+        "gpu.pci_count": detail,
     }
 
 
@@ -169,10 +169,10 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     moved = change_gpus(
         host_with_slots("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu
     )
-    reported = "present when the host was accepted, missing now: serial h2-2"
+    detail = "present when the host was accepted, missing now: serial h2-2"
     where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
     assert count_details(findings(h2=with_accepted_gpus(moved, *ALL))) == dict.fromkeys(
-        (DRIVER, BUS), f"{reported}; {where}"
+        (DRIVER, BUS), f"{detail}; {where}"
     )
     evidence = with_accepted_gpus(host_with_slots("h2", LEFT), *ALL)
     assert evidence.baseline
@@ -180,8 +180,8 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     nowhere = replace(
         evidence.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in evidence.baseline.host.gpus)
     )
-    reported = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
-    assert reported == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
+    detail = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
+    assert detail == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
     more = with_accepted_gpus(host_with_slots("h2", LEFT), 0, 1, 2, 3, 4)
     assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
         "two accepted GPUs are gone, but only one is missing"
@@ -212,10 +212,10 @@ def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
 
 def test_slot_by_address_alone_without_module_ids() -> None:
     hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
-    reported = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
-    assert count_details(findings(**hosts)) == {DRIVER: reported, BUS: reported}
+    detail = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
+    assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}
     hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
-    assert count_details(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "a module id must be a number"
+    assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}, "a module id must be a number"
 
 
 def test_gpu_reported_lost_keeps_its_index() -> None:

@@ -22,12 +22,12 @@ def write_pack(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
 
 
 def read_criterion(path: Path, **asked: Any) -> Criterion:
-    (result,) = read_pack(write_pack(path / "mine.yml", asked)).criteria
-    return result
+    (criterion,) = read_pack(write_pack(path / "mine.yml", asked)).criteria
+    return criterion
 
 
 @pytest.mark.parametrize(
-    ("asked", "reported"),
+    ("asked", "expected"),
     [
         ({"value": 3.0}, {"value": 3.0, "fraction": 1.0}),
         ({"vs_sku": {"expected": 5.0, "fraction": 0.9}}, {"expected": 5.0, "fraction": 0.9, "value": None}),
@@ -42,10 +42,10 @@ def read_criterion(path: Path, **asked: Any) -> Criterion:
          {"severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}}),
     ],
 )  # fmt: skip
-def test_limit_is_read_from_the_pack(tmp_path: Path, asked: dict[str, Any], reported: dict[str, Any]) -> None:
-    result = read_criterion(tmp_path, **asked)
-    assert {key: getattr(result, key) for key in reported} == reported
-    assert (result.id, result.origin, result.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
+def test_limit_is_read_from_the_pack(tmp_path: Path, asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    criterion = read_criterion(tmp_path, **asked)
+    assert {key: getattr(criterion, key) for key in expected} == expected
+    assert (criterion.id, criterion.origin, criterion.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
 
 
 def test_pack_includes_another_pack(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_wildcard_in_a_criterion_name_matches_one_component(own: str, other: str
 
 
 def test_severity_of_a_criterion_defaults_to_its_action() -> None:
-    def severity(action: str, reported: str = "") -> str:
+    def severity(action: str, override: str = "") -> str:
         return Criterion(
-            id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=reported
+            id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=override
         ).severity
 
     assert severity("rma") == "critical"

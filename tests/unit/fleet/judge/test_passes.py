@@ -46,14 +46,14 @@ PLAN = one_figure_plan(*NAMES)
 
 def healthy_readings(**over: Any) -> tuple[Metric, ...]:
     """Return the readings of a healthy host."""
-    values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | over
+    evidence = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | over
     named = {
         "thing": ("gpu.thing", "gpu=0"), "counter": ("gpu.counter", "gpu=0"), "clock": ("gpu.clock", "gpu=0"),
         "version": ("driver.version", "host"), "links": ("gpu.links", "gpu=0"),
     }  # fmt: skip
     return tuple(
         value if isinstance(value, Metric) else reading(value, name=named[key][0], scope=named[key][1])
-        for key, value in values.items()
+        for key, value in evidence.items()
         if value is not None
     )
 
@@ -63,8 +63,8 @@ def digest(value: str, **over: Any) -> Observation:
 
 
 def healthy_record(host: str, plan: Plan = PLAN) -> Record:
-    made = host_evidence(plan, host, *healthy_readings(), software={"nccl": "2.28"}).records[0]
-    return replace(made, observations=(*made.observations, digest("c0ffee")))
+    record = host_evidence(plan, host, *healthy_readings(), software={"nccl": "2.28"}).records[0]
+    return replace(record, observations=(*record.observations, digest("c0ffee")))
 
 
 def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
@@ -73,27 +73,27 @@ def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str,
     Records are read like files, so that equal texts are one object.
     """
     reader = quick.Reader()
-    values = {}
+    evidence = {}
     for host in plan.hosts:
-        one = changed.get(host.name, lambda made: made)(healthy_record(host.name, plan))
-        values[host.name] = Evidence(records=(read_record(reader, one),))
-    return values
+        one = changed.get(host.name, lambda record: record)(healthy_record(host.name, plan))
+        evidence[host.name] = Evidence(records=(read_record(reader, one),))
+    return evidence
 
 
-def read_record(reader: quick.Reader, one: Record) -> Record:
-    document = reader.record(json.dumps(to_json(one)).encode())
-    return document if document is not None else one
+def read_record(reader: quick.Reader, record: Record) -> Record:
+    document = reader.record(json.dumps(to_json(record)).encode())
+    return document if document is not None else record
 
 
 def judge_in_parts(
-    plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
+    plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
 ) -> tuple[FleetStats, JudgedHosts]:
     """Return the statistics and the results of all hosts, merged from `parts` parts."""
     context = context_of(plan, packs, {}, in_full=in_full)
     shares = [units(plan)[share::parts] for share in range(parts)]
     gatherers = [Gatherer(context.planned) for _ in range(parts)]
     for gatherer, share in zip(gatherers, shares, strict=True):
-        for view in host_views(plan.only([name for unit in share for name in unit]), reported, packs):
+        for view in host_views(plan.only([name for unit in share for name in unit]), evidence, packs):
             gatherer.add(view)
     stats, *more = [gatherer.finish() for gatherer in gatherers]
     for other in more:
@@ -103,7 +103,7 @@ def judge_in_parts(
     for share in shares:
         judge = HostJudge(context, stats)
         for unit in share:
-            judge.add(unit, {name: reported.get(name, Evidence()) for name in unit})
+            judge.add(unit, {name: evidence.get(name, Evidence()) for name in unit})
         results.append(judge.finish())
     first, *others = results
     for result in others:
@@ -111,8 +111,8 @@ def judge_in_parts(
     return stats, first
 
 
-def serials(reported: dict[str, Evidence]) -> dict[tuple[str, str], str]:
-    return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in reported.items() for gpu in one.gpus()}
+def serials(evidence: dict[str, Evidence]) -> dict[tuple[str, str], str]:
+    return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in evidence.items() for gpu in one.gpus()}
 
 
 def not_passing(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -120,22 +120,22 @@ def not_passing(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def odd_hosts(
-    reported: dict[str, Evidence], *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), parts: int = 2
+    evidence: dict[str, Evidence], *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), parts: int = 2
 ) -> list[str]:
     """Return the hosts with a verdict that does not pass.
 
     Assert that counting, building all verdicts and the plain judge agree.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
-    _, counted = judge_in_parts(plan, reported, used, parts=parts, in_full=False)
-    _, whole = judge_in_parts(plan, reported, used, parts=1, in_full=True)
-    assert counted.tally.judged(serials(reported)) == whole.tally.judged(serials(reported))
+    _, counted = judge_in_parts(plan, evidence, used, parts=parts, in_full=False)
+    _, whole = judge_in_parts(plan, evidence, used, parts=1, in_full=True)
+    assert counted.tally.judged(serials(evidence)) == whole.tally.judged(serials(evidence))
     for name, facts in whole.facts.items():
         measured = tuple(sorted(facts.measured))
         assert replace(counted.facts[name], measured=tuple(sorted(counted.facts[name].measured))) == replace(
             facts, measured=measured
         )
-    assert not_passing(counted.verdicts) == not_passing(whole.verdicts) == not_passing(judge(plan, reported, used))
+    assert not_passing(counted.verdicts) == not_passing(whole.verdicts) == not_passing(judge(plan, evidence, used))
     for name, report in whole.hosts.items():
         assert (counted.hosts[name].decision, counted.hosts[name].coverage) == (report.decision, report.coverage), name
         assert counted.hosts[name].software == report.software
@@ -145,10 +145,10 @@ def odd_hosts(
 def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Record]:
     """Return a change of the readings of the first and the last snapshot."""
 
-    def change(made: Record) -> Record:
-        one, two = made.snapshots
+    def change(record: Record) -> Record:
+        one, two = record.snapshots
         return replace(
-            made, snapshots=(replace(one, metrics=first or one.metrics), replace(two, metrics=last or two.metrics))
+            record, snapshots=(replace(one, metrics=first or one.metrics), replace(two, metrics=last or two.metrics))
         )
 
     return change
@@ -159,28 +159,28 @@ def with_constant_readings(**over: Any) -> Callable[[Record], Record]:
 
 
 def with_figure(value: Any = SPEED, **over: Any) -> Callable[[Record], Record]:
-    def one(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         return replace(observation, value=value, **over) if observation.name == "memory.bandwidth" else observation
 
-    return lambda made: replace(made, observations=tuple(map(one, made.observations)))
+    return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
 
 def without(name: str) -> Callable[[Record], Record]:
-    return lambda made: replace(
-        made, observations=tuple(observation for observation in made.observations if observation.name != name)
+    return lambda record: replace(
+        record, observations=tuple(observation for observation in record.observations if observation.name != name)
     )
 
 
-def with_more(*seen: Observation) -> Callable[[Record], Record]:
-    return lambda made: replace(made, observations=(*made.observations, *seen))
+def with_more(*observations: Observation) -> Callable[[Record], Record]:
+    return lambda record: replace(record, observations=(*record.observations, *observations))
 
 
 def with_digest(value: str) -> Callable[[Record], Record]:
-    return lambda made: with_more(digest(value))(without("digest.value")(made))
+    return lambda record: with_more(digest(value))(without("digest.value")(record))
 
 
 def with_launch(**over: Any) -> Callable[[Record], Record]:
-    return lambda made: replace(made, launches=tuple(replace(launch, **over) for launch in made.launches))
+    return lambda record: replace(record, launches=tuple(replace(launch, **over) for launch in record.launches))
 
 
 def test_like_hosts_pass() -> None:
@@ -248,11 +248,11 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
 }  # fmt: skip
 
 
-def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
+def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
     """Assert that the gatherer collects the same statistics as adding each host by itself."""
-    gathered, _ = judge_in_parts(plan, reported, packs, parts=parts, in_full=False)
+    gathered, _ = judge_in_parts(plan, evidence, packs, parts=parts, in_full=False)
     plain = FleetStats(Planned(plan))
-    for view in host_views(plan, reported, packs):
+    for view in host_views(plan, evidence, packs):
         plain.add_identities(view)
         plain.add_values(view)
     plain.complete()
@@ -265,13 +265,13 @@ def sorted_statistics(stats: FleetStats) -> Any:
     """Return all numbers and versions, independent of the order of hosts."""
     return (
         {
-            key: {at: sorted(values) for at, values in positions.items()}
+            key: {at: sorted(evidence) for at, evidence in positions.items()}
             for key, positions in stats.figures._values.items()
         },
         stats.figures._of_gangs,
         {key: sorted(map(str, group.by_count())) for key, group in stats.groups._groups.items()},
         {
-            kind: {name: sorted(values) for name, values in series.items()}
+            kind: {name: sorted(evidence) for name, evidence in series.items()}
             for kind, series in stats.ranks._series.items()
         },
     )
@@ -283,13 +283,13 @@ def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[st
 
 
 def test_statistics_are_what_each_host_adds() -> None:
-    def own(at: int) -> Callable[[Record], Record]:
+    def change_host(at: int) -> Callable[[Record], Record]:
         ranks = builders.observation("straggler.compute", 0.1 * at, scope="gpu=0", unit="s")
-        return lambda made: with_more(ranks)(
-            with_figure(SPEED + at)(with_constant_readings(clock=1.5e9 + at, thing=1)(made))
+        return lambda record: with_more(ranks)(
+            with_figure(SPEED + at)(with_constant_readings(clock=1.5e9 + at, thing=1)(record))
         )
 
-    hosts = on_each_host(own)
+    hosts = on_each_host(change_host)
     for parts in (1, 3):
         assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
     assert odd_hosts(fleet(**hosts)) == []
@@ -301,12 +301,12 @@ def test_statistics_are_what_each_host_adds() -> None:
         with_figure("fast"), with_more(builders.observation("straggler.compute", "slow", scope="gpu=0")),
         with_more(builders.observation("memory.bandwidth", "fast", scope="host")),
     ):  # fmt: skip
-        changed = fleet(**{**hosts, ODD: lambda made, odd=odd: odd(hosts[ODD](made))})
+        changed = fleet(**{**hosts, ODD: lambda record, odd=odd: odd(hosts[ODD](record))})
         assert_gathered(PLAN, changed, [pack(FRACTION, CLOCK)])
 
 
 def test_transport_that_is_fast_elsewhere_explains_no_slow_host() -> None:
-    def over(transport: str, speed: float) -> Callable[[Record], Record]:
+    def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
         common = {"scope": "host", "size_bytes": 1 << 30}
         way = builders.observation("collective.transport", transport, scope="host")
         access = builders.observation("peer_copy.access", True, scope="gpu=0,peer=1")
@@ -316,10 +316,10 @@ def test_transport_that_is_fast_elsewhere_explains_no_slow_host() -> None:
         "collective.all_reduce.busbw", id="busbw", scope="host", operator="ge", fleet_fraction=0.9, unit="B/s"
     )
     reach = criterion("peer_copy.access", id="reach", value=True, scope="peer")
-    everywhere = {name: over("SHM/direct", 3.0e10) for name in NAMES}
-    assert odd_hosts(fleet(**everywhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
-    elsewhere = {name: over("P2P/CUMEM", 3.0e10) for name in NAMES}
-    assert odd_hosts(fleet(**elsewhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+    everywhere = {name: with_transport("SHM/direct", 3.0e10) for name in NAMES}
+    assert odd_hosts(fleet(**everywhere | {ODD: with_transport("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+    elsewhere = {name: with_transport("P2P/CUMEM", 3.0e10) for name in NAMES}
+    assert odd_hosts(fleet(**elsewhere | {ODD: with_transport("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
 
 
 def test_text_instead_of_a_number_fails() -> None:
@@ -338,17 +338,17 @@ def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
 
 def test_parameters_distinguish_figures() -> None:
     read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read")
-    reported = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
+    evidence = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
     for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
-        assert odd_hosts(reported, rule) == []
-    assert odd_hosts(reported, replace(FLOOR, value=None, same_as_fleet=True)) == []
+        assert odd_hosts(evidence, rule) == []
+    assert odd_hosts(evidence, replace(FLOOR, value=None, same_as_fleet=True)) == []
 
 
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
 def test_worst_figures_are_the_same(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
-    reported = fleet(**on_each_host(lambda at: with_figure(SPEED + at * 1e9)))
-    assert odd_hosts(reported, replace(FLOOR, operator=operator, value=limit)) == []
+    evidence = fleet(**on_each_host(lambda at: with_figure(SPEED + at * 1e9)))
+    assert odd_hosts(evidence, replace(FLOOR, operator=operator, value=limit)) == []
     wrong = {**on_each_host(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
     assert odd_hosts(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == (
         [ODD] if "t" in operator else []
@@ -360,10 +360,10 @@ def test_worst_figures_are_the_same(operator: str) -> None:
 )
 def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wrong: Any) -> None:
     rule = criterion("memory.mode", id="mode", operator=operator, value=value, stage="benchmark")
-    well, ill = (with_more(builders.observation("memory.mode", reported, scope="gpu=0")) for reported in (value, wrong))
-    hosts = dict.fromkeys(NAMES, well)
+    healthy, faulty = (with_more(builders.observation("memory.mode", mode, scope="gpu=0")) for mode in (value, wrong))
+    hosts = dict.fromkeys(NAMES, healthy)
     assert odd_hosts(fleet(**hosts), rule) == []
-    assert odd_hosts(fleet(**{**hosts, ODD: ill}), rule) == [ODD]
+    assert odd_hosts(fleet(**{**hosts, ODD: faulty}), rule) == [ODD]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -379,11 +379,11 @@ def test_records_without_reading_keys_give_the_same() -> None:
         (with_constant_readings(clock=1.0e9), [ODD]),
         (with_constant_readings(), []),
     ):
-        values = {
+        evidence = {
             name: Evidence(records=(change(healthy_record(name)) if name == ODD else healthy_record(name),))
             for name in NAMES
         }
-        assert odd_hosts(values) == expected_hosts
+        assert odd_hosts(evidence) == expected_hosts
 
 
 def test_integers_and_floats_are_counted_as_they_are() -> None:
@@ -402,8 +402,8 @@ def test_text_instead_of_a_number_affects_no_other_host() -> None:
     words = builders.observation("memory.bandwidth", "fast", scope="host")
     ranks = builders.observation("straggler.compute", "slow", scope="gpu=0")
     for more in (words, ranks):
-        reported = fleet(h1=with_more(more))
-        assert set(odd_hosts(reported)) <= {"h1"}
+        evidence = fleet(h1=with_more(more))
+        assert set(odd_hosts(evidence)) <= {"h1"}
 
 
 def test_host_without_valid_record_does_not_pass() -> None:
@@ -412,15 +412,15 @@ def test_host_without_valid_record_does_not_pass() -> None:
         lambda one: replace(one, problem="unreachable"),
         lambda one: replace(one, records=(replace(one.records[0], gang="r1"),)),
     ):
-        reported = fleet()
-        reported[ODD] = change(reported[ODD])
-        assert odd_hosts(reported) == [ODD]
+        evidence = fleet()
+        evidence[ODD] = change(evidence[ODD])
+        assert odd_hosts(evidence) == [ODD]
 
 
 def test_run_with_a_baseline_gives_the_same() -> None:
     plan = replace(PLAN, baseline=PlannedBaseline(directory="b", digest="0" * 64))
-    values = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
-    assert odd_hosts(values, plan=plan) == NAMES
+    evidence = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
+    assert odd_hosts(evidence, plan=plan) == NAMES
 
 
 @pytest.mark.parametrize(("count", "expected_hosts"), [(2, ["h1", "h2"]), (3, [])])
@@ -434,11 +434,11 @@ def test_fleet_too_small_for_a_median_is_inconclusive(count: int, expected_hosts
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_comparisons_in_fleets_of_one_to_three_hosts(count: int) -> None:
     plan = one_figure_plan(*NAMES[:count])
-    reported = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
+    evidence = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     expected_hosts = ["h1", "h2"] if count == 2 else []
-    assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == expected_hosts
+    assert odd_hosts(evidence, VERSION, LINKS, NCCL, plan=plan) == expected_hosts
     assert odd_hosts(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
-    facts = judge_in_parts(plan, reported, [pack(VERSION)], parts=1, in_full=False)[1].facts
+    facts = judge_in_parts(plan, evidence, [pack(VERSION)], parts=1, in_full=False)[1].facts
     assert [of_host.uncompared_digests for of_host in facts.values()] == [
         (("benchmark", "gpu=0"),) if count == 1 else ()
     ] * count
@@ -513,7 +513,7 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "values", "expected_hosts"),
+    ("rule", "evidence", "expected_hosts"),
     [
         (replace(FLOOR, best_of_run=True), (SPEED + 1, SPEED), []), (replace(FLOOR, best_of_run=True), (SPEED, SPEED + 1), []),
         (FLOOR, (SPEED + 1, SPEED), []), (FLOOR, (SPEED, SPEED + 1), []),
@@ -524,53 +524,56 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
         (replace(FLOOR, value=None, same_as_fleet=True), (4.26e12, SPEED), []),
     ],
 )  # fmt: skip
-def test_repeated_figure(rule: Criterion, values: tuple[float, float], expected_hosts: list[str]) -> None:
-    def twice(made: Record) -> Record:
-        one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
-        return replace(made, observations=tuple(replace(one, value=value) for value in values))
+def test_repeated_figure(rule: Criterion, evidence: tuple[float, float], expected_hosts: list[str]) -> None:
+    def repeat_figure(record: Record) -> Record:
+        one = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
+        return replace(record, observations=tuple(replace(one, value=value) for value in evidence))
 
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, twice)), rule) == expected_hosts
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 
 
 def test_figure_that_a_part_lacks_is_not_missing() -> None:
     none = with_figure(None, status=UNSUPPORTED, reason="no")
-    reported = fleet(**dict.fromkeys(NAMES, none))
+    evidence = fleet(**dict.fromkeys(NAMES, none))
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
-    assert odd_hosts(reported, packs=[lacking]) == []
-    assert odd_hosts(reported, packs=[pack(FLOOR)]) == NAMES
+    assert odd_hosts(evidence, packs=[lacking]) == []
+    assert odd_hosts(evidence, packs=[pack(FLOOR)]) == NAMES
     # The same for a criterion that compares with the fleet.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
-    assert odd_hosts(reported, packs=[replace(lacking, criteria=(alike,))]) == []
+    assert odd_hosts(evidence, packs=[replace(lacking, criteria=(alike,))]) == []
 
-    def later(made: Record) -> Record:
-        one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
-        return with_more(replace(one, value=None, status=UNSUPPORTED, reason="no"))(made)
+    def add_unsupported_figure(record: Record) -> Record:
+        one = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
+        return with_more(replace(one, value=None, status=UNSUPPORTED, reason="no"))(record)
 
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, later)), packs=[replace(lacking, criteria=(alike,))]) == []
+    assert (
+        odd_hosts(fleet(**dict.fromkeys(NAMES, add_unsupported_figure)), packs=[replace(lacking, criteria=(alike,))])
+        == []
+    )
 
 
 def test_each_kind_of_host_has_its_own_limits() -> None:
     """The same readings have other limits for another model."""
 
-    def other(made: Record) -> Record:
-        return replace(made, gpus=(replace(made.gpus[0], name="NVIDIA X"),))
+    def change_model(record: Record) -> Record:
+        return replace(record, gpus=(replace(record.gpus[0], name="NVIDIA X"),))
 
     packs = [pack(FLOOR, THING), pack(replace(FLOOR, value=5e12), name="x", gpu_names=("NVIDIA X",))]
-    assert odd_hosts(fleet(h2=other, h7=other), packs=packs) == ["h2", "h7"]
+    assert odd_hosts(fleet(h2=change_model, h7=change_model), packs=packs) == ["h2", "h7"]
     fast = [packs[0], replace(packs[1], criteria=(replace(FLOOR, value=1e12),))]
-    assert odd_hosts(fleet(h2=other), packs=fast) == []
-    assert odd_hosts(fleet(h2=lambda made: with_figure(2e12)(other(made))), packs=fast) == []
+    assert odd_hosts(fleet(h2=change_model), packs=fast) == []
+    assert odd_hosts(fleet(h2=lambda record: with_figure(2e12)(change_model(record))), packs=fast) == []
 
 
 def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
     rule = criterion("gpu.width", id="width", value=16)
-    reported = with_constant_readings(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, reported)), rule) == []
+    with_width = with_constant_readings(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, with_width)), rule) == []
 
-    def moved(made: Record) -> Record:
-        return reported(replace(made, gpus=(replace(made.gpus[0], pci_bus_id="0000:77:00.0"),)))
+    def move_gpu(record: Record) -> Record:
+        return with_width(replace(record, gpus=(replace(record.gpus[0], pci_bus_id="0000:77:00.0"),)))
 
-    assert odd_hosts(fleet(**{**dict.fromkeys(NAMES, reported), ODD: moved}), rule) == [ODD]
+    assert odd_hosts(fleet(**{**dict.fromkeys(NAMES, with_width), ODD: move_gpu}), rule) == [ODD]
 
 
 def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
@@ -605,13 +608,13 @@ TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 
 def gang_fleet(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
     """Return own and gang records of healthy hosts; a change applies to the gang record."""
-    reader, reported = quick.Reader(), {}
+    reader, evidence = quick.Reader(), {}
     for host in plan.hosts:
         alone, shared = builders.records(plan, host.name)
         alone = replace(alone, snapshots=tuple(with_healthy_readings(taken) for taken in alone.snapshots))
-        shared = changed.get(host.name, lambda made: made)(shared)
-        reported[host.name] = Evidence(records=(read_record(reader, alone), read_record(reader, shared)))
-    return reported
+        shared = changed.get(host.name, lambda record: record)(shared)
+        evidence[host.name] = Evidence(records=(read_record(reader, alone), read_record(reader, shared)))
+    return evidence
 
 
 def with_healthy_readings(taken: Snapshot) -> Snapshot:
@@ -619,14 +622,14 @@ def with_healthy_readings(taken: Snapshot) -> Snapshot:
 
 
 def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record]:
-    def one(observation: Observation) -> Observation:
+    def change(observation: Observation) -> Observation:
         return replace(observation, value=value, **over) if observation.name == name else observation
 
-    return lambda made: replace(made, observations=tuple(map(one, made.observations)))
+    return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
 
-def odd_in_gangs(reported: dict[str, Evidence], *rules: Criterion) -> list[str]:
-    result = [odd_hosts(reported, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
+def odd_in_gangs(evidence: dict[str, Evidence], *rules: Criterion) -> list[str]:
+    result = [odd_hosts(evidence, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
     assert result[0] == result[1]
     return result[0]
 
@@ -654,7 +657,9 @@ def test_one_fault_in_a_gang(change: Any, expected_hosts: list[str]) -> None:
 
 def test_gangs_in_order_pass() -> None:
     assert odd_in_gangs(gang_fleet()) == []
-    turned = {name: lambda made: replace(made, observations=made.observations[::-1]) for name in (*FIRST, *SECOND)}
+    turned = {
+        name: lambda record: replace(record, observations=record.observations[::-1]) for name in (*FIRST, *SECOND)
+    }
     assert odd_in_gangs(gang_fleet(**turned)) == []
     assert (
         odd_in_gangs(gang_fleet(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)) == []
@@ -664,18 +669,18 @@ def test_gangs_in_order_pass() -> None:
 
 
 def test_slow_pairs_fail_one_host() -> None:
-    def slow(made: Record) -> Record:
+    def slow_pairs(record: Record) -> Record:
         return replace(
-            made,
+            record,
             observations=tuple(
                 replace(observation, value=float(observation.value or 0) / 9)
                 if observation.name == "pairs.bandwidth"
                 else observation
-                for observation in made.observations
+                for observation in record.observations
             ),
         )
 
-    assert odd_in_gangs(gang_fleet(h5=slow)) == ["h5"]
+    assert odd_in_gangs(gang_fleet(h5=slow_pairs)) == ["h5"]
 
 
 def test_missing_pairs_of_the_first_host_concern_no_other_host() -> None:
@@ -684,20 +689,20 @@ def test_missing_pairs_of_the_first_host_concern_no_other_host() -> None:
 
 @pytest.mark.parametrize("fast", [("NET/IB/0/GDRDMA", "NET/Socket/0"), ("NET/Socket/0", "NET/IB/0/GDRDMA")])
 def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
-    def over(transport: str, speed: float) -> Callable[[Record], Record]:
-        def change(made: Record) -> Record:
-            reading = next(reading for reading in made.observations if reading.name == "collective.all_reduce.busbw")
+    def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
+        def change(record: Record) -> Record:
+            reading = next(reading for reading in record.observations if reading.name == "collective.all_reduce.busbw")
             way = builders.observation("collective.transport", transport, scope=reading.scope)
-            return with_more(replace(way, stage=reading.stage))(gang_figure(reading.name, speed)(made))
+            return with_more(replace(way, stage=reading.stage))(gang_figure(reading.name, speed)(record))
 
         return change
 
     plan = gang_plan(9, 3)
     ways = [(fast[0], 2e11), (fast[1], 2e11), ("NET/Socket/0", 3e10)]
-    reported = gang_fleet(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
+    evidence = gang_fleet(plan, **{name: with_transport(*ways[at // 3]) for at, name in enumerate(NAMES)})
     for rule in (BUSBW, BUSBW_FLOOR):
-        stats, _ = judge_in_parts(plan, reported, [pack(rule)], parts=2, in_full=False)
-        assert odd_hosts(reported, rule, plan=plan) == NAMES[6:]
+        stats, _ = judge_in_parts(plan, evidence, [pack(rule)], parts=2, in_full=False)
+        assert odd_hosts(evidence, rule, plan=plan) == NAMES[6:]
         assert {path[-1] for path in stats.paths.paths} - {"NET/IB/0/GDRDMA"} == {"NET/Socket/0"}
 
 

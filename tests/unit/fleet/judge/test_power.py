@@ -53,15 +53,15 @@ Rate = Callable[[int, str, str], float]
 
 def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: int = 4) -> list[Run]:
     """Return runs of a healthy fleet with these bf16 GEMM rates."""
-    made = []
+    result = []
     for number in range(count):
         plan = builders.plan(*hosts, gpu_count=gpu_count, profile="smoke", rackproof_gang="none")
         plan = replace(plan, run_id=f"r{number}", nonce=f"{number:032x}")
         evidence = builders.evidence(plan)
         for host in evidence:
             evidence[host] = builders.with_observations(evidence[host], with_rates(rate, number, host))
-        made.append((plan, evidence))
-    return made
+        result.append((plan, evidence))
+    return result
 
 
 def with_rates(rate: Rate, number: int, host: str) -> Callable[[Observation], Observation]:
@@ -72,8 +72,8 @@ def with_rates(rate: Rate, number: int, host: str) -> Callable[[Observation], Ob
     return change
 
 
-def gate_of(result: Power, criterion: str = "floor") -> Gate:
-    return next(item for item in result.gates if item.criterion == criterion)
+def gate_of(detection: Power, criterion: str = "floor") -> Gate:
+    return next(item for item in detection.gates if item.criterion == criterion)
 
 
 def test_identical_runs_have_no_noise_and_hide_slowdowns_above_the_floor() -> None:
@@ -86,8 +86,8 @@ def test_identical_runs_have_no_noise_and_hide_slowdowns_above_the_floor() -> No
 
 def test_run_to_run_noise_is_reported_with_its_cost() -> None:
     """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10; sigma is 10 x 1.4826 x 1.495 for three values."""
-    result = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
-    gate, sigma = gate_of(result), 1e13 * 1.4826 * 1.495
+    detection = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
+    gate, sigma = gate_of(detection), 1e13 * 1.4826 * 1.495
     assert (gate.run_sigma, gate.part_sigma) == (pytest.approx(sigma), 0.0)
     assert gate.false_alarm == pytest.approx(NormalDist(8e14, sigma).cdf(FLOOR))
     assert gate.finds == pytest.approx(1 - (FLOOR - 2.3263 * sigma) / 8e14, rel=1e-4)
@@ -136,8 +136,8 @@ def test_robust_sigma_is_unbiased_and_ignores_one_outlier(count: int) -> None:
 
 def test_noise_is_measured_on_the_judged_value() -> None:
     """Use the value of an observation, not the median of its samples: `stress.power` is a mean."""
-    made = runs(lambda number, host, scope: 8e14)
-    for number, (_, evidence) in enumerate(made):
+    repeated_runs = runs(lambda number, host, scope: 8e14)
+    for number, (_, evidence) in enumerate(repeated_runs):
 
         def change(observation: Observation, number: int = number) -> Observation:
             samples = Samples(n=9, min=5e11, p50=5e11 * (1 + number), max=9e12, cv=0.0)
@@ -145,7 +145,7 @@ def test_noise_is_measured_on_the_judged_value() -> None:
             return replace(observation, samples=samples, value=(9e11, 1e12, 1.1e12)[number]) if hit else observation
 
         evidence["h1"] = builders.with_observations(evidence["h1"], change)
-    worst = power(made, PACKS).worst["HBM"]
+    worst = power(repeated_runs, PACKS).worst["HBM"]
     assert (worst.worst, worst.where, worst.parts) == (pytest.approx(0.2), "h1 gpu=1 h1-1", 4)
 
 
@@ -165,11 +165,11 @@ def test_sigma_of_few_values_is_not_underestimated(values: list[float], sigma: f
 
 
 def test_false_alarms_include_one_slow_run_of_three() -> None:
-    result = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
-    gate = gate_of(result)
+    detection = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
+    gate = gate_of(detection)
     assert gate.run_sigma > 9e13
     assert gate.false_alarm > 0.05
-    assert "the\nlarger of that and the standard deviation" in render_power(result)
+    assert "the\nlarger of that and the standard deviation" in render_power(detection)
 
 
 def test_one_outlier_of_many_does_not_change_sigma() -> None:
@@ -178,35 +178,37 @@ def test_one_outlier_of_many_does_not_change_sigma() -> None:
 
 
 def test_groups_match_those_of_the_documentation() -> None:
-    result = power(runs(lambda number, host, scope: 8e14), PACKS)
-    assert {item.name for item in result.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
-    assert {item.name for item in result.repeats if item.group == "HBM"} == {"memory.bandwidth"}
-    copies = [item for item in result.repeats if item.group == "copies"]
+    detection = power(runs(lambda number, host, scope: 8e14), PACKS)
+    assert {item.name for item in detection.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
+    assert {item.name for item in detection.repeats if item.group == "HBM"} == {"memory.bandwidth"}
+    copies = [item for item in detection.repeats if item.group == "copies"]
     assert {item.name for item in copies} == {"host_copy.bandwidth", "peer_copy.bandwidth"}
     assert {item.params.get("sharing", "alone") for item in copies} == {"alone"}
-    large = [item for item in result.repeats if item.group.startswith("collectives")]
+    large = [item for item in detection.repeats if item.group.startswith("collectives")]
     assert large
     assert all(item.params["size_bytes"] >= 64 << 20 for item in large)  # type: ignore[operator]
 
 
 def test_gang_is_one_part() -> None:
-    made = []
+    repeated_runs = []
     for number in range(3):
         plan = replace(builders.plan(profile="smoke", rackproof_fabric_gbps=400), nonce=f"{number:032x}")
-        made.append((plan, builders.evidence(plan)))
-    gang = [item for item in power(made, PACKS).repeats if item.stage == "gang" and item.name.endswith("busbw")]
+        repeated_runs.append((plan, builders.evidence(plan)))
+    gang = [
+        item for item in power(repeated_runs, PACKS).repeats if item.stage == "gang" and item.name.endswith("busbw")
+    ]
     assert {item.parts for item in gang} == {1}
 
 
 def test_replaced_part_is_another_part() -> None:
-    made = runs(lambda number, host, scope: 8e14)
-    plan, evidence = made[2]
+    repeated_runs = runs(lambda number, host, scope: 8e14)
+    plan, evidence = repeated_runs[2]
     swapped = tuple(
         replace(record, gpus=(replace(record.gpus[0], serial="new"), *record.gpus[1:]))
         for record in evidence["h1"].records
     )
-    made[2] = (plan, {"h1": replace(evidence["h1"], records=swapped)})
-    assert gate_of(power(made, [*PACKS, GATE])).parts == 3
+    repeated_runs[2] = (plan, {"h1": replace(evidence["h1"], records=swapped)})
+    assert gate_of(power(repeated_runs, [*PACKS, GATE])).parts == 3
 
 
 def test_fewer_than_three_runs_are_refused() -> None:
@@ -215,16 +217,16 @@ def test_fewer_than_three_runs_are_refused() -> None:
 
 
 def test_same_run_twice_is_refused() -> None:
-    made = runs(lambda number, host, scope: 8e14)
+    repeated_runs = runs(lambda number, host, scope: 8e14)
     with pytest.raises(UsageError, match="run r0 is given twice"):
-        power([made[0], made[0], made[1]], PACKS)
+        power([repeated_runs[0], repeated_runs[0], repeated_runs[1]], PACKS)
 
 
 def test_runs_of_other_hosts_are_refused() -> None:
-    made = runs(lambda number, host, scope: 8e14)
+    repeated_runs = runs(lambda number, host, scope: 8e14)
     other = runs(lambda number, host, scope: 8e14, hosts=("h2",))
     with pytest.raises(UsageError, match="runs r0 and r2 are not of the same hosts"):
-        power([*made[:2], other[2]], PACKS)
+        power([*repeated_runs[:2], other[2]], PACKS)
 
 
 def write_run(directory: Path, run: Run) -> Path:
@@ -242,7 +244,7 @@ def run_command(*arguments: str | Path) -> int:
 @pytest.fixture
 def directories(tmp_path: Path) -> list[Path]:
     dice = random.Random(1)  # noqa: S311 - not used for security
-    made = []
+    paths = []
     for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + dice.gauss(0, 5e12))):
         named = {
             host: replace(
@@ -251,8 +253,8 @@ def directories(tmp_path: Path) -> list[Path]:
             )
             for host, host_evidence in evidence.items()
         }
-        made.append(write_run(tmp_path / f"r{number}", (plan, named)))
-    return made
+        paths.append(write_run(tmp_path / f"r{number}", (plan, named)))
+    return paths
 
 
 def test_command_prints_tables_for_people(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,8 +42,8 @@ def power_of_runs(
 
 
 def test_gate_is_described_in_full() -> None:
-    result = power_of_runs(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
-    (gate,) = result.gates
+    detection = power_of_runs(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
+    (gate,) = detection.gates
     assert (gate.criterion, gate.name, gate.stage, gate.params, gate.unit) == (
         "c",
         "memory.bandwidth",
@@ -53,7 +53,7 @@ def test_gate_is_described_in_full() -> None:
     )
     assert (gate.n, gate.parts, gate.mean, gate.part_sigma, gate.limit) == (6, 2, 100.0, 0.0, 90.0)
     assert gate.run_sigma == pytest.approx(1.4826 * 1.495)
-    (repeat,) = result.repeats
+    (repeat,) = detection.repeats
     assert (repeat.name, repeat.stage, repeat.params, repeat.group) == (
         "memory.bandwidth",
         "benchmark",
@@ -62,21 +62,21 @@ def test_gate_is_described_in_full() -> None:
     )
     assert (repeat.parts, repeat.worst) == (2, pytest.approx(0.02))
     assert repeat.where in ("h1 gpu=0 h1-0", "h2 gpu=0 h2-0")
-    assert (result.runs, result.left_out) == (("r0", "r1", "r2"), ())
-    assert result.worst == {"HBM": repeat}
+    assert (detection.runs, detection.left_out) == (("r0", "r1", "r2"), ())
+    assert detection.worst == {"HBM": repeat}
 
 
 def test_least_repeatable_part_and_figure_are_named() -> None:
-    def made(number: int, host: str) -> list[Observation]:
+    def observations(number: int, host: str) -> list[Observation]:
         off = number * (2.0 if host == "h2" else 1.0)
         return [figure(100.0 + off, op="copy"), figure(100.0 + 3 * off, op="read")]
 
-    result = power_of_runs(made)
-    assert [(item.params["op"], item.where) for item in result.repeats] == [
+    detection = power_of_runs(observations)
+    assert [(item.params["op"], item.where) for item in detection.repeats] == [
         ("copy", "h2 gpu=0 h2-0"),
         ("read", "h2 gpu=0 h2-0"),
     ]
-    assert result.worst["HBM"].params == {"op": "read"}
+    assert detection.worst["HBM"].params == {"op": "read"}
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_figures_are_grouped(name: str, params: Any, group: str) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, True, "x", float("nan")])
 def test_value_that_is_not_positive_is_ignored(value: Any) -> None:
-    result = power_of_runs(lambda number, host: [figure(100.0 if host == "h1" else value)])
-    assert [item.parts for item in result.repeats] == [1]
+    detection = power_of_runs(lambda number, host: [figure(100.0 if host == "h1" else value)])
+    assert [item.parts for item in detection.repeats] == [1]
     assert [item.parts for item in power_of_runs(lambda number, host: [figure(0.5)]).repeats] == [2]
 
 
@@ -118,9 +118,9 @@ def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
 
 
 def test_figure_with_too_few_runs_is_left_out() -> None:
-    result = power_of_runs(lambda number, host: [figure(100.0)] if number else [])
-    assert (result.gates, result.repeats, result.worst) == ((), (), {})
-    assert result.left_out == ("memory.bandwidth (c)",)
+    detection = power_of_runs(lambda number, host: [figure(100.0)] if number else [])
+    assert (detection.gates, detection.repeats, detection.worst) == ((), (), {})
+    assert detection.left_out == ("memory.bandwidth (c)",)
     once = power_of_runs(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
     assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
 

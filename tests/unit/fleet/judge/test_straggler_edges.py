@@ -39,11 +39,11 @@ def host_view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "ben
 
 
 def slow_verdict(**over: Any) -> Verdict:
-    made = {
+    fields = {
         "host": "h1", "scope": "gpu=0", "name": "straggler.compute", "stage": "benchmark", "verdict": FAIL, "criterion": "c",
         "reason": "found 30", "value": 0.030, "action": "inspect_hardware",
     }  # fmt: skip
-    return Verdict(**{**made, **over})
+    return Verdict(**{**fields, **over})
 
 
 def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
@@ -52,8 +52,8 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
         host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(host_view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
     ]
-    (result,) = with_straggler_causes(views, [verdict or slow_verdict()])
-    return result
+    (annotated,) = with_straggler_causes(views, [verdict or slow_verdict()])
+    return annotated
 
 
 def test_straggler_and_its_delay_precede_the_cause() -> None:
@@ -158,8 +158,8 @@ def test_wait_of_the_peers_is_reported(own: float, others: float, expected_text:
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
-    (result,) = with_straggler_causes(views, [slow_verdict(stage="gang")])
-    assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{expected_text}: ")
+    (verdict,) = with_straggler_causes(views, [slow_verdict(stage="gang")])
+    assert verdict.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{expected_text}: ")
 
 
 def test_no_straggler_across_hosts_outside_a_gang() -> None:
@@ -189,8 +189,8 @@ def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Lau
     here = host_view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
-    (result,) = with_straggler_causes([here, host_view("h2"), host_view("h3")], [slow_verdict()])
-    assert result.detail.startswith(f"{expected_hosts} computes")
+    (verdict,) = with_straggler_causes([here, host_view("h2"), host_view("h3")], [slow_verdict()])
+    assert verdict.detail.startswith(f"{expected_hosts} computes")
     (elsewhere,) = with_straggler_causes([here, host_view("h2")], [slow_verdict(scope="gpu=7")])
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
@@ -240,7 +240,7 @@ def test_rank_figures_merge_from_parts() -> None:
         assert known.peer_medians(kind, {})["compute"] == 2.0
     assert whole.peer_medians(("NVIDIA X", "benchmark"), {}) == {}
     assert "compute" not in RankFigures(views[:1]).peer_medians(kind, {"compute": 1.0})
-    (result,) = with_straggler_causes(
+    (verdict,) = with_straggler_causes(
         views[:1], [slow_verdict(value=1.0)], RankFigures([host_view("h1", compute=1.0), host_view("h2", compute=0.5)])
     )
-    assert "computes 100 % longer than its peers" in result.detail
+    assert "computes 100 % longer than its peers" in verdict.detail

@@ -195,16 +195,17 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
     verdicts = straggler_verdicts(plan, straggler_evidence(plan, {**waiting, ("gang", "h2", "gpu=1"): figures}))
     assert failed_ranks(verdicts) == [("gang", "h2", "gpu=1")]
-    (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
-    assert result.reason.startswith("rank 3 (h2 gpu=1) computes ")
+    (straggler,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
+    assert straggler.reason.startswith("rank 3 (h2 gpu=1) computes ")
     assert (
         f"the others wait {slow * 1e3:.3g} ms a step; it is the last in {figures['last_share'] * 100:.0f} %"
-        in result.reason
+        in straggler.reason
     )
-    assert result.reason.partition("): ")[2].partition("; found ")[0] == reported
-    assert (result.action, result.serial) == (action, "h2-1")
+    assert straggler.reason.partition("): ")[2].partition("; found ")[0] == reported
+    assert (straggler.action, straggler.serial) == (action, "h2-1")
     assert (
-        result.detail == f"{result.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
+        straggler.detail
+        == f"{straggler.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
     )
 
 
@@ -363,7 +364,7 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
     """Stop a process for nine tenths of the time; the healthy ranks may be slowed by other load."""
     over, threads = threading.Event(), list[threading.Thread]()
 
-    def work(pid: int) -> None:
+    def pause(pid: int) -> None:
         while not over.is_set():
             for number, seconds in ((signal.SIGSTOP, 0.11), (signal.SIGCONT, 0.012)):
                 with contextlib.suppress(ProcessLookupError):
@@ -371,7 +372,7 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
                 time.sleep(seconds)
 
     def begin(pid: int) -> None:
-        threads.append(threading.Thread(target=work, args=(pid,)))
+        threads.append(threading.Thread(target=pause, args=(pid,)))
         threads[0].start()
 
     yield begin
@@ -435,10 +436,10 @@ def test_slowed_real_rank_is_reported(
     verdicts = straggler_verdicts(plan, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
     assert len(verdicts) == RANKS
     assert failed_ranks(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
-    (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
-    assert result.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
-    assert "the others wait" in result.reason
-    assert cause in result.reason
+    (straggler,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
+    assert straggler.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
+    assert "the others wait" in straggler.reason
+    assert cause in straggler.reason
 
 
 def wait_for_timed_steps(work: Path, rank: BaseProcess) -> int:

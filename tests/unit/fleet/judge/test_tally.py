@@ -16,12 +16,12 @@ from tests import builders
 PLANNED = Planned(builders.plan())
 
 
-def row(**over: Any) -> Row:
-    made = {
+def new_row(**over: Any) -> Row:
+    fields = {
         "criterion": "c", "name": "gemm.throughput", "stage": "benchmark", "params": {"dtype": "bf16"}, "unit": "FLOP/s",
         "operator": "ge", "source": "ours", "basis": "policy",
     }  # fmt: skip
-    return Row(**{**made, **over})
+    return Row(**{**fields, **over})
 
 
 def add_value(to: Row, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
@@ -29,34 +29,34 @@ def add_value(to: Row, position: int, value: Any, verdict: str = PASS, limit: An
 
 
 def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
-    made = {
+    fields = {
         "host": host, "scope": "gpu=0", "name": "gemm.throughput", "stage": "benchmark", "verdict": PASS, "criterion": "c",
         "reason": "", "value": value, "limit": 5.0, "operator": "ge", "unit": "1", "source": "ours",
     }  # fmt: skip
-    return Verdict(**{**made, **over})
+    return Verdict(**{**fields, **over})
 
 
-def worst_hosts(result: Judged) -> list[str]:
-    return [far.host for far in result.farthest]
+def worst_hosts(judged: Judged) -> list[str]:
+    return [far.host for far in judged.farthest]
 
 
 def test_row_reports_its_verdicts() -> None:
-    one = row()
+    row = new_row()
     for position, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
-        add_value(one, position, value, state)
-    verdicts = one.judged({})
-    assert (verdicts.criterion, verdicts.name, verdicts.stage, verdicts.unit) == (
+        add_value(row, position, value, state)
+    judged = row.judged({})
+    assert (judged.criterion, judged.name, judged.stage, judged.unit) == (
         "c",
         "gemm.throughput",
         "benchmark",
         "FLOP/s",
     )
-    assert (verdicts.operator, verdicts.limit, verdicts.source, verdicts.basis) == ("ge", 5.0, "ours", "policy")
-    assert (verdicts.params, verdicts.action) == ({"dtype": "bf16"}, "none")
-    assert (verdicts.passed, verdicts.failed, verdicts.inconclusive, verdicts.values) == (2, 1, 1, {})
-    assert verdicts.spread is not None
-    assert (verdicts.spread.n, verdicts.spread.min, verdicts.spread.p50, verdicts.spread.max) == (3, 3, 7, 9)
-    assert verdicts.farthest == (
+    assert (judged.operator, judged.limit, judged.source, judged.basis) == ("ge", 5.0, "ours", "policy")
+    assert (judged.params, judged.action) == ({"dtype": "bf16"}, "none")
+    assert (judged.passed, judged.failed, judged.inconclusive, judged.values) == (2, 1, 1, {})
+    assert judged.spread is not None
+    assert (judged.spread.n, judged.spread.min, judged.spread.p50, judged.spread.max) == (3, 3, 7, 9)
+    assert judged.farthest == (
         Far(host="h1", scope="gpu=0", value=3.0, serial="S1", verdict=FAIL),
         Far(host="h3", scope="gpu=0", value=7.0, serial="S3", verdict=PASS),
         Far(host="h0", scope="gpu=0", value=9.0, serial="S0", verdict=PASS),
@@ -75,23 +75,23 @@ def test_row_reports_its_verdicts() -> None:
 )  # fmt: skip
 def test_worst_values_come_first(operator: str, values: Any, order: list[str]) -> None:
     for turned in (1, -1):
-        one = row(operator=operator)
+        row = new_row(operator=operator)
         for position, value in [*enumerate(values)][::turned]:
-            add_value(one, position, value)
-        assert worst_hosts(one.judged({})) == order
+            add_value(row, position, value)
+        assert worst_hosts(row.judged({})) == order
 
 
 def test_failures_come_before_inconclusive_before_passes() -> None:
-    one = row()
+    row = new_row()
     for position, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
-        add_value(one, position, value, state)
-    assert worst_hosts(one.judged({})) == ["h3", "h1", "h2", "h0"]
+        add_value(row, position, value, state)
+    assert worst_hosts(row.judged({})) == ["h3", "h1", "h2", "h0"]
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_only_the_worst_values_are_listed(parts: int) -> None:
     count = 3 * MAX_FARTHEST
-    rows = [row() for _ in range(parts)]
+    rows = [new_row() for _ in range(parts)]
     for position in range(count):
         add_value(rows[position % parts], position, float(count - position))
     for other in rows[1:]:
@@ -102,7 +102,7 @@ def test_only_the_worst_values_are_listed(parts: int) -> None:
 @pytest.mark.parametrize("operator", ["ge", "le"])
 def test_add_pass_equals_add(operator: str) -> None:
     values = [float(number * 7 % 50) for number in range(45)]
-    plain, short = row(operator=operator), row(operator=operator)
+    plain, short = new_row(operator=operator), new_row(operator=operator)
     short.add_limit(5.0)
     short.higher_is_better = operator == "ge"
     for position, value in enumerate(values):
@@ -115,14 +115,14 @@ def test_add_pass_equals_add(operator: str) -> None:
 
 
 def test_failure_is_listed_after_ten_passes() -> None:
-    one = row()
+    row = new_row()
     for position in range(2 * MAX_FARTHEST):
-        one.add_pass(1.0, position, f"h{position}", "gpu=0")
-    add_value(one, 99, 0.5, FAIL)
+        row.add_pass(1.0, position, f"h{position}", "gpu=0")
+    add_value(row, 99, 0.5, FAIL)
     for position in range(30, 40):
-        one.add_pass(0.1 * position, position, f"h{position}", "gpu=0")
-    assert worst_hosts(one.judged({}))[:3] == ["h99", "h0", "h1"]
-    only = row()
+        row.add_pass(0.1 * position, position, f"h{position}", "gpu=0")
+    assert worst_hosts(row.judged({}))[:3] == ["h99", "h0", "h1"]
+    only = new_row()
     for position in range(MAX_FARTHEST + 1):
         add_value(only, position, 1.0, FAIL)
     only.add_pass(0.1, 50, "h50", "gpu=0")
@@ -130,28 +130,28 @@ def test_failure_is_listed_after_ten_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "reported"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)]
+    ("value", "expected"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)]
 )
-def test_add_repeated_equals_add(value: Any, reported: int | None) -> None:
-    plain, short = row(operator="eq"), row(operator="eq")
+def test_add_repeated_equals_add(value: Any, expected: int | None) -> None:
+    plain, short = new_row(operator="eq"), new_row(operator="eq")
     for position in range(14):
         plain.add(PASS, value, value, position, f"h{position}", "host", "")
     short.add_repeated(value, value, [(position, f"h{position}") for position in range(MAX_FARTHEST)], 14, "host")
-    verdicts = short.judged({})
+    judged = short.judged({})
     if not (isinstance(value, float) and math.isnan(value)):  # NaN differs from itself
-        assert verdicts == plain.judged({})
-    assert verdicts.passed == 14
-    assert (verdicts.spread and verdicts.spread.n) == (14 if reported else None)
-    assert verdicts.values == ({str(value): 14} if isinstance(value, str | bool) else {})
+        assert judged == plain.judged({})
+    assert judged.passed == 14
+    assert (judged.spread and judged.spread.n) == (14 if expected else None)
+    assert judged.values == ({str(value): 14} if isinstance(value, str | bool) else {})
 
 
 def test_count_never_exceeds_the_number_of_values() -> None:
-    one = row()
-    one.add_repeated(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
-    verdicts = one.judged({})
-    assert verdicts.passed == 2
-    assert verdicts.spread
-    assert verdicts.spread.n == 2
+    row = new_row()
+    row.add_repeated(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
+    judged = row.judged({})
+    assert judged.passed == 2
+    assert judged.spread
+    assert judged.spread.n == 2
 
 
 def test_parts_are_named_only_if_values_differ() -> None:
@@ -162,62 +162,62 @@ def test_parts_are_named_only_if_values_differ() -> None:
         (("a", "b"), True),
         (("a", 1.0), True),
     ):
-        one = row(operator="eq")
+        row = new_row(operator="eq")
         for position, value in enumerate(values):
-            add_value(one, position, value, limit=value)
-        assert bool(one.judged({}).farthest) is named
-    failing = row()
+            add_value(row, position, value, limit=value)
+        assert bool(row.judged({}).farthest) is named
+    failing = new_row()
     add_value(failing, 0, 1.0, FAIL)
     assert worst_hosts(failing.judged({})) == ["h0"]
 
 
 def test_missing_serial_is_taken_from_the_gpu() -> None:
-    one = row()
-    one.add(FAIL, 1.0, 5.0, 0, "h0", "gpu=1,link=2", "")
-    one.add(FAIL, 2.0, 5.0, 0, "h0", "gpu=2", "own")
-    verdicts = one.judged({("h0", "gpu=1"): "S", ("h0", "gpu=2"): "T"})
-    assert [far.serial for far in verdicts.farthest] == ["S", "own"]
-    assert [far.serial for far in one.judged({}).farthest] == ["", "own"]
+    row = new_row()
+    row.add(FAIL, 1.0, 5.0, 0, "h0", "gpu=1,link=2", "")
+    row.add(FAIL, 2.0, 5.0, 0, "h0", "gpu=2", "own")
+    judged = row.judged({("h0", "gpu=1"): "S", ("h0", "gpu=2"): "T"})
+    assert [far.serial for far in judged.farthest] == ["S", "own"]
+    assert [far.serial for far in row.judged({}).farthest] == ["", "own"]
 
 
 def test_common_limit_is_shown() -> None:
-    for limits, reported in (
+    for limits, expected in (
         ((5.0, 5.0), 5.0),
         ((5.0, 6.0), None),
         ((None, None), None),
         ((None, 5.0), 5.0),
         ((1, True), None),
     ):
-        one = row()
+        row = new_row()
         for position, limit in enumerate(limits):
-            add_value(one, position, 9.0, limit=limit)
-        verdicts = one.judged({}).limit
-        assert (verdicts, type(verdicts)) == (reported, type(reported))
-        halves = [row(), row()]
+            add_value(row, position, 9.0, limit=limit)
+        judged = row.judged({}).limit
+        assert (judged, type(judged)) == (expected, type(expected))
+        halves = [new_row(), new_row()]
         for half, limit in zip(halves, limits, strict=True):
             add_value(half, 0, 9.0, limit=limit)
         halves[0].update(halves[1])
-        assert halves[0].judged({}).limit == reported
+        assert halves[0].judged({}).limit == expected
 
 
 def test_text_values_are_sorted_by_frequency() -> None:
-    one = row(operator="eq")
+    row = new_row(operator="eq")
     for at in range(MAX_VALUES + 2):
         for position in range(at + 1):
-            add_value(one, position, f"v{at}", limit="v0")
-    add_value(one, 0, "w", limit="v0")
-    assert [*one.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MAX_VALUES + 1, 1, -1)]
-    tie = row(operator="eq")
+            add_value(row, position, f"v{at}", limit="v0")
+    add_value(row, 0, "w", limit="v0")
+    assert [*row.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MAX_VALUES + 1, 1, -1)]
+    tie = new_row(operator="eq")
     for position, value in enumerate(("b", "a", True)):
         add_value(tie, position, value)
     assert [*tie.judged({}).values] == ["True", "a", "b"]
 
 
 def test_spread_of_values() -> None:
-    one = row()
+    row = new_row()
     for position in range(101):
-        add_value(one, position, float(position + 200))
-    spread = one.judged({}).spread
+        add_value(row, position, float(position + 200))
+    spread = row.judged({}).spread
     assert spread
     assert (spread.n, spread.min, spread.p05, spread.p50, spread.p95, spread.max) == (101, 200, 205, 250, 295, 300)
     assert len(spread.bins) == MAX_BINS
@@ -230,23 +230,23 @@ def test_spread_of_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "reported"),
+    ("values", "expected"),
     [
         ((2.5, 2.5), (2, 2.5, 2.5, 2.5, ())), ((1e300, -1e300), (2, -1e300, -1e300, 1e300, None)),
         ((float("nan"), 3.0), (1, 3, 3, 3, ())), ((float("inf"), 3.0), (1, 3, 3, 3, ())),
         ((float(1 << 53), 0.5), (2, 0.5, 0.5, float(1 << 53), None)),
     ],
 )  # fmt: skip
-def test_spread_of_extreme_values(values: tuple[float, ...], reported: tuple[Any, ...]) -> None:
-    one = row()
+def test_spread_of_extreme_values(values: tuple[float, ...], expected: tuple[Any, ...]) -> None:
+    row = new_row()
     for position, value in enumerate(values):
-        add_value(one, position, value)
-    spread = one.judged({}).spread
+        add_value(row, position, value)
+    spread = row.judged({}).spread
     assert spread
-    assert (spread.n, spread.min, spread.p50, spread.max) == reported[:4]
-    if reported[4] is not None:
-        assert spread.bins == reported[4]
-    wide = row()
+    assert (spread.n, spread.min, spread.p50, spread.max) == expected[:4]
+    if expected[4] is not None:
+        assert spread.bins == expected[4]
+    wide = new_row()
     for position, value in enumerate((-1.7e308, 1.7e308)):
         add_value(wide, position, value)
     spread = wide.judged({}).spread  # the width is infinite
@@ -257,21 +257,21 @@ def test_spread_of_extreme_values(values: tuple[float, ...], reported: tuple[Any
 @pytest.mark.parametrize("more", [0, 1])
 def test_values_are_rounded_from_a_thousand_on(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
-    one, halves = row(), [row(), row()]
+    row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):
-        add_value(one, position, value)
+        add_value(row, position, value)
         add_value(halves[position % 2], position, value)
     halves[0].update(halves[1])
-    assert halves[0].judged({}) == one.judged({})
-    exact = set(one.numbers) == set(values)
+    assert halves[0].judged({}) == row.judged({})
+    exact = set(row.numbers) == set(values)
     assert exact is (more == 0)
-    assert one.rounded is (more == 1)
-    assert all(min(abs(value - kept) for kept in one.numbers) <= value * 2**-14 for value in values[::97])
+    assert row.rounded is (more == 1)
+    assert all(min(abs(value - kept) for kept in row.numbers) <= value * 2**-14 for value in values[::97])
 
 
 def test_rounded_and_exact_rows_merge() -> None:
     def filled(count: int, first: float) -> Row:
-        made = row()
+        made = new_row()
         for position in range(count):
             add_value(made, position, first + position / 1000)
         made.flush()
@@ -281,7 +281,7 @@ def test_rounded_and_exact_rows_merge() -> None:
     for at in range(3):
         add_value(whole, 9000 + at, 100.0001 * (at + 1))
     for turned in (False, True):
-        many, few = filled(MAX_EXACT + 5, 100.0), row()
+        many, few = filled(MAX_EXACT + 5, 100.0), new_row()
         for at in range(3):
             add_value(few, 9000 + at, 100.0001 * (at + 1))
         first, other = (few, many) if turned else (many, few)
@@ -295,111 +295,111 @@ def test_rounded_and_exact_rows_merge() -> None:
 
 def test_pending_values_are_counted_before_they_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.judge.row.MAX_BUFFERED", 4)
-    one = row()
-    one.add_limit(0.0)
+    row = new_row()
+    row.add_limit(0.0)
     for position in range(4):
-        one.add_pass(1.0, position, f"h{position}", "gpu=0")
-    assert (one.passing, one.counts[PASS], one.numbers) == ([], 4, {1.0: 4})
+        row.add_pass(1.0, position, f"h{position}", "gpu=0")
+    assert (row.passing, row.counts[PASS], row.numbers) == ([], 4, {1.0: 4})
     for position in range(4):
-        add_value(one, position, 2.0)
-    assert (one.buffer, one.numbers[2.0]) == ([], 4)
-    one.add_pass(3.0, 0, "h0", "gpu=0")
-    assert one.judged({}).passed == 9
+        add_value(row, position, 2.0)
+    assert (row.buffer, row.numbers[2.0]) == ([], 4)
+    row.add_pass(3.0, 0, "h0", "gpu=0")
+    assert row.judged({}).passed == 9
 
 
 @pytest.mark.parametrize("short", [False, True])
 def test_worse_value_replaces_the_last_listed_one(short: bool) -> None:
-    def pass_(value: float, position: int) -> None:
+    def add_passing(value: float, position: int) -> None:
         if short:
-            one.add_pass(value, position, f"h{position}", "gpu=0")
+            row.add_pass(value, position, f"h{position}", "gpu=0")
         else:
-            add_value(one, position, value)
+            add_value(row, position, value)
 
-    one = row()
+    row = new_row()
     for position in range(MAX_FARTHEST):
-        pass_(float(position), position)
-    pass_(9.5, 10)
-    assert worst_hosts(one.judged({}))[-1] == "h9"
-    pass_(8.5, 11)
-    assert worst_hosts(one.judged({}))[-2:] == ["h8", "h11"]
+        add_passing(float(position), position)
+    add_passing(9.5, 10)
+    assert worst_hosts(row.judged({}))[-1] == "h9"
+    add_passing(8.5, 11)
+    assert worst_hosts(row.judged({}))[-2:] == ["h8", "h11"]
     # Of equal values the first hosts of the plan are listed, also after merging.
-    other = row()
+    other = new_row()
     for position in range(60, 40, -1):
         other.add_pass(3.0, position, f"h{position}", "gpu=0")
-    one = row()
+    row = new_row()
     for position in range(80, 60, -1):
-        pass_(3.0, position)
-    one.update(other)
-    assert [far[5] for far in one.farthest] == [f"h{position}" for position in range(41, 51)]
-    pass_(3.0, 7)
-    assert one.farthest[0][5] == "h7"
-    pass_(2.0, 99)
-    assert [far[5] for far in one.farthest][:2] == ["h99", "h7"]
+        add_passing(3.0, position)
+    row.update(other)
+    assert [far[5] for far in row.farthest] == [f"h{position}" for position in range(41, 51)]
+    add_passing(3.0, 7)
+    assert row.farthest[0][5] == "h7"
+    add_passing(2.0, 99)
+    assert [far[5] for far in row.farthest][:2] == ["h99", "h7"]
 
 
 def test_mixed_text_and_numbers_keep_the_plan_order() -> None:
     for values in (("a", 5.0), (5.0, "a")):
-        one = row(operator="eq")
+        row = new_row(operator="eq")
         for position, value in enumerate(values):
-            add_value(one, position, value)
-        assert worst_hosts(one.judged({})) == ["h0", "h1"]
-        other = row()
-        other.update(one)
+            add_value(row, position, value)
+        assert worst_hosts(row.judged({})) == ["h0", "h1"]
+        other = new_row()
+        other.update(row)
         assert other.judged({}).values == {"a": 1}
 
 
 def test_common_findings_list_their_serials() -> None:
-    one = row()
-    one.add_repeated(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
-    add_value(one, 1, 8.0)
-    assert [far.serial for far in one.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
+    row = new_row()
+    row.add_repeated(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
+    add_value(row, 1, 8.0)
+    assert [far.serial for far in row.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
 
 
 def test_integers_have_no_decimal_point() -> None:
-    for value, reported in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"),
+    for value, expected in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"),
         (-(2.0**53), "-9007199254740992.0"),
                         (1.5, "1.5"), (-3.0, "-3")):  # fmt: skip
-        one = row()
-        add_value(one, 0, value)
-        spread = one.judged({}).spread
+        row = new_row()
+        add_value(row, 0, value)
+        spread = row.judged({}).spread
         assert spread
-        assert str(spread.min) == reported
+        assert str(spread.min) == expected
 
 
 def test_description_of_a_merged_row_is_deterministic() -> None:
-    reported = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
-    for order in (reported, reported[::-1]):
-        one = row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
+    expected = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
+    for order in (expected, expected[::-1]):
+        row = new_row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
         for description in order[1:]:
-            other = row(**dict(zip(("source", "basis", "unit", "operator"), description, strict=True)))
-            one.update(other)
-        assert (one.source, one.basis, one.unit, one.operator) == ("a", "measured", "W", "gt")
+            other = new_row(**dict(zip(("source", "basis", "unit", "operator"), description, strict=True)))
+            row.update(other)
+        assert (row.source, row.basis, row.unit, row.operator) == ("a", "measured", "W", "gt")
 
 
 def test_more_severe_action_wins() -> None:
     assert worst("none", "rma") == worst("rma", "none") == "rma"
     assert worst("reboot", "inspect_hardware") == "inspect_hardware"
     assert worst("unheard", "none") == worst("none", "unheard") == "none"
-    one, other = row(), row(action="rma")
-    one.update(other)
-    assert one.action == "rma"
+    row, other = new_row(), new_row(action="rma")
+    row.update(other)
+    assert row.action == "rma"
 
 
 # Tallies
 
 
-def tally_of(*verdicts: Verdict) -> Tally:
-    made = Tally(PLANNED, {f"h{at}": at for at in range(9)})
-    for one in verdicts:
-        made.add(one)
-    return made
+def tally_of(*judged: Verdict) -> Tally:
+    tally = Tally(PLANNED, {f"h{at}": at for at in range(9)})
+    for row in judged:
+        tally.add(row)
+    return tally
 
 
 def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
     same = [verdict("h1"), verdict("h2", 7.0, verdict=FAIL, action="rma"), verdict("h3", scope="gpu=1")]
-    (result,) = tally_of(*same).judged()
-    assert (result.passed, result.failed, result.action) == (2, 1, "rma")
-    assert worst_hosts(result) == ["h2", "h1", "h3"]
+    (judged,) = tally_of(*same).judged()
+    assert (judged.passed, judged.failed, judged.action) == (2, 1, "rma")
+    assert worst_hosts(judged) == ["h2", "h1", "h3"]
     others = [
         verdict(criterion="d"), verdict(name="gemm.other"), verdict(stage="gang"), verdict(params={"dtype": "fp8"}),
     ]  # fmt: skip
@@ -412,8 +412,8 @@ def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
 
 
 def test_passing_row_has_no_action() -> None:
-    (result,) = tally_of(verdict(action="rma")).judged()
-    assert result.action == "none"
+    (judged,) = tally_of(verdict(action="rma")).judged()
+    assert judged.action == "none"
 
 
 def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
@@ -422,8 +422,8 @@ def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
         verdict(criterion="a", name="z.x", params={"size": 10}), verdict(criterion="a"),
     ]  # fmt: skip
     for order in (mixed, mixed[::-1]):
-        result = [(item.criterion, item.name, dict(item.params)) for item in tally_of(*order).judged()]
-        assert result == [
+        judged = [(item.criterion, item.name, dict(item.params)) for item in tally_of(*order).judged()]
+        assert judged == [
             ("a", "gemm.throughput", {}), ("a", "z.x", {"size": 10}), ("a", "z.x", {"size": 2}), ("b", "gemm.throughput", {}),
         ]  # fmt: skip
 
@@ -436,13 +436,13 @@ def test_descriptions_of_two_packs_do_not_depend_on_order() -> None:
             verdict("h3", source="b"),
         ]
         for order in (two, two[::-1]):
-            (result,) = tally_of(*order).judged()
-            assert (result.source, result.operator) == (source, operator)
+            (judged,) = tally_of(*order).judged()
+            assert (judged.source, judged.operator) == (source, operator)
 
 
 def test_tallies_merge() -> None:
-    one, other = tally_of(verdict("h1")), tally_of(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
-    one.update(other)
+    row, other = tally_of(verdict("h1")), tally_of(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
+    row.update(other)
     both = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
-    assert one.judged() == both.judged()
+    assert row.judged() == both.judged()
     assert worst_hosts(tally_of(verdict("nobody"), verdict("h1", 1.0)).judged()[0]) == ["h1", "nobody"]

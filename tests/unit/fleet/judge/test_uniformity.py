@@ -308,9 +308,9 @@ def render_matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component]
 def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
     hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(28)]
     hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
-    result, html, markdown = render_matrix(*hosts)
-    assert [(version.name, version.differs) for version in result] == [("driver.version", True), ("torch", False)]
-    assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
+    components, html, markdown = render_matrix(*hosts)
+    assert [(version.name, version.differs) for version in components] == [("driver.version", True), ("torch", False)]
+    assert [(value.text, value.hosts, value.names) for value in components[0].versions] == [
         ("580.159.04", 28, ""),
         ("550.90.07", 2, "r12-h28, r12-h29"),
     ]
@@ -322,25 +322,25 @@ def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
 
 def test_matrix_names_parts_if_a_host_has_two_versions() -> None:
     odd = {"gpu.vbios_version[gpu=0]": NEW, "gpu.vbios_version[gpu=1]": NEW, "gpu.vbios_version[gpu=2]": OLD}
-    result, _, _ = render_matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
-    assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
+    components, _, _ = render_matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
+    assert [(value.text, value.hosts, value.names) for value in components[0].versions] == [
         (NEW, 3, ""),
         (OLD, 1, "r12-h02 GPU 2"),
     ]
 
 
 def test_matrix_is_shortened_if_all_hosts_differ() -> None:
-    result, html, markdown = render_matrix(*({"driver.version": f"{number}"} for number in range(30)))
-    assert (len(result[0].versions), result[0].left_out) == (10, 20)
+    components, html, markdown = render_matrix(*({"driver.version": f"{number}"} for number in range(30)))
+    assert (len(components[0].versions), components[0].left_out) == (10, 20)
     assert "and 20 more versions" in html
     assert "and 20 more versions" in markdown
-    result, _, _ = render_matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
-    assert result[0].versions[1].names.endswith("r12-h05 and 8 more")
+    components, _, _ = render_matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
+    assert components[0].versions[1].names.endswith("r12-h05 and 8 more")
 
 
 def test_matrix_counts_hosts_without_a_version() -> None:
-    result, html, markdown = render_matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
-    assert [(version.name, version.differs, version.unknown) for version in result] == [("torch", False, 1)]
+    components, html, markdown = render_matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
+    assert [(version.name, version.differs, version.unknown) for version in components] == [("torch", False, 1)]
     assert "missing on 1 host" in html
     assert "`torch 2.11.0` (missing on 1)" in markdown
 

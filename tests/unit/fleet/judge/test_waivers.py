@@ -78,12 +78,12 @@ def test_waiver_covers_matching_verdicts(over: Any, verdict: Verdict, expected: 
 
 def test_waiver_expires_after_its_last_day() -> None:
     for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
-        reported = WaiverMatcher((waiver(),), day).apply(replace(FAILED, detail="x"))
-        assert (reported.waiver is not None) is waived
-        assert reported.verdict == FAIL
+        verdict = WaiverMatcher((waiver(),), day).apply(replace(FAILED, detail="x"))
+        assert (verdict.waiver is not None) is waived
+        assert verdict.verdict == FAIL
         expired = "its waiver by me expired on 2026-11-21 (known)"
-        assert reported.reason == ("bad" if waived else f"bad; {expired}")
-        assert reported.detail == ("x" if waived else f"x; {expired}")
+        assert verdict.reason == ("bad" if waived else f"bad; {expired}")
+        assert verdict.detail == ("x" if waived else f"x; {expired}")
     by_serial = WaiverMatcher((waiver(host="", serial="s1"),), "2026-11-21")
     assert by_serial.apply(FAILED).waiver
     assert by_serial.apply(replace(FAILED, serial="")).waiver is None
