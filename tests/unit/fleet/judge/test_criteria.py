@@ -360,7 +360,7 @@ def test_later_included_pack_overrides_the_earlier() -> None:
 
 
 def test_model_pack_lists_unknown_figures() -> None:
-    bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "nobody measured it"})
+    bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "not measured"})
     expected_text = [str(item) for item in lint(bare)]
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in expected_text[1]
     assert "no observation is called stress.powr (did you mean stress.power?)" in expected_text[0]
@@ -426,13 +426,13 @@ def test_pack_is_read_completely(tmp_path: Path) -> None:
     content = pack_document() | {
         "gpu_names": ["NVIDIA E100"],
         "datasheet": {"power": {"value": 700, "source": "its datasheet"}},
-        "unknown": {"stress.throughput": "nobody measured it"},
+        "unknown": {"stress.throughput": "not measured"},
     }
     content["criteria"][0].pop("value")
     content["criteria"][0]["vs_fleet"] = {"fraction": 0.95}
     pack = read_pack(write_pack(tmp_path / "e100.yml", content))
     assert pack.datasheet["power"]["value"] == 700
-    assert pack.unknown == {"stress.throughput": "nobody measured it"}
+    assert pack.unknown == {"stress.throughput": "not measured"}
     (only,) = pack.criteria
     assert (only.fleet_fraction, only.value, only.origin) == (0.95, None, "e100")
 

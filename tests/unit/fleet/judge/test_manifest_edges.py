@@ -30,13 +30,13 @@ def ordered_plan(*parts: Part, gpu_count: int = 1) -> Plan:
     return replace(one_figure_plan("h1", "h2", gpu_count=gpu_count), manifest=parts)
 
 
-def judged(of: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
-    first, second = of.hosts
+def judged(plan: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
+    first, second = plan.hosts
     views = [
-        HostView(of, first, host_evidence(of, "h1", *metrics, **over), [pack()]),
-        HostView(of, second, host_evidence(of, "h2"), [pack()]),
+        HostView(plan, first, host_evidence(plan, "h1", *metrics, **over), [pack()]),
+        HostView(plan, second, host_evidence(plan, "h2"), [pack()]),
     ]
-    return judge_manifest(of, views)
+    return judge_manifest(plan, views)
 
 
 def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
@@ -116,14 +116,14 @@ def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpu
 
 
 def test_location_of_a_misplaced_part_is_named() -> None:
-    of = ordered_plan(ordered_part("h1-0", "gpu", slot="1"), ordered_part("h2-0", "gpu"))
-    verdicts = judged(of)
+    plan = ordered_plan(ordered_part("h1-0", "gpu", slot="1"), ordered_part("h2-0", "gpu"))
+    verdicts = judged(plan)
     assert [(item.host, item.scope, item.verdict, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", FAIL, "ordered for h1 slot 1, found in slot 0000:00:00.0, 0"),
         ("h1", "host", FAIL, "ordered for h1, found in h2 gpu=0"), ("h2", "gpu=0", FAIL, "ordered for h1, found in h2 gpu=0"),
     ]  # fmt: skip
     assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
-    assert manifest_summary(of, verdicts) == "0 of 2 parts as ordered"
+    assert manifest_summary(plan, verdicts) == "0 of 2 parts as ordered"
     good = judged(ordered_plan(ordered_part("h1-0", "gpu", slot="0")))
     assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
         (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
@@ -133,22 +133,22 @@ def test_location_of_a_misplaced_part_is_named() -> None:
         == "1 of 1 parts as ordered, 1 found that nobody ordered"
     )
     assert (
-        manifest_summary(replace(of, rehearsal=True), verdicts)
-        == manifest_summary(replace(of, manifest=()), verdicts)
+        manifest_summary(replace(plan, rehearsal=True), verdicts)
+        == manifest_summary(replace(plan, manifest=()), verdicts)
         == ""
     )
-    assert judged(replace(of, rehearsal=True)) == judged(replace(of, manifest=())) == []
+    assert judged(replace(plan, rehearsal=True)) == judged(replace(plan, manifest=())) == []
 
 
 def test_last_adapter_reading_is_used() -> None:
-    of = ordered_plan(ordered_part("ffff:0000:0000:0001"))
+    plan = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
-        (verdict, *_) = judged(of, observed)
+        (verdict, *_) = judged(plan, observed)
         assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
-    silent = host_inventory(HostView(of, of.hosts[0], host_evidence(of), [pack()]))
+    silent = host_inventory(HostView(plan, plan.hosts[0], host_evidence(plan), [pack()]))
     assert silent.unknown == {
         "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"
     }  # fmt: skip
-    none = HostView(of, of.hosts[0], replace(host_evidence(of), records=()), [pack()])
+    none = HostView(plan, plan.hosts[0], replace(host_evidence(plan), records=()), [pack()])
     assert set(host_inventory(none).unknown.values()) == {"the host left no record"}

@@ -75,12 +75,13 @@ def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str,
     reader = quick.Reader()
     evidence = {}
     for host in plan.hosts:
-        one = changed.get(host.name, lambda record: record)(healthy_record(host.name, plan))
-        evidence[host.name] = Evidence(records=(read_record(reader, one),))
+        changed_record = changed.get(host.name, lambda record: record)(healthy_record(host.name, plan))
+        evidence[host.name] = Evidence(records=(read_record(reader, changed_record),))
     return evidence
 
 
 def read_record(reader: quick.Reader, record: Record) -> Record:
+    """Return the record as the quick reader reads it, or unchanged if that reader does not support it."""
     document = reader.record(json.dumps(to_json(record)).encode())
     return document if document is not None else record
 

@@ -445,4 +445,4 @@ def test_tallies_merge() -> None:
     row.update(other)
     both = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     assert row.judged() == both.judged()
-    assert worst_hosts(tally_of(verdict("nobody"), verdict("h1", 1.0)).judged()[0]) == ["h1", "nobody"]
+    assert worst_hosts(tally_of(verdict("unknown-host"), verdict("h1", 1.0)).judged()[0]) == ["h1", "unknown-host"]
