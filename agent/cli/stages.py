@@ -72,7 +72,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
     except KeyError as error:
         return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
-    if earlier := stages.already_ran(run.record(gang).launches, stage, members, number):
+    if earlier := stages.find_earlier_launch(run.record(gang).launches, stage, members, number):
         print(f"stage {stage} was {earlier.outcome} at {earlier.began}; it is not measured again")
         return 0
     if options.detach:

@@ -1,6 +1,6 @@
-"""A list of addresses that may connect to a listener: a packet filter on the socket itself.
+"""Restrict a listening socket to a list of client addresses, with a packet filter on the socket.
 
-The kernel drops packets from any other address. The filter needs no privilege, no firewall table and no cleanup: it exists before
+The kernel drops packets from any other address. The filter needs no privilege, no firewall rule and no cleanup. It is attached before
 the socket listens, applies to every accepted connection, affects no other port, and ends with the socket.
 """
 
@@ -17,38 +17,38 @@ NETWORK_HEADER = 0xFFF00000
 """Offset of the IP header in the kernel's filter: -0x100000 (linux/filter.h, SKF_NET_OFF)."""
 LOAD, EQUALS, RETURN = 0x20, 0x15, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K and BPF_RET|BPF_K of linux/bpf_common.h."""
-WHOLE_PACKET, NOTHING = 0xFFFFFFFF, 0
-SOURCE = {socket.AF_INET: 12, socket.AF_INET6: 8}
-"""Offset of the sender's address in the header."""
+ACCEPT_PACKET, DROP_PACKET = 0xFFFFFFFF, 0
+SOURCE_OFFSET = {socket.AF_INET: 12, socket.AF_INET6: 8}
+"""Offset of the source address in the IP header."""
 
 Instruction = tuple[int, int, int, int]
 """Code, instructions to skip if true, instructions to skip if false, operand."""
 
 
 def admit_only(channel: socket.socket, senders: Iterable[str]) -> None:
-    """Drop packets to this socket from any but these numeric addresses.
+    """Drop all packets to this socket except those from these numeric addresses.
 
     Raises:
         OSError: the kernel refuses the filter. With many addresses it may be longer than net.core.optmem_max allows.
     """
-    program = instructions(channel.family, senders)
+    program = _filter_program(channel.family, senders)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
     channel.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
-def instructions(family: int, senders: Iterable[str]) -> list[Instruction]:
-    """Return the filter program, which compares each address word by word. Addresses of another family are left out."""
-    version, start = (
+def _filter_program(family: int, senders: Iterable[str]) -> list[Instruction]:
+    """Return a filter program that compares the source with each address, word by word. Ignore addresses of another family."""
+    version, source_offset = (
         {socket.AF_INET: 4, socket.AF_INET6: 6}[socket.AddressFamily(family)],
-        SOURCE[socket.AddressFamily(family)],
+        SOURCE_OFFSET[socket.AddressFamily(family)],
     )
     addresses = {ipaddress.ip_address(sender.partition("%")[0]) for sender in senders}
     program: list[Instruction] = []
     for address in sorted((address for address in addresses if address.version == version), key=int):
         words = struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
-        for number, word in enumerate(words):
-            remaining = 2 * (len(words) - number) - 1
-            program.append((LOAD, 0, 0, NETWORK_HEADER + start + 4 * number))
-            program.append((EQUALS, 0, remaining, word))
-        program.append((RETURN, 0, 0, WHOLE_PACKET))
-    return [*program, (RETURN, 0, 0, NOTHING)]
+        for index, word in enumerate(words):
+            rest_of_address = 2 * (len(words) - index) - 1
+            program.append((LOAD, 0, 0, NETWORK_HEADER + source_offset + 4 * index))
+            program.append((EQUALS, 0, rest_of_address, word))
+        program.append((RETURN, 0, 0, ACCEPT_PACKET))
+    return [*program, (RETURN, 0, 0, DROP_PACKET)]

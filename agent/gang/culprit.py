@@ -1,8 +1,8 @@
-"""Find the host or rank that the others wait for: a pure function of the statuses of all supervisors.
+"""Find the host or rank that blocks a gang (the hosts of one multi-node launch), from the statuses of all supervisors.
 
-torch does not report it: if a peer is stopped or its link is cut, every rank fails at the time-out of the process group and
-none names the cause. Therefore each rank reports its progress to its supervisor, outside the process group, and each supervisor
-to the first host of the gang.
+torch does not report it. If a peer is stopped or its link is cut, every rank fails at the time-out of the process group, and no
+error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
+forwards it to the first host of the gang.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from schemas.records import Culprit
 RANK_SILENT_S = 8.0
 """A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time."""
 HOST_SILENT_S = 10.0
+"""A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""Two heartbeats or statuses missed: no one else is named until it is clear whether this one is silent."""
+"""After two missed messages a sender may be silent. No culprit is named until the sender is known to be alive or silent."""
 SETTLE_S = 2.0
-"""A rank that ends takes others with it. After this time all of them have reported their end, and the first is known."""
+"""The end of a rank ends other ranks. After this time all of them have reported their end, and the first one is known."""
 START_S = 60.0
-"""A rank may send no heartbeat for this long while it starts: the import of torch and the driver's start stop all threads."""
+"""A starting rank may send no heartbeat for this long: importing torch and initializing the driver block all threads."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """A launcher ends the siblings of a failed rank with these signals."""
 SAME_MOMENT_S = 0.5
+"""Ends within this time are simultaneous: the order of their reports is not the order of the ends."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that the end of another rank does not cause, unlike SIGABRT."""
+"""Signals that a rank does not get because another rank ended. It may get SIGABRT for that reason."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
 
 
@@ -46,14 +48,14 @@ class PeerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class GangSnapshot:
-    """The gang from the view of one supervisor."""
+    """The state of the gang as one supervisor sees it."""
 
     me: str
     members: tuple[str, ...]
     statuses: Mapping[str, PeerStatus]
-    """Of every host that has sent one, and of this host."""
+    """Newest status of this host, and of each host that has sent one."""
     awaited: tuple[str, ...]
-    """The hosts that send their statuses here: all others if this host watches, else the watchers."""
+    """Hosts that send their statuses to this host: all others if this host is a watcher, otherwise the watchers."""
     began: float
     now: float
     timeout_s: float
@@ -70,7 +72,7 @@ class GangSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """A rank in the status of its host, and the age of that status in seconds."""
+    """The state of a rank in the status of its host, and the age of that status in seconds."""
 
     host: str
     rank: RankState
@@ -87,27 +89,27 @@ class _Report:
 
 
 def find_culprit(gang: GangSnapshot) -> Culprit | None:
-    """Return who stops the gang, or None while that is not certain.
+    """Return the host or rank that blocks the gang; None while it is not certain.
 
     A lost host comes first, because ranks elsewhere die or time out because of it; then a rank that ended, then a silent one,
     and last a rank that the others waited for until their time-out. A slow rank is no culprit before the time-out, because
-    compilation takes long. After a host has ended its own ranks, ranks elsewhere fail for that reason, and none is named.
+    compilation takes long. After a host has ended its own ranks, ranks elsewhere fail because of it, so no culprit is named.
     """
     if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
         return None
-    return _lost_host(gang) or _rank_at_fault(gang)
+    return _find_lost_host(gang) or _find_rank_at_fault(gang)
 
 
 def _is_unsettled(gang: GangSnapshot) -> bool:
-    """Return whether a status is late, but not late enough to call the host silent."""
+    """Return whether a status is late, but its host is not yet known to be silent."""
     return any(UNSURE_S < gang.age_s(host) <= HOST_SILENT_S for host in gang.unfinished() if host in gang.statuses)
 
 
-def _lost_host(gang: GangSnapshot) -> Culprit | None:
+def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
     unfinished = gang.unfinished()
     silent = [host for host in unfinished if host in gang.statuses and gang.age_s(host) > HOST_SILENT_S]
     if not silent:
-        return _absent_host(gang, unfinished)
+        return _find_absent_host(gang, unfinished)
     silence = f"for {HOST_SILENT_S:g} s"
     if len(gang.members) == 2:
         text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}: the link, either host"
@@ -115,15 +117,15 @@ def _lost_host(gang: GangSnapshot) -> Culprit | None:
     if len(silent) == len(unfinished) > 1:
         text = f"host {gang.me}: no messages from any other host {silence}: its own link, or the links of all others"
         return Culprit(kind="cut_off", hosts=(gang.me,), text=text)
-    owner = "its" if len(silent) == 1 else "their"
-    text = f"{_host_list(silent)}: no messages {silence}: {owner} link, host or supervisor"
+    possessive = "its" if len(silent) == 1 else "their"
+    text = f"{_host_list(silent)}: no messages {silence}: {possessive} link, host or supervisor"
     running = [rank for host in silent for rank in gang.statuses[host].ranks if rank.ended_s is None]
     if running:
-        text += f"; last seen {'; '.join(_describe(rank) for rank in running)}"
+        text += f"; last seen {'; '.join(_describe_rank(rank) for rank in running)}"
     return Culprit(kind="host_silent", hosts=tuple(silent), text=_shorten(text))
 
 
-def _absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit | None:
+def _find_absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit | None:
     absent = [host for host in unfinished if host not in gang.statuses]
     timeout = join_timeout_s(gang.timeout_s)
     if not absent or gang.now - gang.began <= timeout:
@@ -138,7 +140,7 @@ def join_timeout_s(timeout_s: float) -> float:
     return min(120.0, max(20.0, 2 * timeout_s))
 
 
-def _rank_at_fault(gang: GangSnapshot) -> Culprit | None:
+def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
     """Judge the ranks of hosts with a fresh or final status."""
     reports = [
         _Report(host=host, rank=rank, age_s=gang.now - status.at)
@@ -146,14 +148,18 @@ def _rank_at_fault(gang: GangSnapshot) -> Culprit | None:
         if host == gang.me or gang.age_s(host) <= HOST_SILENT_S or status.finished
         for rank in status.ranks
     ]
-    return _ended_rank(reports, gang.timeout_s) or _silent_rank(reports) or _late_rank(reports, gang.timeout_s)
+    return (
+        _find_ended_rank(reports, gang.timeout_s)
+        or _find_silent_rank(reports)
+        or _find_late_rank(reports, gang.timeout_s)
+    )
 
 
-def _ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that ended first on its own, or by a signal from outside the gang."""
+def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
+    """Return the first rank that ended on its own or by a signal from outside the gang."""
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None  # a silent rank may be the cause of the end
-    ended = [report for report in reports if _ended_unasked(report.rank, timeout_s)]
+    ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
     # A rank that ended by a termination signal is the culprit only if there is no other.
     ended = [report for report in ended if not _was_signalled(report.rank, TERMINATION_SIGNALS)] or ended
     oldest_s = max((report.ended_ago_s for report in ended), default=0.0)
@@ -165,24 +171,24 @@ def _ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
         report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
     first = max(fatal or same_moment, key=lambda report: report.ended_ago_s)
-    return _culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code))
+    return _rank_culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code))
 
 
-def _ended_unasked(rank: RankState, timeout_s: float) -> bool:
-    """Return whether a rank ended badly for a reason of its own."""
-    ended_badly = rank.ended_s is not None and rank.exit_code != 0
-    return ended_badly and not rank.terminated_by_launcher and not _timed_out(rank, timeout_s)
+def _failed_on_its_own(rank: RankState, timeout_s: float) -> bool:
+    """Return whether a rank failed, and neither its launcher nor a time-out ended it."""
+    failed = rank.ended_s is not None and rank.exit_code != 0
+    return failed and not rank.terminated_by_launcher and not _has_timed_out(rank, timeout_s)
 
 
 def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
     return rank.exit_code is not None and -rank.exit_code in signals
 
 
-def rank_unable(host: str, rank: RankState, why: str, more: int) -> Culprit:
-    """Return the culprit for a rank, and `more` others of its host, that could not take part in the process group."""
+def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culprit:
+    """Return the culprit for a rank that could not join the process group. `more` other ranks of its host could not either."""
     others = f"; and {more} more of its ranks" if more else ""
     report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
-    return _culprit("rank_unable", report, f"cannot take part: {why}{others}")
+    return _rank_culprit("rank_unable", report, f"cannot take part: {why}{others}")
 
 
 def describe_exit(exit_code: int | None) -> str:
@@ -197,8 +203,8 @@ def describe_exit(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code}"
 
 
-def _timed_out(rank: RankState, timeout_s: float) -> bool:
-    """Return whether a rank ended because others did not come: by its own error, or by an abort of NCCL's watchdog."""
+def _has_timed_out(rank: RankState, timeout_s: float) -> bool:
+    """Return whether a rank ended because it waited in vain for others: by its own time-out, or aborted by NCCL's watchdog."""
     waited_s = rank.waiting_s or rank.progress_s
     return rank.failure == "timeout" or (rank.exit_code == -signal.SIGABRT and waited_s >= 0.8 * timeout_s)
 
@@ -208,42 +214,42 @@ def _is_starting(rank: RankState) -> bool:
 
 
 def _can_be_silent(rank: RankState) -> bool:
-    """Return whether missing heartbeats mean anything: the rank runs, has started, and is not busy."""
+    """Return whether missing heartbeats indicate a fault: the rank has started, still runs, and is not busy."""
     is_running = rank.ended_s is None and rank.alive_s is not None
     return is_running and not rank.busy and (rank.stopped or not _is_starting(rank))
 
 
-def _silent_rank(reports: Sequence[_Report]) -> Culprit | None:
+def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
     """Return the rank whose heartbeats stopped first."""
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
     if not silent:
-        return _late_start(running)
+        return _find_late_start(running)
     others = [report for report in running if report not in silent]
-    # Ranks that do not depend on one another continue without the silent one, which costs only its own figures.
+    # Independent ranks continue without the silent one. Only its own measurements are missing then.
     if others and not any(report.rank.grouped for report in others):
         return None
     first = max(silent, key=lambda report: report.rank.silent_s)
     why = "its process is stopped" if first.rank.stopped else "its process is frozen, or gets no CPU time"
-    return _culprit("rank_silent", first, f"silent for {RANK_SILENT_S:g} s: {why}")
+    return _rank_culprit("rank_silent", first, f"silent for {RANK_SILENT_S:g} s: {why}")
 
 
-def _late_start(running: Sequence[_Report]) -> Culprit | None:
+def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
     """Return the first rank that does not start."""
     others_started = any((report.rank.alive_s or 0.0) > START_S for report in running)
     for report in running:
         rank = report.rank
         if rank.alive_s is None and others_started:
-            return _culprit("rank_absent", report, f"did not start within {START_S:g} s")
+            return _rank_culprit("rank_absent", report, f"did not start within {START_S:g} s")
         is_stuck = _is_starting(rank) and not rank.busy and rank.silent_s > START_S
         if rank.alive_s is not None and is_stuck:
-            return _culprit("rank_absent", report, f"silent for {START_S:g} s during its start")
+            return _rank_culprit("rank_absent", report, f"silent for {START_S:g} s during its start")
     return None
 
 
-def _late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank for which the others waited until their time-out."""
-    timed_out = [report for report in reports if _timed_out(report.rank, timeout_s)]
+def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
+    """Return the rank that the others waited for until their time-out."""
+    timed_out = [report for report in reports if _has_timed_out(report.rank, timeout_s)]
     first_timeout_s = max((report.failed_ago_s for report in timed_out), default=0.0)
     if not timed_out or first_timeout_s < SETTLE_S:
         return None
@@ -257,13 +263,13 @@ def _late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
     ]
     if failed:
         first = max(failed, key=lambda report: report.failed_ago_s)
-        return _culprit("rank_behind", first, f"failed on its own, and {waited}")
-    others = [report for report in reports if not _timed_out(report.rank, timeout_s)]
-    late = _furthest_behind(others, timed_out)
-    return _culprit("rank_behind", late, f"alive, but {waited}") if late else None
+        return _rank_culprit("rank_behind", first, f"failed on its own, and {waited}")
+    others = [report for report in reports if not _has_timed_out(report.rank, timeout_s)]
+    late = _find_furthest_behind(others, timed_out)
+    return _rank_culprit("rank_behind", late, f"alive, but {waited}") if late else None
 
 
-def _furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
+def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
     """Return the running rank that has started the fewest collective operations, if it is behind those that timed out."""
     reached = min(report.rank.sequence for report in timed_out)
     running = [report for report in others if report.rank.ended_s is None]
@@ -273,19 +279,19 @@ def _furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) ->
     return min(behind, key=lambda report: (report.rank.sequence, -report.rank.progress_s), default=None)
 
 
-def _culprit(kind: str, report: _Report, why: str) -> Culprit:
+def _rank_culprit(kind: str, report: _Report, why: str) -> Culprit:
     rank = report.rank
     return Culprit(
         kind=kind,
         hosts=(report.host,),
-        text=_shorten(f"host {report.host} {_describe(rank)}: {why}"),
+        text=_shorten(f"host {report.host} {_describe_rank(rank)}: {why}"),
         scope=rank.scope,
         rank=rank.rank,
         phase=rank.phase or "start",
     )
 
 
-def _describe(rank: RankState) -> str:
+def _describe_rank(rank: RankState) -> str:
     return f'{rank.scope} rank {rank.rank} in phase "{rank.phase or "start"}"'.lstrip()
 
 

@@ -1,7 +1,8 @@
-"""Find out which members of a gang are present, without a control node: they connect to the first member, or to the second.
+"""Discover the present members of a gang (the hosts of one multi-node launch) without a control node.
 
-Pods start when their images are present, and one host measures longer than another, so that the first member waits. Once all have
-connected, or the time has passed, it sends those that did the list of present members, in the plan's order.
+All members connect to the first one, or to the second if the first is absent. Hosts become ready at different times: images are
+pulled and single-host stages end at different times. The first member therefore waits until all have connected or the time has
+passed. Then it sends the list of present members to each of them, in the plan's order.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from agent.gang.protocol import Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
-"""Offset to the gang's port, whose first two ports carry the statuses."""
+"""Offset from the gang's port. The statuses use that port and the next one."""
 ANSWER_S = 15.0
-"""Time in which the first member sends the list, after its own wait."""
+"""Time for the first member to send the list, after its own wait."""
 CONNECT_S = 10.0
 
 
@@ -37,14 +38,14 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
         report(f"waiting up to {timeout_s:g} s for {len(gang.members) - 1} other hosts, at {host}")
         if host == gang.me:
             return _DiscoveryServer(gang).collect(timeout_s)
-        if members := _ask(gang, host, timeout_s):
+        if members := _request_members(gang, host, timeout_s):
             return members
         report(f"{host} did not answer within {timeout_s:g} s")
     return []
 
 
 class _DiscoveryServer:
-    """The member that the others connect to."""
+    """Collects the present members on the host that the others connect to."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
@@ -65,7 +66,7 @@ class _DiscoveryServer:
             self._selector.close()
 
     def _listen(self, end: float) -> socket.socket:
-        """Return a listener. The name of a new pod may take a moment until it resolves."""
+        """Return a listener; retry until `end`, because the name of a new pod may not resolve at once."""
         while True:
             try:
                 return listen(own_address(self._gang), self._gang.port + PORT_OFFSET, purpose="the gang's members")
@@ -97,7 +98,7 @@ class _DiscoveryServer:
         return members
 
 
-def _ask(gang: Gang, host: str, timeout_s: float) -> list[str]:
+def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
     """Return the present members that a host reports; empty if it does not answer in time."""
     end = time.monotonic() + timeout_s
     while (remaining := end - time.monotonic()) > 0:
@@ -106,7 +107,7 @@ def _ask(gang: Gang, host: str, timeout_s: float) -> list[str]:
             with socket.create_connection(address[:2], timeout=min(remaining, CONNECT_S)) as channel:
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 channel.sendall(gang.sign({"host": gang.me}))
-                # The other host may have started to wait later, and waits for its own time-out.
+                # The other host may have started later, and waits for its own full time-out.
                 if members := _receive_members(gang, channel, timeout_s + ANSWER_S):
                     return members
         except OSError:

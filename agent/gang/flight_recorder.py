@@ -1,4 +1,4 @@
-"""The flight recorder of torch: what each process group did last, dumped when the gang is ended."""
+"""Configure torch's flight recorder, and dump the last operations of each process group when the gang is ended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DUMP_S = 2.0
 
 
 def flight_recorder_env(work: Path) -> dict[str, str]:
-    """Return the variables that make torch keep the last operations, for a dump into `work`; for torch before and since 2.9.
+    """Return the variables that make torch record its last operations and dump them into `work`.
 
-    The files are pickles: Rackproof keeps them as data and never reads them.
+    Includes the variable names before and since torch 2.9. The dumps are pickles: Rackproof keeps the files but never loads them.
     """
     files, entries = str(work / FILE_PREFIX), "1000"
     return {

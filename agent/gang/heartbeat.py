@@ -1,8 +1,8 @@
-"""Heartbeats of a rank: each rank reports its progress to its supervisor, even while its main thread waits in a collective.
+"""Send a rank's heartbeats: its progress, reported to its supervisor even while the main thread waits in a collective.
 
-Heartbeats are datagrams outside the process group, and not files: a full or slow disk must not make a rank look dead. NCCL and
-gloo release Python's lock while they wait. Therefore a missing heartbeat means that the process is stopped, gone, or gets no CPU
-time.
+Heartbeats are datagrams outside the process group. They are not files, because a full or slow disk must not make a rank appear
+lost. NCCL and gloo release the GIL while they wait. Therefore a missing heartbeat means that the process is stopped, has ended,
+or gets no CPU time.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any
 
 INTERVAL_S = 0.5
 SOCKET_NAME = "heartbeats"
-MAX_PHASE = 300
+MAX_PHASE_LENGTH = 300
 HEARTBEAT_DIRECTORY, SUPERVISOR = "RACKPROOF_HEARTBEAT_DIRECTORY", "RACKPROOF_SUPERVISOR"
-"""Environment of a rank: the directory of the socket, and the process that must live for the rank to continue."""
+"""Variables in the environment of a rank: the directory of the socket, and the process whose end also ends the rank."""
 LAUNCHED = "RACKPROOF_LAUNCHED"
-"""Environment of a rank: `time.monotonic()` at the start of the launcher."""
+"""Variable in the environment of a rank: `time.monotonic()` at the start of the launcher."""
 
 
 class RankHeartbeat:
-    """The rank's side. Without a directory it counts and sends nothing, as in ranks that were started by hand."""
+    """Sends the progress of this rank to its supervisor. Without a directory, as in a rank started by hand, it sends nothing."""
 
     def __init__(self, rank: int = 0, directory: Path | None = None) -> None:
         self._sender = DatagramSender(rank, directory)
         self.phase = "start"
         self.grouped = False
-        """The ranks depend on one another from here on."""
+        """Whether the ranks depend on one another in this phase."""
         self._sequence = 0
         self._waiting_since: float | None = None
         self._progress_at = time.monotonic()
         self._failure: tuple[str, float] | None = None
         self._send_lock = threading.Lock()
-        """Heartbeats are sent in the order in which they were read: an older one must not revoke a failure."""
+        """Keeps heartbeats in order: an older one must not revoke a failure."""
         if self._sender.connected:
             self.send()
             threading.Thread(target=self._send_periodically, name="heartbeat", daemon=True).start()
@@ -58,7 +58,7 @@ class RankHeartbeat:
             self._sender.send(
                 "heartbeat",
                 pid=os.getpid(),
-                phase=self.phase[:MAX_PHASE],
+                phase=self.phase[:MAX_PHASE_LENGTH],
                 sequence=self._sequence,
                 grouped=self.grouped,
                 waiting_since=waiting_since,
@@ -68,12 +68,12 @@ class RankHeartbeat:
             )
 
     def record_progress(self) -> None:
-        """Note that the rank has done something."""
+        """Record that the rank has made progress."""
         self._progress_at = time.monotonic()
 
     @contextlib.contextmanager
     def in_collective(self) -> Iterator[None]:
-        """Mark an operation of all ranks. The others wait for the rank that has started the fewest of them."""
+        """Mark an operation of all ranks. The rank that has started the fewest operations is the one that the others wait for."""
         self._sequence += 1
         self._waiting_since = self._progress_at = time.monotonic()
         yield  # after an error the rank still counts as waiting
@@ -81,7 +81,7 @@ class RankHeartbeat:
         self._progress_at = time.monotonic()
 
     def record_failure(self, problem: str) -> None:
-        """Note that a benchmark of all ranks failed here: by a time-out, or by an error of this rank."""
+        """Record that a benchmark of all ranks failed on this rank, by a time-out or an error."""
         if self._failure is None:
             kind = "timeout" if re.search(r"tim(ed?|ing)[ _-]?out", problem, re.IGNORECASE) else "error"
             self._failure = (kind, time.monotonic())
@@ -96,7 +96,7 @@ def rank_heartbeat() -> RankHeartbeat:
 
 
 class DatagramSender:
-    """Sends small datagrams to the supervisor, without waiting for long."""
+    """Sends small datagrams to the supervisor, and waits at most for the given time-out."""
 
     def __init__(self, rank: int, directory: Path | None) -> None:
         self._rank = rank
@@ -111,7 +111,7 @@ class DatagramSender:
             self._socket.close()
 
     def send(self, kind: str, timeout_s: float = 0.0, **content: Any) -> None:
-        """Send a message. If the queue is full, it is lost; the next one contains the same and more."""
+        """Send a message. If the queue is full, it is lost; the next message contains the newer state."""
         if self.connected:
             message = json.dumps({"kind": kind, "rank": self._rank, "at": time.monotonic(), **content})
             self._socket.settimeout(timeout_s)

@@ -1,4 +1,4 @@
-"""The supervisor's side of the heartbeats: the newest state of each of its ranks."""
+"""Receive the heartbeats of a supervisor's ranks, and derive the state of each rank."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HeartbeatReceiver:
         return tuple(self._ranks[rank].state() for rank in sorted(self._ranks))
 
     def compensate_pause(self, seconds: float) -> None:
-        """Do not count the time in which the supervisor itself did not run as silence."""
+        """Exclude a pause of the supervisor itself from the silence of the ranks."""
         for rank in self._ranks.values():
             rank.heard_at += seconds
 
@@ -57,7 +57,7 @@ class HeartbeatReceiver:
 
 
 class _MonitoredRank:
-    """One rank, by its heartbeats and the messages of its guard process."""
+    """The state of one rank, from its heartbeats and the messages of its guard process."""
 
     def __init__(self, rank: int, scope: str, directory: Path) -> None:
         self._rank, self._scope, self._directory = rank, scope, directory
@@ -70,10 +70,10 @@ class _MonitoredRank:
         self._ended_at: float | None = None
         self._end: dict[str, Any] = {}
         self._is_inferred = False
-        """The end was inferred from the end of the guard."""
+        """Whether the end was inferred from the end of the guard."""
 
     def update(self, message: Mapping[str, Any]) -> bool:
-        """Take in one message; return whether the rank started, failed or ended."""
+        """Process one message; return whether the rank started, failed or ended."""
         now, kind = time.monotonic(), message["kind"]
         if kind == "heartbeat":
             is_news = message["failure"] != self._heartbeat.get("failure", "") or self._first_at is None
@@ -88,10 +88,10 @@ class _MonitoredRank:
         return False
 
     def state(self) -> RankState:
-        """Return the state as ages."""
+        """Return the current state, with times as ages."""
         now, heartbeat = time.monotonic(), self._heartbeat
         if self._ended_at is None and self._guard_pid and read_process(self._guard_pid) is None:
-            # The guard's own message may still follow. Whatever ended the guard has ended the rank as well.
+            # The guard's own message may still arrive. The kernel ends the rank together with its guard.
             self._ended_at, self._is_inferred = now, True
             self._end = {"code": recorded_exit_code(self._directory, self._rank)}
         silent_s = 0.0 if self._first_at is None else now - self.heard_at

@@ -1,4 +1,4 @@
-"""A supervisor's monitor of its ranks and its gang: it decides whether the gang must end, and because of which host or rank."""
+"""Monitor the ranks of this host and its gang; decide whether the gang must be ended, and which host or rank is the culprit."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from agent.sampling.oom import OomWatch
 from schemas.records import Culprit
 
 PAUSE_S = 2.0
-"""A supervisor that did not run for this long was stopped itself, and cannot know who was silent in that time."""
+"""A supervisor that did not run for this long was suspended, and missed the messages of that time."""
 JUDGE_INTERVAL_S = 0.2
-"""The first host of a large gang receives hundreds of statuses a second, and does not judge after each."""
+"""Minimum time between two judgements: the first host of a large gang receives hundreds of statuses a second."""
 EXIT_ANNOUNCEMENT_S = 3.0
 OWN_FAILURE_S = 300.0
-"""Half of what a launcher waits for the others (`rendezvous.PATIENCE`), and more than the import of torch takes."""
+"""A launcher that fails within this time did not wait for others. Half of `rendezvous.PATIENCE`; importing torch is faster."""
 MAX_LAST_LINE = 300
 
 
 class GangMonitor:
-    """Monitors from the start of the ranks to the end of the launch."""
+    """Monitors a launch from the start of its ranks to its end."""
 
     def __init__(self, me: str, receiver: HeartbeatReceiver, channel: PeerChannel | None, timeout_s: float) -> None:
         """`channel`: None if this host is alone; `timeout_s`: time-out of the process group."""
@@ -55,7 +55,7 @@ class GangMonitor:
             channel.watch_socket(receiver.socket)
 
     def poll(self, seconds: float) -> Culprit | None:
-        """Wait up to `seconds` for news; return the culprit, once there is one."""
+        """Wait up to `seconds` for messages; return the culprit, or None while there is none."""
         if self._channel:
             self._channel.poll(seconds)
         else:
@@ -109,8 +109,8 @@ class GangMonitor:
     def _states(self) -> tuple[RankState, ...]:
         """Return the ranks' states, with the reason for an end that the kernel or the launcher caused.
 
-        A process that ends a rank asks its launcher. If the launcher itself ended unprompted, no other rank caused the end,
-        and the ranks of other hosts, which lose a peer, must not be named for it.
+        If the launcher exited unprompted, no other rank caused its end. The ranks of other hosts lose a peer then, and must not
+        be named as the culprit.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():
@@ -128,11 +128,11 @@ class GangMonitor:
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
-        """Return whether the launcher caused its own end. If it ends late, it may have waited for the first host's store."""
+        """Return whether the launcher failed on its own. A launcher that ends late may have waited for the first host's store."""
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:
-        """Return the state of a rank whose launcher ended first: the others would wait for it until their deadline."""
+        """Return the state of a rank that never started, as failed: the others would wait for it until their deadline."""
         return replace(
             state,
             scope="",
@@ -142,7 +142,7 @@ class GangMonitor:
         )
 
     def _ended_by_launcher(self, state: RankState) -> RankState:
-        """Return the state as one that ended on its own, without a device at fault."""
+        """Return the state as an end of the rank itself, without a device at fault."""
         return replace(state, scope="", terminated_by_launcher=False, exit_code=None, why=self._launcher_exit)
 
     def _with_kill_reason(self, state: RankState) -> RankState:
@@ -158,7 +158,7 @@ class GangMonitor:
         return self._memory.describe_kill(self.pids())
 
     def await_verdict(self, exit_code: int | None, last_line: str = "") -> Culprit | None:
-        """After the end of the launcher, wait for the verdict if something went wrong.
+        """Wait for the verdict after the end of the launcher if something failed; return it, or None without a culprit.
 
         Args:
             exit_code: exit code of the launcher, negative for a signal.
@@ -167,8 +167,8 @@ class GangMonitor:
         if exit_code:
             self._launcher_exit = f"its launcher {'was ' if exit_code < 0 else ''}{describe_exit(exit_code)}"
             self._launcher_ended_at = time.monotonic()
-            is_own = -exit_code in (*FATAL_SIGNALS, *TERMINATION_SIGNALS)
-            self._launcher_code = None if is_own else exit_code
+            was_killed = -exit_code in (*FATAL_SIGNALS, *TERMINATION_SIGNALS)
+            self._launcher_code = None if was_killed else exit_code
             self._last_line = f": {last_line[:MAX_LAST_LINE]}" if last_line and exit_code > 0 else ""
         has_failed = exit_code != 0 or any(state.failure or state.exit_code for state in self.states().values())
         began = time.monotonic()
@@ -179,7 +179,7 @@ class GangMonitor:
         return self._verdict
 
     def _is_settled(self, elapsed_s: float) -> bool:
-        """Return whether a verdict can no longer come. A lost host is recognized only after HOST_SILENT_S."""
+        """Return whether no verdict is to be expected any more. A lost host is recognized only after HOST_SILENT_S."""
         if elapsed_s < 2 * SETTLE_S or not self._channel:
             return elapsed_s >= 2 * SETTLE_S
         now, statuses = time.monotonic(), self._channel.statuses
@@ -188,12 +188,12 @@ class GangMonitor:
         return (are_fresh and self._channel.is_decider(now)) or elapsed_s > HOST_SILENT_S + 2 * SETTLE_S
 
     def announce_abort(self) -> None:
-        """Note that this host ends its ranks itself; `announce_exit` sends it to the others, who lose these ranks."""
+        """Record that this host ends its ranks itself. `announce_exit` sends this to the other hosts."""
         if self._channel:
             self._channel.aborted = True
 
     def announce_exit(self) -> None:
-        """Send the end of this host's launch to the others, and close once they have it."""
+        """Send the end of this host's launch to the other hosts; close when they have received it."""
         if self._channel:
             self._channel.finished = True
             self._channel.publish_status(self._states(), at_once=True)

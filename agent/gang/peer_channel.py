@@ -1,7 +1,8 @@
-"""Statuses between the supervisors of a gang while torch still waits: one message a second, over TCP, to two of them.
+"""Exchange statuses between the supervisors of a gang, over TCP and once a second.
 
-The first two members listen, each on its fabric address. Every member sends both the state of its ranks, and both answer. The
-first decides which host or rank is at fault. The second decides if the first is silent, so that the loss of either is named too.
+The first two members are watchers: each listens on its fabric address. Every member sends the state of its ranks to both, and
+both answer. The first watcher decides which host or rank is at fault. The second decides if the first is silent, so that the loss of
+either watcher is detected too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from schemas.records import Culprit, to_json
 
 STATUS_INTERVAL_S = 1.0
 RECONNECT_S = 3.0
-"""A connection without an answer for this long is made again: packets of the old one may come late or never."""
+"""A connection without an answer for this long is replaced: its packets may be delayed or lost."""
 LOST_S = 5.0
 """At its exit, a host does not wait for a peer that has been silent for this long."""
 CLEANUP_INTERVAL_S = 0.1
@@ -32,7 +33,7 @@ _NO_STATUS = PeerStatus(at=float("-inf"))
 
 
 class PeerChannel:
-    """One supervisor's end. Only `poll` waits.
+    """The connections of one supervisor to its peers. Only `poll` waits.
 
     Raises:
         GangError: this host must listen, and the address or the port is not available.
@@ -44,7 +45,7 @@ class PeerChannel:
         self.verdict: Culprit | None = None
         """Decided here, or received from a watcher."""
         self.finished = self.aborted = False
-        """Of this host, as in its status."""
+        """Whether this host has finished or ended its ranks itself, as in its status."""
         self._token = secrets.token_hex(8)
         """Identifies this launch, so that recorded messages of another one are not accepted."""
         self._number = 0
@@ -65,7 +66,7 @@ class PeerChannel:
         self._selector.register(channel, selectors.EVENT_READ, lambda: None)
 
     def poll(self, seconds: float) -> None:
-        """Wait for messages up to `seconds`, and take them in."""
+        """Wait up to `seconds` for messages, and process them."""
         self._dial()
         for key, _ in self._selector.select(seconds):
             key.data()
@@ -119,17 +120,17 @@ class PeerChannel:
         )
 
     def is_delivered(self) -> bool:
-        """Return whether every reachable watcher has the last status, and every member the verdict."""
+        """Return whether every reachable watcher has answered the last status, and all answers to members are sent."""
         now = time.monotonic()
         reachable = (
             host for host in self._watchers if not self._status(host).finished and now - self._status(host).at < LOST_S
         )
         answered = all(self._answered.get(host, 0) >= self._number for host in reachable)
-        pending = self._listener is not None and any(item.pending for item in self._listener.connections)
+        pending = self._listener is not None and any(connection.pending for connection in self._listener.connections)
         return answered and not pending
 
     def compensate_pause(self, seconds: float) -> None:
-        """Do not count the time in which this process itself did not run as silence."""
+        """Exclude a pause of this process itself from the age of the statuses."""
         self.statuses = {host: replace(status, at=status.at + seconds) for host, status in self.statuses.items()}
 
     def close(self) -> None:
@@ -145,7 +146,7 @@ class PeerChannel:
         return self.statuses.get(host, _NO_STATUS)
 
     def _update_status(self, host: str, message: Mapping[str, Any], ranks: tuple[RankState, ...]) -> None:
-        """Take in a status. A watcher sends two messages, its status and its answers; either may report first that it ended."""
+        """Store a status. A watcher sends statuses and answers; either may be the first to report that it has finished."""
         before = self._status(host)
         self.statuses[host] = PeerStatus(
             at=time.monotonic(),
@@ -206,13 +207,13 @@ class PeerChannel:
     # --- connections from the members
 
     def _receive_status(self, connection: BufferedConnection, message: Mapping[str, Any]) -> bool:
-        """Take in the status of a member; return False for a message that is not a valid status."""
+        """Store and answer the status of a member; return False if the message is not a valid status."""
         try:
             host, number, token = str(message["host"]), int(message["number"]), str(message["token"])
-            ranks = tuple(parse_rank_state(item) for item in message["ranks"])
+            ranks = tuple(parse_rank_state(document) for document in message["ranks"])
         except (KeyError, TypeError, ValueError):
             return False
-        # A message to another launch, or one that has already arrived, may be a recording.
+        # Refuse replayed messages: those to another launch, and those that were already received.
         if message.get("greeting") != self._token or host not in self.gang.members or host == self.gang.me:
             return False
         if number <= self._numbers.get((host, token), 0):

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and an identity that survives the reuse of process numbers."""
+"""Read processes from /proc, and identify them even if their process ids are reused."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def read_process(pid: int) -> Process | None:
 
 
 def process_identity(pid: int) -> str:
-    """Return process number and start time, which together identify a process; empty if there is none."""
+    """Return process id and start time, which together identify a process; empty if it does not run."""
     process = read_process(pid)
     return f"{pid} {process.start_time}" if process else ""
 
 
 def is_alive(identity: str) -> bool:
-    """Return whether the process of that identity still runs; True for an empty identity."""
+    """Return whether the process with this identity still runs; True for an empty identity."""
     return not identity or process_identity(int(identity.split()[0])) == identity

@@ -1,4 +1,4 @@
-"""The gang protocol: its members, and messages signed with the run's nonce."""
+"""The protocol of a gang: its members, and messages signed with the run's nonce."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Gang:
     me: str
     members: tuple[str, ...]
     addresses: Mapping[str, str]
-    """Member -> address, of the first two members at least."""
+    """Member -> address, for at least the first two members."""
     port: int
     nonce: str
     context: str
-    """Run, stage and gang: a message for another one is not valid."""
+    """Run, stage and gang. Messages of another context are not valid."""
     members_only: bool = False
-    """Only the members' addresses can connect."""
+    """Accept only connections from the members' addresses."""
 
     @classmethod
     def from_plan(
@@ -53,7 +53,7 @@ class Gang:
 
     @property
     def store_prefix(self) -> str:
-        """Key under which the members' ranks find each other in the store. It cannot be guessed without the nonce."""
+        """Prefix of the keys of the members' ranks in the store. It cannot be guessed without the nonce."""
         return self._code(b"rendezvous").decode()[:32]
 
     @property
@@ -69,7 +69,7 @@ class Gang:
 
     @property
     def watchers(self) -> tuple[str, ...]:
-        """The members that listen. The first one that is alive decides."""
+        """The members that listen. The first live one decides about the culprit."""
         return self.members[:2]
 
     @property
@@ -79,7 +79,7 @@ class Gang:
         return tuple(host for host in senders if host != self.me)
 
     def port_of(self, watcher: str) -> int:
-        """Return the port of a watcher. Each has its own, because the hosts of a test may share a machine."""
+        """Return the port of a watcher. Each watcher has its own, because both may share a machine in a test."""
         return self.port + self.watchers.index(watcher)
 
     def sign(self, message: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The state of one rank, as its supervisor sees it and reports it to the gang."""
+"""The state of one rank, as its supervisor observes it and reports it to the gang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RankState:
     sequence: int = 0
     """Number of collective operations that the rank has started; every rank counts the same operations."""
     grouped: bool = False
-    """The ranks depend on one another from here on."""
+    """Whether the ranks depend on one another in this phase."""
     waiting_s: float | None = None
     """Time inside the current collective operation."""
     progress_s: float = 0.0
@@ -32,7 +32,7 @@ class RankState:
     stopped: bool = False
     """The process is stopped, as by SIGSTOP."""
     busy: bool = False
-    """The process uses a CPU without heartbeats: another thread holds Python's lock, and the rank is not silent."""
+    """The process uses a CPU without heartbeats: another thread holds the GIL, and the rank is not silent."""
     failure: str = ""
     """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
     failure_age_s: float | None = None
@@ -48,9 +48,9 @@ class RankState:
 
 def parse_rank_state(document: Mapping[str, Any]) -> RankState:
     """Return the state that another supervisor sent. Raises ValueError."""
-    wrong = [str(name) for name, value in document.items() if not _has_type(value, _TYPES.get(name, ()))]
-    if wrong or not {"rank", "scope"} <= set(document):
-        raise ValueError(f"not a rank state: {', '.join(wrong) or 'rank or scope is missing'}")
+    invalid = [str(name) for name, value in document.items() if not _has_type(value, _TYPES.get(name, ()))]
+    if invalid or not {"rank", "scope"} <= set(document):
+        raise ValueError(f"not a rank state: {', '.join(invalid) or 'rank or scope is missing'}")
     return RankState(**document)
 
 

@@ -1,4 +1,4 @@
-"""TCP between the hosts of a gang: bounded, never blocking, with members that prove who they are."""
+"""Non-blocking TCP connections between the hosts of a gang, with bounded buffers and authenticated members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKLOG = 128
 PROOF_S = 5.0
 """A new connection must send a valid message within this time."""
 MAX_UNPROVEN = 16
-"""Connections without a valid message, beside one for each member."""
+"""Connections without a valid message that are allowed in addition to one per member."""
 REDIAL_S = 1.0
 
 
@@ -27,7 +27,7 @@ class BufferedConnection:
     def __init__(self, channel: socket.socket | None, now: float) -> None:
         self.socket, self.heard_at = channel, now
         self.host = ""
-        """The member at the other end, once it has proved itself."""
+        """The member at the other end; empty until its first valid message."""
         self.greeting = ""
         """Token of the other end's launch."""
         self.token, self.number = "", 0
@@ -36,7 +36,7 @@ class BufferedConnection:
         self._incoming = b""
 
     def send(self, line: bytes) -> bool:
-        """Send what can be sent now, and the rest later; return False if the other end does not receive it."""
+        """Send as much as possible now and buffer the rest; return False if the connection failed or the buffer is full."""
         if not self.socket:
             return True
         self.pending += line
@@ -116,10 +116,10 @@ class GangListener:
             self.drop(connection)
 
     def identify(self, connection: BufferedConnection, host: str) -> None:
-        """Note which member a connection is from; an older connection from it is dropped."""
+        """Assign a connection to a member; drop an older connection from the same member."""
         connection.host, connection.heard_at = host, time.monotonic()
-        for other in [other for other in self.connections if other.host == host and other is not connection]:
-            self.drop(other)
+        for older in [other for other in self.connections if other.host == host and other is not connection]:
+            self.drop(older)
 
     def drop(self, connection: BufferedConnection) -> None:
         """Close a connection."""
@@ -150,7 +150,7 @@ class GangListener:
 def listen(
     address: str, port: int, allowed: Collection[str] = (), *, purpose: str = "the gang's statuses"
 ) -> socket.socket:
-    """Return a listener on this address, which only it and the `allowed` addresses can reach if there are any.
+    """Return a listening socket. If `allowed` is given, only those addresses and the socket's own can connect.
 
     Raises:
         GangError: the address or the port is not available.
@@ -194,7 +194,7 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def own_address(gang: Gang) -> str:
-    """Return this host's address in the plan; if that is not local or is the loopback, the one that reaches the gang."""
+    """Return this host's planned address; if it is not local or is a loopback address, return the one that reaches the gang."""
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):
         family, target = resolve(planned, 0)
@@ -212,5 +212,5 @@ def own_address(gang: Gang) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    """Return whether the address is the loopback. A host's own name often resolves to 127.0.1.1 on that host."""
+    """Return whether the address is a loopback address. A host's own name often resolves to 127.0.1.1 on that host."""
     return str(resolve(address, 0)[1][0]).startswith(("127.", "::1"))

@@ -1,11 +1,11 @@
-"""Run a rank or a launcher so that it never outlives the process that started it, and so that its real end is reported.
+"""Run a rank or a launcher so that it never outlives the process that started it, and report how a rank really ended.
 
     torchrun --run-path --start-method=fork … agent/launch/guard.py agent.benchmarks --request …
-                                                      a rank: a fork of its launcher that has torch already, and a small parent
+                                                      a rank: a fork of a launcher with torch imported, and its parent, the guard
     python -m agent.launch.guard --supervisor 4711 torchrun …     a launcher: killed when its supervisor, process 4711, ends
 
-A launcher does not report why a rank ended, and it ends the other ranks as soon as one is gone. If the launcher itself is killed,
-its ranks continue.
+A launcher does not report why a rank ended, and it ends the other ranks as soon as one has ended. If the launcher itself is
+killed, its ranks would continue without the guard.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SEND_TIMEOUT_S = 2.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 WATCHED = (signal.SIGCHLD, *TERMINATION_SIGNALS)
 ORPHANED = 143
+"""Exit code if the parent ended before this process could react to its end."""
 
 
 def main() -> int:
@@ -45,25 +46,24 @@ def main() -> int:
     _close_fds(stat.S_ISSOCK)
     directory = os.environ.get(HEARTBEAT_DIRECTORY, "")
     sender = DatagramSender(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
-    sender.send(
-        "guard", SEND_TIMEOUT_S, pid=guard
-    )  # before the rank exists: even a rank that is killed at once is missed
+    # Sent before the rank exists, so that a guard that is killed at once is noticed too.
+    sender.send("guard", SEND_TIMEOUT_S, pid=guard)
     child = os.fork()
     if child == 0:
         _become_rank(guard)
-    _set_process_name(f"{_rank()}'s guard")
-    # React at once to the end of the launcher: ranks of other hosts may depend on what ends with it.
+    _set_process_name(f"{_rank_name()}'s guard")
+    # React at once to the end of the launcher: ranks of other hosts wait for the ranks that end with it.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _wait_for_rank(child, parent, sender)
 
 
 def _exec_with_pdeathsig(supervisor: int, command: list[str]) -> NoReturn:
-    _die_with(supervisor)
+    _end_with_parent(supervisor)
     os.execvp(command[0], command)  # noqa: S606 - a list, no shell; the parent-death signal survives the exec
 
 
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends."""
+def _end_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(ORPHANED)
@@ -76,17 +76,17 @@ def _prctl(option: int, value: int | bytes) -> None:
 def _become_rank(guard: int) -> NoReturn:
     code: object = 1
     try:
-        os.setpgid(0, 0)  # a launcher's signal goes to the guard, which forwards and remembers it
-        _die_with(guard)
+        os.setpgid(0, 0)  # the launcher's signals reach only the guard, which records and forwards them
+        _end_with_parent(guard)
         _close_fds(lambda mode: True)
-        _set_process_name(_rank())
+        _set_process_name(_rank_name())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         rank_heartbeat()  # before anything slow is imported
         module, sys.argv = sys.argv[1], sys.argv[1:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
-    except SystemExit as end:
-        code = end.code
+    except SystemExit as error:
+        code = error.code
         if code and not isinstance(code, int):
             sys.stderr.write(f"{code}\n")
     except BaseException:  # noqa: BLE001 - this fork must not continue as its parent's program
@@ -97,47 +97,47 @@ def _become_rank(guard: int) -> NoReturn:
         os._exit(code if isinstance(code, int) else int(bool(code)))
 
 
-def _rank() -> str:
+def _rank_name() -> str:
     return f"rank {os.environ.get('RANK', '0')}"
 
 
 def _set_process_name(name: str) -> None:
-    """Set the name for `top`, `pgrep -x` and the kernel log: a fork has the arguments of its launcher."""
+    """Set the process name for `top`, `pgrep -x` and the kernel log. The command line is that of the launcher."""
     _prctl(PR_SET_NAME, name.encode())
 
 
-def _close_fds(which: Callable[[int], bool]) -> None:
-    """Close the file descriptors of the launcher whose mode matches: an open port or connection would outlive the launcher."""
+def _close_fds(has_mode: Callable[[int], bool]) -> None:
+    """Close inherited file descriptors with a matching mode. Otherwise ports and connections would outlive the launcher."""
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
-            if number > 2 and which(os.fstat(number).st_mode):
+            if number > 2 and has_mode(os.fstat(number).st_mode):
                 os.close(number)
 
 
 def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
     """Wait for the end of the rank, report it, and end in the same way."""
-    supervisor, by_launcher = os.environ.get(SUPERVISOR, ""), False
+    supervisor, terminated_by_launcher = os.environ.get(SUPERVISOR, ""), False
     while True:
         received = signal.sigtimedwait(WATCHED, POLL_S)
         if received is not None and received.si_signo in TERMINATION_SIGNALS:
-            by_launcher = True
+            terminated_by_launcher = True
             for number in (received.si_signo, signal.SIGCONT):  # a stopped process does not handle SIGTERM
                 os.kill(child, number)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
         if os.getppid() != parent or not is_alive(supervisor):
-            by_launcher = True
+            terminated_by_launcher = True
             _kill(child)
     code = os.waitstatus_to_exitcode(status)
-    sender.send("end", SEND_TIMEOUT_S, code=code, terminated_by_launcher=by_launcher)
+    sender.send("end", SEND_TIMEOUT_S, code=code, terminated_by_launcher=terminated_by_launcher)
     _kill(child, whole_group_only=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # the launcher lets its forks wait for each other
     return _end_like(code)
 
 
 def _kill(child: int, *, whole_group_only: bool = False) -> None:
-    """Kill the rank and what it started."""
+    """Kill the rank and its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if not whole_group_only:

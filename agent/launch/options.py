@@ -1,4 +1,4 @@
-"""Options of `bench`, `launch` and `run-host` for a run without a playbook: a plan, a place for the records, NCCL settings."""
+"""Options of `bench`, `launch` and `run-host` for a run without a playbook: the plan, the shared results, NCCL settings."""
 
 from __future__ import annotations
 
@@ -25,27 +25,33 @@ class GivenPlan:
 
     plan: Plan
     text: str
-    """JSON text of `--plan`; empty if the run was begun before."""
+    """JSON text of `--plan`; empty if the plan is already in the run directory."""
 
 
 def standalone_options() -> argparse.ArgumentParser:
-    """Return the options, as a parent of the parsers of the verbs."""
+    """Return a parent parser with the options, for the parsers of the verbs."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("without Ansible")
-    group.add_argument("--plan", help="begin the run here with this plan.json, and take its first snapshot; - reads it")
+    group.add_argument(
+        "--plan", help="plan.json to begin the run with on this host; takes the first snapshot; - reads standard input"
+    )
     group.add_argument(
         "--results",
         type=Path,
-        help="run directory that all hosts share: the record is copied there at the end, for `rackproof report`",
+        help="shared run directory: the record is copied there at the end, for `rackproof report`",
     )
     group.add_argument(
-        "--ethernet", action="store_true", help="NCCL uses sockets and no InfiniBand or RoCE (NCCL_IB_DISABLE=1)"
+        "--ethernet",
+        action="store_true",
+        help="let NCCL use TCP sockets instead of InfiniBand or RoCE (NCCL_IB_DISABLE=1)",
     )
+    group.add_argument("--nccl-debug", choices=LEVELS, help="log level of NCCL in the ranks (NCCL_DEBUG)")
     group.add_argument(
-        "--nccl-debug", choices=LEVELS, help="level of NCCL's messages in the logs of the ranks (NCCL_DEBUG)"
-    )
-    group.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for the ranks; may be repeated"
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable for the ranks; may be repeated",
     )
     return parser
 
@@ -66,7 +72,7 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def read_plan(options: argparse.Namespace) -> GivenPlan:
-    """Read the plan of `--plan`, or of the run directory if there is none. Standard input can be read only once.
+    """Return the plan from `--plan`, or from the run directory without it. Standard input can be read only once.
 
     Raises:
         PlacementError: `--plan -` with `--detach`.
@@ -87,7 +93,7 @@ def read_plan(options: argparse.Namespace) -> GivenPlan:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check the variables, and that the record can be written to `--results` at the end. Raises PlacementError or OSError."""
+    """Check the variables, and that `--results` is writable. Raises PlacementError or OSError."""
     rank_environment(options)
     if options.results:
         options.results.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""The outcome of one launch: what its record gets, and why the launch failed if it did."""
+"""Derive the outcome of one launch: finished, failed or past its deadline, and the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.gang.culprit import rank_unable
+from agent.gang.culprit import unable_rank_culprit
 from agent.gang.rank_state import RankState
 from schemas.records import Culprit, Gpu, Launch, Observation, Rank, Snapshot
 
@@ -30,10 +30,10 @@ class RanksEnd:
     exit_code: int | None
     """Exit code of the launcher; None if the supervisor ended it."""
     culprit: Culprit | None
-    """The part for which the launch was ended."""
+    """The host or rank because of which the launch was ended."""
     states: Mapping[int, RankState]
     oom_kill: str
-    """Process of this launch that the kernel killed because memory ran out, in words; empty: none."""
+    """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""
     any_rank_started: bool
 
 
@@ -61,35 +61,39 @@ def conclude(
         end: how the ranks ended.
         host: this host.
         ranks: the ranks of this host.
-        excluded: rank -> why it could not join the process group. Empty for a launch on one host, where each missing figure
-            carries its own reason.
+        excluded: rank -> why it could not join the process group. Empty for a launch on one host, because each missing
+            measurement has its own reason there.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
     """
-    if end.culprit:  # every host of the gang gives the same reason
+    if end.culprit:  # every host of the gang reports the same reason
         return Conclusion(outcome="failed", reason=end.culprit.text[:MAX_REASON], culprit=end.culprit)
-    outcome, reason = _outcome(end.exit_code, deadline_s, ranks, end.oom_kill)
+    outcome, reason = _outcome_and_reason(end.exit_code, deadline_s, ranks, end.oom_kill)
     culprit = None
     if outcome == "finished" and excluded:
         rank, why = next(iter(excluded.items()))
-        culprit = rank_unable(host, end.states[rank], why, len(excluded) - 1)
+        culprit = unable_rank_culprit(host, end.states[rank], why, len(excluded) - 1)
         outcome, reason = "failed", culprit.text
     text = "; ".join([reason, *problems] if reason else problems)
     return Conclusion(outcome=outcome, reason=text[:MAX_REASON], culprit=culprit)
 
 
-def _outcome(exit_code: int | None, deadline_s: float, ranks: Sequence[Rank], oom_kill: str) -> tuple[str, str]:
-    """Return the outcome and its reason. The OOM-killed process may be the launcher, or one that the ranks waited for."""
-    more = f"; a process of this launch was {oom_kill}" if oom_kill else ""
+def _outcome_and_reason(
+    exit_code: int | None, deadline_s: float, ranks: Sequence[Rank], oom_kill: str
+) -> tuple[str, str]:
+    """Return the outcome and its reason. The killed process may be the launcher, or one that the ranks waited for."""
+    oom_text = f"; a process of this launch was {oom_kill}" if oom_kill else ""
     if exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
-        return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){more}"
+        return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){oom_text}"
     failed = [rank for rank in ranks if rank.exit_code != 0]
     if exit_code or failed:
-        ends = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'} ({_end(rank.exit_code)})" for rank in failed)
-        return "failed", f"the launcher exited with {exit_code}: {ends or 'every rank had finished'}{more}"
+        ends = ", ".join(
+            f"rank {rank.rank} in {rank.phase or 'start'} ({_describe_end(rank.exit_code)})" for rank in failed
+        )
+        return "failed", f"the launcher exited with {exit_code}: {ends or 'every rank had finished'}{oom_text}"
     return "finished", ""
 
 
-def _end(exit_code: int | None) -> str:
+def _describe_end(exit_code: int | None) -> str:
     return "no exit code of its own" if exit_code is None else f"exit code {exit_code}"

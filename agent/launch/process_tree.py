@@ -1,4 +1,4 @@
-"""A process and all of its descendants, in whatever session they are: find them and end them."""
+"""Find and end a process and all of its descendants, including those in other sessions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 
 
 class ProcessTree:
-    """A process and its descendants, found by parent and remembered by start time, so that an orphan is not lost.
+    """A process and its descendants. They are recorded with their start times, so that orphans remain in the tree.
 
-    psutil would find children only while their parent lives, and would have to be installed on every host.
+    psutil finds children only while their parent lives, and would have to be installed on every host.
     """
 
     def __init__(self, root: int) -> None:
@@ -23,16 +23,16 @@ class ProcessTree:
         self.scan()
 
     def scan(self) -> None:
-        """Remember every living descendant."""
+        """Add every running descendant."""
         table = {pid: (parent, start_time) for pid, parent, start_time in _processes()}
-        tree = {pid for pid, start_time in self._start_times.items() if table.get(pid, (0, ""))[1] == start_time}
-        tree.add(self._root)
-        while children := {pid for pid, (parent, _) in table.items() if parent in tree} - tree:
-            tree |= children
-        self._start_times |= {pid: table[pid][1] for pid in tree if pid in table}
+        members = {pid for pid, start_time in self._start_times.items() if table.get(pid, (0, ""))[1] == start_time}
+        members.add(self._root)
+        while children := {pid for pid, (parent, _) in table.items() if parent in members} - members:
+            members |= children
+        self._start_times |= {pid: table[pid][1] for pid in members if pid in table}
 
     def pids(self) -> list[int]:
-        """Return the process ids of all members so far, living or not."""
+        """Return the process ids of all members so far, including ended ones."""
         return list(self._start_times)
 
     def alive(self) -> list[int]:
@@ -43,14 +43,14 @@ class ProcessTree:
     def end(self, grace_s: float | None = None) -> None:
         """Send SIGTERM to every member, and SIGKILL after `grace_s` (default: GRACE_S) to those that remain."""
         self.scan()
-        for number, patience in ((signal.SIGTERM, GRACE_S if grace_s is None else grace_s), (signal.SIGKILL, GRACE_S)):
+        for number, timeout_s in ((signal.SIGTERM, GRACE_S if grace_s is None else grace_s), (signal.SIGKILL, GRACE_S)):
             for pid in self.alive():
                 try:
                     os.kill(pid, number)
                     os.kill(pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
                 except ProcessLookupError:
                     continue
-            end = time.monotonic() + patience
+            end = time.monotonic() + timeout_s
             while self.alive() and time.monotonic() < end:
                 time.sleep(0.05)
                 self.scan()

@@ -11,15 +11,15 @@ from schemas.plans import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """One launch of a stage, as the operator or the playbook asks for it."""
+    """One launch of a stage, as the operator or the playbook requests it."""
 
     stage: Stage
     members: tuple[str, ...]
-    """Hosts that start together, in rank order; one: this host alone."""
+    """Hosts that start together, in rank order. A single name means a launch on this host alone."""
     number: int = 0
-    """Number of the launch of the gang, of the cell of a study, or of the round of a soak; 0: not numbered."""
+    """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
     port: int = 0
-    """Port of the rendezvous on the first member; the heartbeats use the next two."""
+    """Port of the rendezvous on the first member. The statuses use the next two ports."""
     members_only: bool = False
     """Accept connections from the addresses of the members only."""
     interface: str = ""

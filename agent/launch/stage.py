@@ -1,4 +1,4 @@
-"""Carry out one launch of a stage on this host: check what it needs, supervise it, and append its outcome to the record."""
+"""Run one launch of a stage on this host: check its requirements, supervise it, and append its outcome to the record."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from schemas.stages import CELL, GANG, PROBE
 log = logging.getLogger(__name__)
 
 ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
-"""Counts, in the run directory, how often each cell of a study was begun. A cell that ended is in the record, however it ended. A
-cell whose supervisor is killed each time would be launched for ever."""
+"""File in the run directory that counts the attempts at each cell of a study, and their limit.
+
+A cell that ended is in the record. Without a limit, a cell whose supervisor is killed each time would be launched for ever."""
 
 
 def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
-    """Begin the run of this plan (JSON) on this host, or continue it.
+    """Begin or continue the run of this plan (JSON text) on this host.
 
     Raises:
         documents.DocumentError: the plan or a file in the run directory is invalid.
@@ -50,7 +51,10 @@ def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, 
 
 
 def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
-    """Add a snapshot to the record. With `once`, only if the stage has none yet: its counters are compared with the first."""
+    """Add a snapshot to the record and return the record.
+
+    With `once`, add it only if the stage has none yet: later counters are compared with the first snapshot.
+    """
     with background.exclusive_task(run.directory, "inspect"):
         record = run.record()
         if not (once and any((taken.stage, taken.phase) == (stage, "before") for taken in record.snapshots)):
@@ -61,28 +65,30 @@ def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
 
 
 def run_launch(run: HostRun, request: LaunchRequest) -> Record:
-    """Carry out one launch of a stage on this host, and return the record with its outcome, whatever it was."""
+    """Run one launch of a stage on this host; return the record with its outcome, even if the launch failed."""
     stage = request.stage.name
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     if reason := _reason_not_to_start(run, request):
         return record_not_started(run, gang, request, reason)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the supervisor, which ends the ranks
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # the exception unwinds the supervisor, which ends the ranks
     work = _empty_work_directory(run, stage)
-    about = f"{stage} {request.number}"
-    gang_members = Gang.from_plan(
-        run.plan, run.host, about, request.members, request.port, members_only=request.members_only
+    context = f"{stage} {request.number}"
+    gang_of_launch = Gang.from_plan(
+        run.plan, run.host, context, request.members, request.port, members_only=request.members_only
     )
     try:
         command = torchrun_command(
             run.plan,
             run.host,
             request,
-            gang=gang_members,
+            gang=gang_of_launch,
             work=work,
             data=lease.state_directory(run.directory) / "data",
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
         )
-        channel = PeerChannel(gang_members) if len(request.members) > 1 else None
+        channel = PeerChannel(gang_of_launch) if len(request.members) > 1 else None
     except (LaunchError, GangError) as error:
         return record_not_started(run, gang, request, str(error))
     spec = LaunchSpec(
@@ -146,8 +152,8 @@ def record_not_started(run: HostRun, gang: str, request: LaunchRequest, reason: 
     return append_outcome(run, gang, LaunchOutcome(launch=launch))
 
 
-def already_ran(launches: Sequence[Launch], stage: str, members: Sequence[str], number: int) -> Launch | None:
-    """Return the launch that is asked for: the one with this number, however it ended; without a number, one that finished."""
+def find_earlier_launch(launches: Sequence[Launch], stage: str, members: Sequence[str], number: int) -> Launch | None:
+    """Return the recorded launch with this number, however it ended; without a number, the last one that finished."""
     for launch in reversed(launches):
         if (launch.stage, launch.members) == (stage, tuple(members)) and (
             launch.number == number if number else launch.outcome == "finished"
@@ -157,14 +163,14 @@ def already_ran(launches: Sequence[Launch], stage: str, members: Sequence[str], 
 
 
 def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collector]:
-    """Return the collectors, for the GPUs under test."""
+    """Return the collectors for the GPUs under test."""
     return collectors.build_collectors(
         run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot
     )
 
 
 def count_attempt(run: HostRun, number: int) -> str:
-    """Count one more attempt at this cell of a study. Return why there must be no other; then nothing is counted."""
+    """Count an attempt at this cell of a study. After MAX_ATTEMPTS, count nothing and return why the cell must not run again."""
     path = run.directory / ATTEMPTS_FILE
     try:
         document = documents.parse(path.read_bytes(), source=str(path))
@@ -187,15 +193,15 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
         return reason
     if run.host.device != "gpu":
         return ""
-    if reason := _no_gpu(run):
+    if reason := _reason_without_gpus(run):
         return reason
     if conflicts := gpu_conflicts(run.host.devices, share=run.host.share_gpus):
         return f"{'; '.join(conflicts)}: end it, or set rackproof_share_gpus to measure beside it"
     return ""
 
 
-def _no_gpu(run: HostRun) -> str:
-    """Return why the ranks would find no GPU at all; empty if NVML has some. Each rank checks its own GPU itself."""
+def _reason_without_gpus(run: HostRun) -> str:
+    """Return why the ranks would have no GPU at all; empty if NVML lists GPUs. Each rank checks its own GPU."""
     indices = gpu_indices()
     if indices and not isinstance(indices, Absent):
         return ""

@@ -1,9 +1,9 @@
-"""Run the ranks of one launch under a deadline, and return its outcome whatever happens to them.
+"""Supervise the ranks of one launch under a deadline, and return its outcome however they end.
 
-torchrun itself can hang (observed for 330 s behind a cut link), and its ranks outlive it. Therefore the supervisor tracks and
-ends the whole process tree, and each rank writes what it measured so far to a file of its own. The supervisor also watches the
-ranks' heartbeats, in a gang together with the other supervisors: the part that stops the others is identified and the gang is
-ended, long before torch gives up.
+torchrun itself can hang (observed for 330 s after a link was cut), and its ranks can outlive it. Therefore the supervisor tracks
+and ends the whole process tree, and each rank writes its results so far to its own file. The supervisor also monitors the ranks'
+heartbeats, in a gang together with the other supervisors. If a host or a rank blocks the gang, it is identified and the gang is
+ended, long before torch's own time-out.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from schemas.records import Culprit, Gpu, Launch, Snapshot
 from schemas.stages import CELL, PROBE, SOAK
 
 CULPRIT_GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL if a culprit is known: torchrun may wait for a lost host and never handle the SIGTERM."""
+"""Time between SIGTERM and SIGKILL if a culprit is known. torchrun may wait for a lost host and never handle SIGTERM."""
 POLL_S = 0.2
 PROCESS_SCAN_S = 0.4
-"""Between two scans of the process table."""
+"""Time between two scans of the process table."""
 
 StatesReader = Callable[[], Sequence[RankState]]
 """Returns the current state of each rank."""
@@ -65,21 +65,21 @@ class LaunchSpec:
     """Hosts that start together, in rank order."""
     command: Command
     work: Path
-    """Directory, empty and private, in which the ranks leave results and logs."""
+    """Private directory, initially empty, for the results and logs of the ranks."""
     deadline_s: float
-    """After which the process tree is killed."""
+    """Time after which all processes of the launch are ended."""
     collective_timeout_s: float = 60.0
     """Timeout of the process group."""
     number: int = 0
-    """Number of this launch of the gang, or of the round of a soak."""
+    """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
     collectors: Sequence[Collector] = ()
     """Read before and after the launch."""
     fast_collectors: Sequence[Collector] = ()
-    """Read while the ranks run: slow readings would disturb them."""
+    """Read while the ranks run. Slow collectors would disturb the ranks."""
 
     @property
-    def keeps_results_apart(self) -> bool:
-        """Whether the results belong to the launch alone, as for a probe or a cell of a study; it has no snapshots then."""
+    def has_separate_results(self) -> bool:
+        """Whether observations are stored in the launch itself, without snapshots, as for a probe or a cell of a study."""
         return self.stage in (PROBE, CELL)
 
 
@@ -95,16 +95,16 @@ def supervise(
 
     Args:
         spec: the launch.
-        record_start: called with the snapshot from before the launch, so that a supervisor that is killed leaves at least that.
-        report: called with one line of progress at a time.
-        channel: connects the supervisors of the gang; None if this host is alone. It is closed.
-        live: publishes the states of the ranks while it is entered.
+        record_start: called with the snapshot from before the launch, so that it is recorded even if the supervisor is killed.
+        report: called with each line of progress.
+        channel: connects the supervisors of the gang, and is closed at the end; None for a launch on one host.
+        live: returns a context manager that publishes the states of the ranks.
     """
     with contextlib.ExitStack() as cleanup:
         if channel:
             cleanup.callback(channel.close)
         before, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="before")
-        record_start(() if spec.keeps_results_apart else (before,), gpus)
+        record_start(() if spec.has_separate_results else (before,), gpus)
         began, start = utc_now(), time.monotonic()
         scopes = {rank: spec.host.scopes[local_rank] for rank, local_rank in spec.command.ranks.items()}
         receiver = cleanup.enter_context(contextlib.closing(HeartbeatReceiver(spec.work, scopes)))
@@ -127,7 +127,7 @@ def supervise(
             number=spec.number,
         )
         outcome = _collect_results(spec, launch, end, telemetry, report)
-        snapshots = () if spec.keeps_results_apart else (*sampler.selected(), after)
+        snapshots = () if spec.has_separate_results else (*sampler.selected(), after)
         return replace(outcome, snapshots=snapshots, gpus=gpus)
 
 
@@ -138,7 +138,7 @@ def _telemetry(host: PlannedHost) -> contextlib.AbstractContextManager[Telemetry
 def _collect_results(
     spec: LaunchSpec, launch: Launch, end: RanksEnd, telemetry: Telemetry | None, report: Callable[[str], None]
 ) -> LaunchOutcome:
-    """Read what the ranks left in the work directory, and complete the launch with it."""
+    """Complete the launch with the results of the ranks in the work directory."""
     local_ranks = spec.command.ranks
     ranks = [
         work_directory.read_rank_end(spec.work, rank, local_rank, end.states[rank])
@@ -157,11 +157,11 @@ def _collect_results(
     if culprit and culprit is not end.culprit:
         report(f"stage {spec.stage}: {culprit.text}")
     if culprit and culprit.kind == "rank_ended" and culprit.hosts == (spec.host.name,) and not end.any_rank_started:
-        ranks = []  # the launcher failed before any rank started, so that no part of this host is at fault
+        ranks = []  # the launcher failed before any rank started: no part of this host is at fault
     observations, timeline = results.observations, None
     if telemetry:
         observations = (*observations, *telemetry.observations(results.windows, observations, spec.stage))
-        if not spec.keeps_results_apart and spec.stage != SOAK:
+        if not spec.has_separate_results and spec.stage != SOAK:
             timeline = telemetry.trace(work_directory.benchmark_start_times(spec.work, local_ranks))
     work_directory.truncate_logs(spec.work)
     return LaunchOutcome(
@@ -172,10 +172,10 @@ def _collect_results(
             ranks=tuple(ranks),
             log_tail=work_directory.read_tail(spec.work / work_directory.LAUNCHER_LOG),
             culprit=culprit,
-            observations=observations if spec.keeps_results_apart else (),
+            observations=observations if spec.has_separate_results else (),
             timeline=timeline,
         ),
-        observations=() if spec.keeps_results_apart else observations,
+        observations=() if spec.has_separate_results else observations,
         software=results.software,
     )
 
@@ -183,7 +183,7 @@ def _collect_results(
 def _monitor_ranks(
     spec: LaunchSpec, receiver: HeartbeatReceiver, channel: PeerChannel | None, report: Callable[[str], None]
 ) -> RanksEnd:
-    """Run the command while the gang is monitored, and announce the end to the other hosts."""
+    """Run the command and monitor the gang; announce the end to the other hosts."""
     monitor = GangMonitor(spec.host.name, receiver, channel, spec.collective_timeout_s)
     try:
         exit_code, culprit = _run(spec, monitor, report)
@@ -199,7 +199,7 @@ def _monitor_ranks(
 
 
 def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) -> tuple[int | None, Culprit | None]:
-    """Return the exit code of the launcher, None if we ended it, and the culprit for whom it was ended."""
+    """Return the exit code of the launcher, None if the supervisor ended it, and the culprit if there is one."""
     end = time.monotonic() + spec.deadline_s
     log_path = spec.work / work_directory.LAUNCHER_LOG
     process = _start(spec, log_path)
@@ -216,7 +216,9 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
                 next_scan = time.monotonic() + PROCESS_SCAN_S
             if culprit := monitor.poll(POLL_S):
                 report(f"stage {spec.stage}: {culprit.text}; ending all of its processes")
-                if culprit.kind != "rank_ended":  # after the end of a rank, the dumps of the others add nothing
+                if (
+                    culprit.kind != "rank_ended"
+                ):  # after the end of a rank, the dumps of the others contain nothing more
                     dump_flight_records(spec.work, sorted(spec.command.ranks))
                 return None, culprit
         culprit = monitor.await_verdict(process.returncode, work_directory.last_error_line(log_path))
@@ -225,7 +227,7 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
         if process.poll() is None and not culprit:
             monitor.announce_abort()
         tree.end(CULPRIT_GRACE_S if culprit else None)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be waited for
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process may hang in the kernel
             process.wait(timeout=GRACE_S)
 
 

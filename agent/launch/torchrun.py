@@ -1,6 +1,7 @@
-"""Build the torchrun command of this host: static rendezvous, so that ranks follow the order of the hosts on one port.
+"""Build the torchrun command of this host.
 
-The store listens on the planned address of the first host only; for a launch on one host, on the loopback interface.
+The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The store listens only on the
+planned address of the first host; for a launch on one host, on the loopback interface.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ def torchrun_command(
     Args:
         plan, host: the run's plan and this host in it.
         request: the launch. Its variables override all others.
-        gang: the hosts that start together, in rank order; one member: this host alone.
+        gang: the hosts that start together, in rank order. A single member means a launch on this host alone.
         work: directory for the request to the ranks, their results and their logs.
         data: directory of the training data that the operator staged, if any.
-        uuids: NVML index -> UUID, as far as known: a rank that gets another GPU measures nothing.
+        uuids: NVML index -> UUID, if known. A rank on a GPU with another UUID measures nothing.
 
     Raises:
         LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
@@ -94,7 +95,7 @@ def torchrun_command(
         arguments=[
             *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(rendezvous)),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
-            # Ranks are forks of torchrun: torch takes seconds to import, and is imported once per host, not once per rank.
+            # Ranks are forks of torchrun, so that torch, whose import takes seconds, is imported once per host.
             *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(rank_request)),
         ],
         environment={**environment, **request.environment},
@@ -103,7 +104,7 @@ def torchrun_command(
 
 
 def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: Path) -> Path:
-    """Write address and secret name of the rendezvous to a private file: `ps` would show arguments to every user."""
+    """Write the address and the secret name of the rendezvous to a private file. `ps` would show arguments to every user."""
     address, port = LOOPBACK[1], 0
     if len(gang.members) > 1:
         first = own_address(gang) if node_rank == 0 else gang.addresses[gang.members[0]]
@@ -131,7 +132,7 @@ def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: 
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """Return the settings of a benchmark. A training benchmark looks for staged data before it uses its own."""
+    """Return the settings of a benchmark. A training benchmark prefers the data that the operator staged."""
     values = settings(benchmark, chosen)
     if "data_directories" in values:
         values["data_directories"] = [str(data), *values["data_directories"]]
@@ -142,16 +143,16 @@ def _environment(host: PlannedHost, interface: str, work: Path, *, single_host: 
     environment = {
         **without_placement(os.environ),
         "PYTHONUNBUFFERED": "1",
-        # torch.compile executes what it builds, so that other users must not be able to write there, as in /tmp.
+        # torch.compile executes the files in its caches. Other users must not be able to write there, as they can in /tmp.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
         "TRITON_CACHE_DIR": str(work / "triton"),
-        # NVML numbers GPUs by PCI address. CUDA must do the same, so that an index means the same GPU.
+        # NVML numbers GPUs by PCI address. Make CUDA do the same, so that an index means the same GPU.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices)) if host.device == "gpu" else "",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     if interface:
-        # With `=` NCCL matches exactly this name, not a prefix. gloo always does.
+        # With `=`, NCCL matches the exact name instead of a prefix. gloo always matches the exact name.
         environment |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
     if single_host:
         environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[0]
