@@ -224,7 +224,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
     record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
-        if stages.already_ran(record.launches, BENCHMARK, [host], 0):
+        if stages.find_earlier_launch(record.launches, BENCHMARK, [host], 0):
             _say("the benchmarks already ran: nothing is measured again")
             return
         count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"

@@ -1,7 +1,7 @@
 """Restrict a listening socket to a list of client addresses, with a packet filter on the socket.
 
-The kernel drops packets from any other address. The filter needs no privilege, no firewall rule and no cleanup. It is attached before
-the socket listens, applies to every accepted connection, affects no other port, and ends with the socket.
+The kernel drops packets from any other address. The filter needs no privilege, no firewall rule and no cleanup. It is attached
+before the socket listens, applies to every accepted connection, affects no other port, and ends with the socket.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exchange statuses between the supervisors of a gang, over TCP and once a second.
 
 The first two members are watchers: each listens on its fabric address. Every member sends the state of its ranks to both, and
-both answer. The first watcher decides which host or rank is at fault. The second decides if the first is silent, so that the loss of
-either watcher is detected too.
+both answer. The first watcher decides which host or rank is at fault. The second decides if the first is silent, so that the loss
+of either watcher is detected too.
 """
 
 from __future__ import annotations
