@@ -1,4 +1,4 @@
-"""Launches of a program in place of torchrun, for tests of the supervisor."""
+"""Launch a program in place of torchrun, for tests of the supervisor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def launch_program(
     channel: Any = None,
     **fields: Any,
 ) -> Record:
-    """Run the program under the supervisor and return the record, as `run_launch` does; `fields` are those of a LaunchSpec."""
+    """Run the program under the supervisor and return the record, as `run_launch` does. `fields` are fields of LaunchSpec."""
     spec = LaunchSpec(
         **{
             "stage": "benchmark",

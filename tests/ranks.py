@@ -1,6 +1,6 @@
-"""Ranks with the environment that torchrun gives them, forked from one process that has imported torch.
+"""Start ranks with the environment of torchrun, as forks of one process that has imported torch.
 
-Importing torch costs each rank two seconds of CPU time. Other tests start a real torchrun.
+This saves each rank two seconds of CPU time for the import. Other tests start a real torchrun.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Ranks:
     processes: list[BaseProcess]
     output: Path
     store: TCPStore | None = None
-    """In place of torchrun's own."""
+    """The store for the rendezvous, in place of torchrun's store."""
 
     def wait(self) -> list[int | None]:
-        """Wait for all of them; return their exit codes."""
+        """Wait for all ranks; return their exit codes."""
         for process in self.processes:
             process.join(TIMEOUT_S)
             if process.exitcode is None:
@@ -48,7 +48,7 @@ class Ranks:
 
 
 def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Sequence[str] = (".",)) -> Ranks:
-    """Start `ranks` of `module` in each directory of `hosts` below `work`; their output goes to `work`/output."""
+    """Start `ranks` ranks of `module` for each host, in directory `work`/HOST. All output goes to `work`/output."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         "TORCHELASTIC_RUN_ID": "forked",
@@ -90,7 +90,7 @@ def _fork(
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], directory: Path, work: Path) -> None:
-    os.setsid()  # as torchrun does: the kernel may schedule by session
+    os.setsid()  # as torchrun does; the kernel may schedule by session
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
     torch.set_num_threads(1)  # OpenMP read its variable when torch was imported
     os.chdir(directory)

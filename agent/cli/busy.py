@@ -1,6 +1,6 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured: its record then has the reason for each planned observation.
+A host in use is inspected but not measured. Its record then has the reason for each planned observation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
-"""Reasons in the record; further ones are only counted."""
+"""Maximum number of reasons in the record. Further reasons are only counted."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +40,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--host", required=True, help="this host's name in the plan")
     parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument(
-        "--because", action="append", default=[], help="a reason from elsewhere, such as a scheduler's job"
+        "--because",
+        action="append",
+        default=[],
+        help="another reason why the host is in use, such as a scheduler's job",
     )
     parser.add_argument("--take-over", action="store_true", help="ignore another run that has this host")
     parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
@@ -55,14 +58,14 @@ def _busy(options: argparse.Namespace) -> int:
     if other and not options.take_over:
         reasons.append(f"held by {other.describe()}")
     if reasons:
-        hidden = len(reasons) - MAX_REASONS
-        record_skipped(run, "; ".join([*reasons[:MAX_REASONS], *([f"{hidden} more"] if hidden > 0 else [])]))
+        more = len(reasons) - MAX_REASONS
+        record_skipped(run, "; ".join([*reasons[:MAX_REASONS], *([f"{more} more"] if more > 0 else [])]))
     print(json.dumps({"busy": reasons}) if options.json else "; ".join(reasons) or "free")
     return IN_USE if reasons else FREE
 
 
 def _gpu_users(run: HostRun) -> list[str]:
-    """Return the processes on the planned GPUs. MIG mode does not count: the benchmarks report it."""
+    """Return the processes on the planned GPUs. Ignore MIG mode, because the benchmarks report it."""
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
     other_conflicts = gpu_conflicts(run.host.devices, share=True)
@@ -70,12 +73,12 @@ def _gpu_users(run: HostRun) -> list[str]:
 
 
 def record_skipped(run: HostRun, reason: str) -> None:
-    """Record a snapshot, which disturbs nothing, and the reason for each planned observation of a stage that did not run."""
+    """Record a snapshot, which does not disturb the host, and the reason for each planned observation not yet measured."""
     record = run.record()
     measured = {observation.stage for observation in record.observations}
     if run.host.gang:
         measured |= {observation.stage for observation in run.record(run.host.gang).observations}
-    has_snapshot = any((item.stage, item.phase) == (PREFLIGHT, "before") for item in record.snapshots)
+    has_snapshot = any((snapshot.stage, snapshot.phase) == (PREFLIGHT, "before") for snapshot in record.snapshots)
     devices = run.host.devices if run.host.device == "gpu" else None
     taken = []
     if not has_snapshot:
@@ -84,7 +87,9 @@ def record_skipped(run: HostRun, reason: str) -> None:
     run.append(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],
-        observations=[item for item in _skipped_observations(run, reason) if item.stage not in measured],
+        observations=[
+            observation for observation in _skipped_observations(run, reason) if observation.stage not in measured
+        ],
     )
     publish_idle(run)
 

@@ -1,4 +1,4 @@
-"""What the verbs of a GPU host share: the options of a run, and messages."""
+"""Options and messages that the verbs of a GPU host share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.errors import USAGE
 
 
 def run_options() -> argparse.ArgumentParser:
-    """Return the options of the verbs that measure for a run, as a parent of their parsers."""
+    """Return a parent parser with the options of the verbs that measure for a run."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
     parser.add_argument("--host", help="this host's name in the plan (default: found by the host's own names)")
@@ -23,12 +23,12 @@ def run_options() -> argparse.ArgumentParser:
 
 
 def print_progress(line: str) -> None:
-    """Print a line about what is happening."""
+    """Print a line of progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def fail(message: str, code: int = USAGE) -> int:
-    """Print why the verb cannot do it; return the exit code."""
+    """Print an error message to standard error; return the exit code."""
     print(f"rackproof: {message}", file=sys.stderr)
     return code
 

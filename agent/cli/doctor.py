@@ -1,4 +1,4 @@
-"""The verb `doctor`: check this host and judge it at once."""
+"""The verb `doctor`: check this host and judge it, without a plan."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from schemas.plans import plan_from_json
 from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
-"""Name of the machine in the cluster: a pod has a name of its own."""
+"""Variable with the name of the cluster node, which differs from the name of the pod."""
 NO_RECORD = 2
 
 
@@ -43,10 +43,10 @@ def _emit_record(options: argparse.Namespace) -> int:
 
 
 def emit_records(run: HostRun, environment: Mapping[str, str] = os.environ) -> int:
-    """Print the records of this host, each line in one write; return how many there were.
+    """Print the records of this host, each line in one write; return the number of records.
 
     Raises:
-        documents.DocumentError: a record is not valid. `rackproof collect` would reject it, so it is not printed.
+        documents.DocumentError: a record is not valid. It is not printed, because `rackproof collect` would reject it.
     """
     count = 0
     for gang, path in _records(run):

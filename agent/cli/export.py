@@ -94,7 +94,7 @@ def _export(options: argparse.Namespace) -> int:
     gpus = [int(index) for index in options.gpus.split(",")] if options.gpus else None
     try:
         web = read_web_config(options.web_config) if options.web_config else WebConfig()
-        web.context()  # a wrong certificate is reported here, and not in the log of a background process
+        web.context()  # report a wrong certificate here, not in the log of the background process
     except WebConfigError as error:
         return fail(str(error))
     if options.detach:
@@ -120,7 +120,7 @@ def _export(options: argparse.Namespace) -> int:
         print_progress(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics")
         background.notify_systemd()
         end_of_run = EndOfRun(options.state)
-        while not ended.wait(FRESH_S):  # with a time-out: a signal just before a wait without one would not end it
+        while not ended.wait(FRESH_S):  # a wait without time-out could miss a signal just before it
             if options.for_run and end_of_run.is_reached(time.monotonic() - server.last_request):
                 print_progress("run finished, no scrapes; exiting")
                 break
@@ -128,13 +128,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 class EndOfRun:
-    """Detects that an exporter's run is finished although nothing stopped the exporter, such as after a control node's crash."""
+    """Detects the end of the run for an exporter that was not stopped, such as after a crash of the control node."""
 
     def __init__(self, state: Path) -> None:
         self._state, self._had_run = state, False
 
     def is_reached(self, idle_s: float) -> bool:
-        """Return whether a run had the host, none has it any more (docs/resume.md), and there was no scrape for long enough."""
+        """Return whether a run had the host, no run has it now (docs/resume.md), and no scrape came for longer than IDLE_S."""
         try:
             has_run = lease.held_by_other(self._state, "") is not None
         except (OSError, documents.DocumentError):
@@ -144,7 +144,7 @@ class EndOfRun:
 
 
 def _listen_problem(options: argparse.Namespace, error: OSError) -> str:
-    """Describe whether the address or the port is the problem, and what to do."""
+    """Return an error message for an address or a port that is not available."""
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         reason = error.strerror if isinstance(error, socket.gaierror) else "this host has no such address"
         return (
@@ -158,7 +158,7 @@ def _listen_problem(options: argparse.Namespace, error: OSError) -> str:
 
 
 def _usage_problem(options: argparse.Namespace) -> str:
-    """Describe what is wrong with the command line; empty if nothing is."""
+    """Return an error message for the first invalid option; empty if all are valid."""
     if not 0 <= options.port <= MAX_PORT:
         return f"--port {options.port}: a port is 0 to {MAX_PORT}; 0 lets the system choose"
     invalid = [part for part in options.gpus.split(",") if options.gpus and not part.isdigit()]
@@ -178,6 +178,7 @@ def _usage_problem(options: argparse.Namespace) -> str:
 
 
 def _without_detach(arguments: Sequence[str]) -> list[str]:
+    """Return the command line without --detach and its value."""
     kept, skip = [], False
     for argument in arguments:
         if not skip and argument != "--detach" and not argument.startswith("--detach="):
@@ -187,7 +188,7 @@ def _without_detach(arguments: Sequence[str]) -> list[str]:
 
 
 def _write_textfile(metrics: CollectorRegistry, path: Path, interval_s: float, ended: threading.Event) -> int:
-    """Write the file atomically until terminated, then remove it: its content would become outdated."""
+    """Write the file periodically and atomically until terminated; then remove it, because it would become outdated."""
     print_progress(f"writing {path} every {interval_s:g} s")
     background.notify_systemd()
     try:

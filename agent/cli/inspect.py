@@ -64,7 +64,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _print_snapshot(*, as_json: bool) -> int:
-    families, outcome = collect(collectors.build_collectors(full_snapshot=True))
+    families, outcomes = collect(collectors.build_collectors(full_snapshot=True))
     readings = [
         {"name": family.name, "unit": family.unit, "scope": scope(labels)}
         | ({"status": value.status, "reason": value.reason} if isinstance(value, Absent) else {"value": value})
@@ -72,13 +72,13 @@ def _print_snapshot(*, as_json: bool) -> int:
         for labels, value in family.readings
     ]
     if as_json:
-        print(json.dumps({"readings": readings, "collectors": outcome}, indent=1))
+        print(json.dumps({"readings": readings, "collectors": outcomes}, indent=1))
         return 0
-    for item in readings:
-        value = item.get("value", f"{item.get('status')}: {item.get('reason')}")
-        unit = "" if item["unit"] == "1" else f" {item['unit']}"
-        print(f"{item['scope']:<22} {item['name']:<36} {value}{unit}")
-    for name, result in outcome.items():
-        if isinstance(result, str):
-            print(f"collector {name}: {result}", file=sys.stderr)
+    for reading in readings:
+        value = reading.get("value", f"{reading.get('status')}: {reading.get('reason')}")
+        unit = "" if reading["unit"] == "1" else f" {reading['unit']}"
+        print(f"{reading['scope']:<22} {reading['name']:<36} {value}{unit}")
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, str):
+            print(f"collector {name}: {outcome}", file=sys.stderr)
     return 0

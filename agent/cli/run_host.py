@@ -1,7 +1,7 @@
 """The verb `run-host`: run this host's part of a planned run from beginning to end, without a control node.
 
-Each step is the verb that the playbooks start on a host, in a process of its own: if it crashes, only its own measurements are
-lost. At the end the record is printed to the log, whatever happened.
+Each step is a verb that the playbooks also run on a host. It runs in its own process, so that a crash loses only its own
+measurements. At the end the record is printed to the log, even if a step failed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from schemas.stages import GANG, SOAK
 NO_RECORD = 2
 STATE = Path("/var/lib/rackproof")
 HOST_VARIABLE = "RACKPROOF_HOST"
-MEET_S = 900.0
-MAX_MEET_S = 86400.0
+DISCOVERY_TIMEOUT_S = 900.0
+MAX_DISCOVERY_TIMEOUT_S = 86400.0
 VERBS = {"benchmark": "bench", SOAK: "soak"}
-"""Stages that a host runs alone, and their verbs."""
+"""Stage -> verb, for the stages that a host runs alone."""
 OPERATOR_VARIABLES = (
     "PET_",
     "TORCHELASTIC_",
@@ -47,7 +47,7 @@ OPERATOR_VARIABLES = (
     "GROUP_RANK",
     "LOCAL_RANK",
 )
-"""Prefixes of what Kubeflow's operator sets for a torchrun of the pod's own; here the plan defines who starts together."""
+"""Prefixes of the variables that Kubeflow's operator sets for torchrun. The plan defines the ranks instead."""
 
 
 class TerminationRequested(Exception):  # noqa: N818 - not an error
@@ -80,9 +80,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--meet-within",
         type=float,
-        default=MEET_S,
+        default=DISCOVERY_TIMEOUT_S,
         metavar="SECONDS",
-        help=f"how long the gang's hosts wait for each other; those present then start (default: {MEET_S:g})",
+        help=f"how long the gang's hosts wait for each other; those present then start (default: {DISCOVERY_TIMEOUT_S:g})",
     )
     parser.add_argument("--quiet", action="store_true", help="do not print the record to the log; --results has it")
     parser.set_defaults(call=_run_host, detach=False, plan=None)
@@ -91,8 +91,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _run_host(options: argparse.Namespace) -> int:
     if not options.plan:
         return fail("--plan is missing: give the plan.json that `rackproof plan --run-dir` has written")
-    if not 0 < options.meet_within <= MAX_MEET_S:
-        return fail(f"--meet-within {options.meet_within:g}: give more than 0 and up to {MAX_MEET_S:g} seconds")
+    if not 0 < options.meet_within <= MAX_DISCOVERY_TIMEOUT_S:
+        return fail(
+            f"--meet-within {options.meet_within:g}: give more than 0 and up to {MAX_DISCOVERY_TIMEOUT_S:g} seconds"
+        )
     if not 0 < options.port <= 65532:
         return fail(f"--port {options.port}: give 1 to 65532; the three ports after it are used as well")
     try:
@@ -136,14 +138,14 @@ class HostRunner:
             return 128 + signal.SIGTERM
 
     def _started_run(self) -> HostRun | None:
-        """Return the run if the inspection that was interrupted had started it."""
+        """Return the run if the interrupted inspection had started it; otherwise None."""
         try:
             return HostRun(self._options.run_dir, self._options.host)
         except documents.DocumentError:
             return None
 
     def _launch_gang(self, run: HostRun) -> None:
-        """Wait for the gang's hosts and launch with those present; record that the stage was skipped if there are none."""
+        """Wait for the gang's hosts and launch with those present; without another host, record why the stage did not run."""
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
         gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)
@@ -153,7 +155,7 @@ class HostRunner:
             members, reason = [], str(error)
         else:
             absent = ", ".join(host for host in expected if host not in members)
-            reason = f"no other host to launch with: {absent} did not come within {options.meet_within:g} s"
+            reason = f"no other host to launch with: {absent} did not connect within {options.meet_within:g} s"
             if absent and len(members) > 1:
                 print_progress(f"launching without {absent}: not present within {options.meet_within:g} s")
         if len(members) > 1:
@@ -165,21 +167,25 @@ class HostRunner:
             record_not_started(run, run.host.gang, request, reason)
 
     def _verb_options(self) -> list[str]:
-        """Return the options of this command line that the verbs take too."""
+        """Return the options of this command line that are passed on to the verbs."""
         options = self._options
-        chosen = [f"--interface={options.interface}"] if options.interface else []
-        chosen += ["--ethernet"] if options.ethernet else []
-        chosen += [f"--nccl-debug={options.nccl_debug}"] if options.nccl_debug else []
-        return chosen + [f"--env={pair}" for pair in options.env]
+        arguments = [f"--interface={options.interface}"] if options.interface else []
+        arguments += ["--ethernet"] if options.ethernet else []
+        arguments += [f"--nccl-debug={options.nccl_debug}"] if options.nccl_debug else []
+        return arguments + [f"--env={variable}" for variable in options.env]
 
     def _run_verb(self, verb: str, *arguments: str, stdin: str = "") -> int:
         """Run one verb; return its exit code. On termination, terminate the verb and wait for its end."""
-        options = arguments if verb != SOAK else [word for word in arguments if word.startswith("--interface")]
+        options = (
+            arguments if verb != SOAK else [argument for argument in arguments if argument.startswith("--interface")]
+        )
         run_options = [f"--run-dir={self._options.run_dir}", f"--host={self._options.host}"]
         command = [sys.executable, sys.argv[0], verb, *run_options, *options]
         print_progress(f"{verb} started")
         pending: list[int] = []
-        _on_termination(lambda number, _: pending.append(number))  # otherwise the new process could be left behind
+        _on_termination(
+            lambda number, _: pending.append(number)
+        )  # an exception during Popen would lose the new process
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, text=True, env=_environment())
         try:
             _on_termination(_request_termination)
@@ -194,8 +200,8 @@ class HostRunner:
         return process.returncode
 
     def _emit(self, run: HostRun) -> int:
-        """Publish the records in the log and in --results."""
-        _on_termination(signal.SIG_IGN)  # a record that is printed in part is rejected
+        """Print the records to the log, copy them to --results, and release the host; return the exit code."""
+        _on_termination(signal.SIG_IGN)  # `collect` rejects an incomplete record
         launch_options.publish_results(self._options, run)
         count = 1 if self._options.quiet else emit_records(run)
         lease.release(lease.state_directory(run.directory), self._plan.run_id)
@@ -203,7 +209,7 @@ class HostRunner:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without this process's placement by mpirun, srun or an operator: its children have another."""
+    """Return the environment without this process's placement by mpirun, srun or an operator, for child processes."""
     environment = without_placement(os.environ)
     return {name: value for name, value in environment.items() if not name.startswith(OPERATOR_VARIABLES)}
 

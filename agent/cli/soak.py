@@ -1,4 +1,4 @@
-"""The verb `soak`: repeat the plan's soak rounds until its time has passed."""
+"""The verb `soak`: repeat the plan's soak rounds until the planned time has passed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = verbs.add_parser(
         "soak",
         parents=[run_options()],
-        help="repeat the plan's soak rounds until its time is over; an interrupted soak continues",
+        help="repeat the plan's soak rounds until the planned time has passed; an interrupted soak continues",
         epilog="example: rackproof soak --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --looks 48. "
         "Exit codes with --looks: 0 finished, 3 ended early, 4 still running, 75 another run has this host.",
     )
@@ -64,7 +64,7 @@ def _soak(options: argparse.Namespace) -> int:
         if options.detach or options.looks:
             return _run_in_background(options, run, stage)
         with background.exclusive_task(options.run_dir, SOAK):
-            run = SoakRun(options.run_dir, host)  # another process may have continued it meanwhile
+            run = SoakRun(options.run_dir, host)  # another process may have continued the soak
             if not run.state.ended:
                 run_soak(
                     run,
@@ -92,7 +92,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
-        # With --looks this process may outlive its playbook, and must not restart what was stopped meanwhile.
+        # With --looks this process may outlive its playbook. It must not restart a soak that was stopped in the meantime.
         lease.renew(options.run_dir, run.plan, taken=bool(options.looks))
         print(background.start(arguments, options.run_dir, SOAK))
 
@@ -102,8 +102,8 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     line, code = wait_for_soak(options.run_dir, run.host.name, stage.longest_s / options.looks, start)
     print(line)
     state = lease.state_directory(options.run_dir)
-    if taken := lease.held_by_other(state, run.plan.run_id):
-        print(f"this host was taken by {taken.describe()}", file=sys.stderr)
+    if other := lease.held_by_other(state, run.plan.run_id):
+        print(f"this host was taken by {other.describe()}", file=sys.stderr)
     elif code == ENDED_EARLY:  # the host leaves the run and is free for others
         lease.release(state, run.plan.run_id)
     return code

@@ -1,4 +1,4 @@
-"""Start a run on this host, and run one of its stages: shared by the verbs that measure."""
+"""Start a run on this host and run one of its stages, for the verbs that measure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT, PROBE
 
 
 def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
-    """Return the run, started here if there is a --plan.
+    """Return the run of --run-dir; with --plan, start it first.
 
     Raises:
         PlacementError: the host is not in the plan, or a setting is wrong.
@@ -43,7 +43,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
     """Run a stage, publish the record, and return the exit code.
 
-    No other process of this host runs a stage at the same time, and no other run has the host.
+    Wait until no other process runs this stage here, and fail if another run has the host.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:
@@ -93,7 +93,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
 
 
 def print_record(record: Record, *, as_json: bool) -> None:
-    """Print how much was observed, and how each launch ended."""
+    """Print the number of observations, and how each launch ended."""
     launches = [
         {"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches
     ]

@@ -1,4 +1,4 @@
-"""The verb `stop`: end what runs on this host for a run, and release the host."""
+"""The verb `stop`: end the processes of a run on this host, and release the host."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add stop to the command."""
     parser = verbs.add_parser(
         "stop",
-        help="end a run's stage or soak on this host, and what `export --detach` started; exits 75 if another run has the host",
-        description="Ends what `export --detach` started; with --end or --take-over also what measures. Records are kept.",
+        help="end a run's stage or soak on this host, and its detached exporter; exits 75 if another run has the host",
+        description="Ends the exporter of `export --detach`; with --end or --take-over also a stage or soak. Records are kept.",
         epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12 --end",
     )
     parser.add_argument("directory", type=Path, help="directory that was given to --detach")
-    parser.add_argument("--run-dir", type=Path, help="release the host if this run has it and nothing measures there")
-    parser.add_argument("--end", action="store_true", help="end what measures here for the run of --run-dir")
+    parser.add_argument("--run-dir", type=Path, help="release the host if this run has it and no stage is running")
+    parser.add_argument("--end", action="store_true", help="end the stage or soak of the run of --run-dir")
     parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
-    parser.add_argument("--take-over", action="store_true", help="end whatever measures here, for any run")
+    parser.add_argument(
+        "--take-over", action="store_true", help="end the stage or soak of any run, and release the host"
+    )
     parser.set_defaults(call=_stop)
 
 
@@ -46,7 +48,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _stop_background(run_directories: Sequence[Path]) -> None:
-    """Stop background processes of these runs, including those that have not yet entered themselves in the lease."""
+    """Stop the background processes of these runs, including those that have not yet renewed the lease."""
     for path in sorted(path for directory in run_directories for path in directory.glob("*.pid")):
         if background.is_running(path.parent, path.stem):
             print(background.stop(path.parent, path.stem))

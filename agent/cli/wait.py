@@ -12,7 +12,7 @@ from schemas.stages import BENCHMARK, GANG, SOAK
 
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
-"""Time that a supervisor may need, after the deadline of its ranks, to end them and to write the record."""
+"""Time for a supervisor to end its ranks and to write the record, after the deadline of the ranks."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,7 +33,7 @@ def _wait(options: argparse.Namespace) -> int:
 
 
 def wait_for_stage(run: HostRun, stage: str) -> int:
-    """Wait until a stage in the background ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
+    """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
     print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
     if stage == SOAK:
         soak = run.record().soak
@@ -43,8 +43,8 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
     finished = bool(launches) and launches[-1].outcome == "finished"
     state = lease.state_directory(run.directory)
-    if taken := lease.held_by_other(state, run.plan.run_id):
-        print(f"this host was taken by {taken.describe()}", file=sys.stderr)
+    if other := lease.held_by_other(state, run.plan.run_id):
+        print(f"this host was taken by {other.describe()}", file=sys.stderr)
     elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for others
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED

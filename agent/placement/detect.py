@@ -1,4 +1,4 @@
-"""Detect the launcher that started this process: it must be one launcher, and the one that the operator named."""
+"""Detect the launcher that started this process, and refuse a second launcher or another one than the operator named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAMS = {TORCHRUN: "torchrun", MPI: "mpirun", SLURM: "srun"}
 def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlacement | None:
     """Return this process's placement by the launcher that `rackproof launch` was given; None for torchrun.
 
-    torchrun is started by `rackproof launch` itself.
+    For torchrun there is none, because `rackproof launch` starts torchrun itself.
 
     Raises:
         PlacementError: variables are missing or contradict each other, or another launcher started this process.
@@ -45,7 +45,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
 
 
 def detect_rank(environment: Mapping[str, str]) -> RankPlacement | None:
-    """Return the placement of a rank that mpirun or srun started directly; None if neither started more than one.
+    """Return the placement of a rank that mpirun or srun started directly; None if neither started several processes.
 
     Raises:
         PlacementError: variables are missing or contradict each other.

@@ -1,4 +1,4 @@
-"""Membership of a gang (the hosts of one multi-node launch) without a control node: this host's name, and the other members."""
+"""Find this host's name in the plan and the members of its gang (the hosts of one multi-node launch), without a control node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOST_VARIABLES = ("SLURMD_NODENAME", "PMIX_HOSTNAME")
 
 
 def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlacement | None = None) -> str:
-    """Return this host's name in the plan, found by the names that launchers and the host itself use.
+    """Return this host's name in the plan, from the names that launchers and the host itself use.
 
     Raises:
         PlacementError: no name is in the plan.
@@ -34,7 +34,7 @@ def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlaceme
 
 
 def match_host(plan: Plan, name: str) -> str:
-    """Return the planned host of that name, with or without its domain; empty if there is none, or several."""
+    """Return the planned host with this name, with or without its domain; empty if none or several match."""
     for spelling in (name, name.split(".")[0]):
         for host in plan.hosts:
             if spelling in (host.name, host.address):
@@ -67,20 +67,20 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
 
 
 def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[str], placement: RankPlacement) -> None:
-    """Raise PlacementError if the launcher started other hosts, or another number of processes, than planned."""
+    """Raise PlacementError if the hosts or the number of processes of the launcher differ from the plan."""
     program = PROGRAMS[placement.launcher]
     started = [match_host(plan, name) or name for name in placement.hosts]
     if started and set(started) != set(members):
         raise PlacementError(
             f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: plan those hosts, or give --members"
         )
-    devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
-    one_for_each_host = placement.local_size == 1 and placement.size == len(members)
-    if not one_for_each_host and (placement.local_size, placement.size) != (devices, all_devices):
+    local_devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
+    one_per_host = placement.local_size == 1 and placement.size == len(members)
+    if not one_per_host and (placement.local_size, placement.size) != (local_devices, all_devices):
         raise PlacementError(
             f"{program} started {placement.size} processes, {placement.local_size} on this host; the plan has {len(members)} "
-            f"hosts with {all_devices} {host.device} devices, {devices} on this host: start one process for each host, or one "
-            "for each device"
+            f"hosts with {all_devices} {host.device} devices, {local_devices} on this host: start one process for each host, or "
+            "one for each device"
         )
 
 
@@ -99,9 +99,9 @@ def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> N
 
 
 def use_all_processors() -> str:
-    """Let the ranks use every processor of the host, or of its container: mpirun binds each process to a core or two.
+    """Let the ranks use every processor of the host or its container; return a message for the operator if they could not before.
 
-    Returns a message for the operator if that was the case.
+    mpirun binds each process to one or two cores.
     """
     before = len(os.sched_getaffinity(0))
     try:

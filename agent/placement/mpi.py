@@ -1,4 +1,4 @@
-"""Read the placement that mpirun sets: Open MPI (OMPI_*), and the launchers of MPICH and Intel MPI (PMI_*, MPI_LOCAL*)."""
+"""Read the placement that mpirun sets: Open MPI sets OMPI_*, MPICH and Intel MPI set PMI_* and MPI_LOCAL*."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
 
 
 def _check_one_launcher(environment: Mapping[str, str], names: tuple[str, ...], rank: int, size: int) -> None:
-    """Raise PlacementError if Open MPI and the PMI of another launcher set different values; srun may start mpirun."""
+    """Raise PlacementError if the variables of Open MPI and PMI contradict each other, unless srun started mpirun."""
     for pmi_name, name, value in ((HYDRA[0], names[0], rank), (HYDRA[1], names[1], size)):
         text = environment.get(pmi_name, "")
         if names is OPEN_MPI and text.isdecimal() and int(text) != value and "SLURM_PROCID" not in environment:

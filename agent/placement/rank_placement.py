@@ -1,7 +1,7 @@
-"""The placement of this process among those that a launcher started, according to the launcher's variables.
+"""The placement of this process among the processes that a launcher started, from the launcher's variables.
 
-mpirun and srun set each process's rank, the number of processes, and both for its host. Missing or contradictory variables, and
-variables of two launchers, are reported before anything is started and before torch is imported.
+mpirun and srun set the rank, the number of processes, the local rank and the number of processes on the host. Missing or
+contradictory variables are reported before any process is started and before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PROCESS_VARIABLES = (
     "SLURM_LOCALID",
     "SLURM_STEP_",
 )
-"""Prefixes of the variables that apply to this process alone, and not to the ranks that it starts.
+"""Prefixes of variables that apply only to this process, and not to the ranks that it starts.
 
-PET_: options of torchrun, set by Kubeflow's operator."""
+PET_ variables are options of torchrun, which Kubeflow's operator sets."""
 
 
 class PlacementError(UsageError):
@@ -52,10 +52,10 @@ class RankPlacement:
     """This host's name as the launcher spells it, if it reports it."""
 
     def __post_init__(self) -> None:
-        for what, index, size in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
+        for name, index, size in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
             if not 0 <= index < size:
                 raise PlacementError(
-                    f"{self.launcher}: {what} {index} of {size} is not possible: the launcher's variables contradict each "
+                    f"{self.launcher}: {name} {index} of {size} is not possible: the launcher's variables contradict each "
                     "other; unset those that were set by hand"
                 )
         if not self.local_size <= self.size or not 1 <= self.nodes <= self.size:
@@ -66,12 +66,12 @@ class RankPlacement:
 
     @property
     def supervises(self) -> bool:
-        """Whether it is the first process on its host, which supervises; the others have nothing to do."""
+        """Whether this process is the first on its host and supervises the ranks. The other processes do nothing."""
         return self.local_rank == 0
 
 
 def read_number(environment: Mapping[str, str], name: str, launcher: str) -> int:
-    """Return a variable that is a whole number.
+    """Return the value of a variable that must be a whole number.
 
     Raises:
         PlacementError: it is missing, or not a whole number.
@@ -85,7 +85,7 @@ def read_number(environment: Mapping[str, str], name: str, launcher: str) -> int
 
 
 def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the placement of this process: its children have another one."""
+    """Return the environment without the placement of this process. Its children have other placements."""
     return {key: value for key, value in environment.items() if not key.startswith(PROCESS_VARIABLES)}
 
 

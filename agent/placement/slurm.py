@@ -1,4 +1,4 @@
-"""Read the placement that srun sets: the variables of a job step (SLURM_*), and the names in a node list."""
+"""Read the placement that srun sets: the variables of a job step (SLURM_*), including its node list."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         PlacementError: variables are missing or contradict each other.
     """
     if "SLURM_PROCID" not in environment:
-        inside = "SLURM_JOB_ID" in environment
+        is_in_job = "SLURM_JOB_ID" in environment
         raise PlacementError(
             "SLURM_PROCID is not set: "
-            + ("inside the job, " if inside else "")
+            + ("inside the job, " if is_in_job else "")
             + "start it with srun, as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
         )
     if "SLURM_STEP_NUM_TASKS" not in environment:
@@ -50,7 +50,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         rank=rank,
         size=size,
         local_rank=local_rank,
-        local_size=_tasks_here(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
+        local_size=_count_local_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
         nodes=nodes,
         node=node,
         hosts=hosts,
@@ -58,8 +58,8 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     )
 
 
-def _tasks_here(text: str, node: int) -> int:
-    """Return the tasks on that host, from a text such as `2(x3),1`."""
+def _count_local_tasks(text: str, node: int) -> int:
+    """Return the number of tasks on host `node`, from a text such as `2(x3),1`."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -89,17 +89,17 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _expand_part(part: str, whole: str) -> Iterator[str]:
+def _expand_part(part: str, node_list: str) -> Iterator[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([\d,-]+)\](.*)", part)
     if not match:
         if "[" in part or "]" in part:
-            raise PlacementError(f"the node list {whole!r} is not valid at {part!r}")
+            raise PlacementError(f"the node list {node_list!r} is not valid at {part!r}")
         yield part
         return
     for piece in match[2].split(","):
         range_match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
         first, last = (range_match[1], range_match[2] or range_match[1]) if range_match else ("1", "0")
         if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise PlacementError(f"the node list {whole!r} is not valid at {piece!r}")
+            raise PlacementError(f"the node list {node_list!r} is not valid at {piece!r}")
         for value in range(int(first), int(last) + 1):
-            yield from _expand_part(f"{match[1]}{value:0{len(first)}}{match[3]}", whole)
+            yield from _expand_part(f"{match[1]}{value:0{len(first)}}{match[3]}", node_list)

@@ -1,6 +1,6 @@
 """Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun, srun or torchrun started.
 
-This module does not import torch, which takes seconds: wrong variables are reported before that.
+This module does not import torch, so that wrong variables are reported before the seconds that the import takes.
 
 torch reads RANK, WORLD_SIZE, MASTER_ADDR and others; mpirun and srun set the same values under names of their own.
 """
@@ -25,13 +25,13 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class NotPossibleError(RackproofError):
-    """This host does not allow it now; the message says why and what to do."""
+    """The command is not possible on this host now; the message says why and what to do."""
 
 
 def prepare_environment(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:
-    """Set the variables that torch reads, or exit with a message: 64 wrong usage, 2 not possible on this host.
+    """Set the variables that torch reads, or exit with a message. Exit codes: 64 wrong usage, 2 not possible on this host.
 
-    A rank that a supervisor started has a request; its supervisor has placed it already.
+    Do nothing with `--request`: the supervisor that started this rank has set the variables.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--request")
@@ -58,15 +58,15 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
         PlacementError: variables are missing, contradict each other, or come from two launchers.
     """
     if TORCHRUN_VARIABLE in environment:
-        return {}  # whatever started torchrun
+        return {}  # torchrun has set them, whatever started torchrun
     placement = detect_rank(environment)
     if any(name in environment for name in ("RANK", "WORLD_SIZE")):
-        return _complete(environment, placement)
+        return _missing_variables(environment, placement)
     return _from_placement(placement, environment) if placement else {}
 
 
-def _complete(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
-    """Return what is missing beside RANK and WORLD_SIZE."""
+def _missing_variables(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
+    """Return the missing variables if RANK and WORLD_SIZE are set."""
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)
@@ -116,7 +116,7 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
 
 
 def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Raise PlacementError if this host has GPUs, but fewer than ranks: two ranks on one GPU would falsify both."""
+    """Raise PlacementError if this host has GPUs, but fewer than ranks. Two ranks on one GPU would both measure too little."""
     ranks, gpus = environment.get("LOCAL_WORLD_SIZE", "1"), count_visible_gpus(environment, root)
     if ranks.isdecimal() and 0 < gpus < int(ranks):
         variable = environment.get("CUDA_VISIBLE_DEVICES")
@@ -125,9 +125,9 @@ def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> N
 
 
 def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
-    """Return how many GPUs a process here can use.
+    """Return how many GPUs a process on this host can use.
 
-    Counts the device nodes, which are what a container is given, or else the GPUs that the driver lists.
+    Count the device nodes, which also work in a container; without device nodes, count the GPUs that the driver lists.
     """
     nodes = len([path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
     gpus = nodes or len(list(root.glob("proc/driver/nvidia/gpus/*")))
@@ -148,7 +148,7 @@ def check_writable(directory: Path) -> None:
 
 
 def check_port_is_free(port: int) -> None:
-    """Raise NotPossibleError if the first rank could not listen on the port as torch does: on every address."""
+    """Raise NotPossibleError if the first rank cannot listen on the port on every address, as torch does."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as channel:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Start processes that outlive the SSH connection, wait for them, and end them."""
+"""Start, await and end processes that outlive the SSH connection."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class BackgroundError(OSError):
 
 
 def start(arguments: Sequence[str], directory: Path, name: str, until: str = "") -> str:
-    """Start a command of ours in a session of its own, unless the one started here before still runs.
+    """Start a Rackproof command in its own session, unless the process of this name still runs.
 
     Args:
         arguments: the command line, without the option that asked for the background.
         directory: gets `NAME.pid` and `NAME.log`.
         name: name of the process.
-        until: return only once the log contains this.
+        until: wait until the log contains this text; empty: do not wait.
 
     Returns:
         A line for people.
@@ -45,7 +45,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
     """
     private_directory(directory)
     log_path = directory / f"{name}.log"
-    # A playbook that was killed may have left such a command running, which its successor now repeats.
+    # The process may have been started by a playbook that was killed and is now run again.
     with exclusive(directory / f"{name}.starting"):
         pid = _running_pid(directory, name)
         if pid:
@@ -65,7 +65,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
 
 @contextlib.contextmanager
 def exclusive_task(directory: Path, name: str) -> Iterator[None]:
-    """Wait until no other process does `name` there, and keep others out. The lock ends with this process, however it ends."""
+    """Hold the lock `NAME.lock`, after waiting for other holders. The kernel releases it when this process ends."""
     with exclusive(directory / f"{name}.lock"):
         yield
 
@@ -82,7 +82,7 @@ def notify_systemd() -> None:
 def wait(directory: Path, name: str, deadline_s: float) -> str:
     """Wait until the process has ended, and return the end of its log; end it `deadline_s` after its start.
 
-    A process that the kernel killed because memory ran out, or that could not write, cannot log that itself: it is added.
+    Add the reason if the kernel killed the process because memory ran out, or if the process could not write its log.
 
     Raises:
         BackgroundError: no process was started there under this name.
@@ -96,12 +96,12 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
         time.sleep(0.2)
     log = _read_log(directory / f"{name}.log")[-LOG_BYTES:]
     oom_kill = oom.describe_kill_since_save(directory / f"{name}.memory")
-    more = [f"a process of this command was {oom_kill}"] if oom_kill and oom_kill not in log else []
-    return log + "".join(f"{line}\n" for line in [*more, *_why_unwritable(directory)])
+    reasons = [f"a process of this command was {oom_kill}"] if oom_kill and oom_kill not in log else []
+    return log + "".join(f"{line}\n" for line in [*reasons, *_why_unwritable(directory)])
 
 
 def _why_unwritable(directory: Path) -> Iterator[str]:
-    """Yield why nothing can be written there: neither results nor the reason for their absence."""
+    """Yield the reason if no file can be written in the directory."""
     status = os.statvfs(directory)
     if status.f_flag & os.ST_RDONLY:
         yield f"{directory}: {os.strerror(errno.EROFS)}"
@@ -117,7 +117,7 @@ def is_running(directory: Path, name: str) -> bool:
 
 
 def stop(directory: Path, name: str) -> str:
-    """End the process, with SIGTERM and after GRACE_S with SIGKILL. It is no error if it does not run."""
+    """End the process with SIGTERM, and after GRACE_S with SIGKILL; return a line for people. It need not run."""
     pid = _running_pid(directory, name)
     if not pid:
         return f"{name} does not run"

@@ -1,8 +1,7 @@
-"""One run at a time on a host: the lease, `lease.json` in the host's state directory.
+"""Allow only one run at a time on a host, by the lease: `lease.json` in the host's state directory.
 
-It names the run and the operator who carries it out. Everything that the run does on this host renews the lease, and the end of
-the run releases it. A run whose control node is gone does not keep the host for ever: docs/resume.md says when another run may
-take it.
+It names the run and its operator. Every command of the run on this host renews the lease, and the end of the run releases it. A
+lease can expire, for example after the loss of the control node. docs/resume.md says when another run may take the host.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ MODE = 0o600
 HELD = HeldError.exit_code
 """Exit code if another run has the host."""
 IDLE_S = 900.0
-"""How long a lease outlasts the run's longest stage: other hosts may be slower than this one."""
+"""Time that a lease lasts beyond the run's longest stage, because other hosts may be slower than this one."""
 END_S = 30.0
-"""Within which a supervisor that gets SIGTERM must have ended its ranks."""
+"""Time for a supervisor to end its ranks after SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +43,28 @@ class Lease:
     renewed: str
     lasts_s: float
     stage: str = ""
-    """Stage that its supervisor runs on this host, or ran last."""
+    """Stage that the supervisor of the run runs on this host, or the last one that it ran."""
     pid: int = 0
     born: str = ""
     boot_id: str = ""
 
     def supervisor(self) -> int:
-        """Return the process that measures here for this run; 0 if none does."""
+        """Return the process id of the supervisor that runs here for this run; 0 if there is none."""
         return self.pid if self.pid and self.boot_id == boot_id() and born(self.pid) == self.born != "" else 0
 
     def is_stale(self) -> bool:
         """Return whether the lease was not renewed for longer than the longest stage of the run may take."""
-        return not -IDLE_S <= _age(self.renewed) <= self.lasts_s
+        return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:
-        """Return whether the claimant uses the same directory of runs, and has recorded that this run is no longer running."""
+        """Return whether the claimant uses the same directory of runs, and its newer claim does not list this run as running."""
         same_directory = (self.by.machine, self.by.runs) == (claim.machine, claim.runs)
         return same_directory and self.by.since < claim.since and self.run_id not in claim.running
 
     def describe(self) -> str:
         """Return the holder in words."""
-        at = f", its stage {self.stage} as process {pid}" if (pid := self.supervisor()) else ""
-        return f"run {self.run_id} of {self.by.user} on {self.by.host} since {self.since}{at} (last renewed at {self.renewed})"
+        stage = f", its stage {self.stage} as process {pid}" if (pid := self.supervisor()) else ""
+        return f"run {self.run_id} of {self.by.user} on {self.by.host} since {self.since}{stage} (last renewed at {self.renewed})"
 
 
 def state_directory(run_dir: Path) -> Path:
@@ -74,7 +73,7 @@ def state_directory(run_dir: Path) -> Path:
 
 
 def load_claim(text: str | None, run_id: str, run_dir: Path) -> Claim:
-    """Return the claim of the control node (JSON); without one, the claim of the user who runs this by hand.
+    """Return the claim of the control node (JSON text); without text, return a claim of the user of this process.
 
     Raises:
         documents.DocumentError: the text is not a claim.
@@ -92,8 +91,8 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
     Args:
         run_dir: run directory on this host.
         plan: the run's plan.
-        by: the operator who carries it out.
-        take_over: acquire the host even if another run has it; the processes that measure for that run are ended.
+        by: the claim of the run's operator.
+        take_over: acquire the host even if another run has it, and end the supervisor of that run.
 
     Returns:
         A line for people if another run had the host; else an empty string.
@@ -104,46 +103,46 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
     note = ""
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
-        if lease and not _is_of(lease, plan):
+        if lease and not _belongs_to(lease, plan):
             note, lease = _preempt(lease, by, take_over), None
-        at = utc_now()
-        lease = lease or _new_lease(plan, by, at)
-        _write(file, replace(lease, by=by, renewed=at, lasts_s=_duration(plan)))
+        now = utc_now()
+        lease = lease or _new_lease(plan, by, now)
+        _write(file, replace(lease, by=by, renewed=now, lasts_s=_lease_duration_s(plan)))
     return note
 
 
 def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) -> None:
-    """Renew the lease; with `stage`, note that this process is the supervisor of that stage.
+    """Renew the lease. With `stage`, record this process as the supervisor of that stage.
 
     Args:
         run_dir: run directory on this host.
         plan: the run's plan.
-        stage: that this process supervises.
-        taken: only if the run has acquired the host and has not released it since.
+        stage: stage that this process supervises; empty: none.
+        taken: renew only if this run holds the lease; do not acquire it again.
 
     Raises:
-        HeldError: another run has the host by now, or with `taken` no run has it.
+        HeldError: another run has the host, or with `taken` no run has it.
     """
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
         by = load_claim(None, plan.run_id, run_dir)
-        if lease and not _is_of(lease, plan):
+        if lease and not _belongs_to(lease, plan):
             _preempt(lease, by, take_over=False)
             lease = None
         if taken and lease is None:
-            (state_directory(run_dir) / LEASE).unlink()  # opening it created it
+            (state_directory(run_dir) / LEASE).unlink()  # locking created the file
             raise HeldError(f"run {plan.run_id} was stopped on this host: resume it to continue")
         at = utc_now()
         lease = lease or _new_lease(plan, by, at)
         if stage:
             lease = replace(lease, stage=stage, pid=os.getpid(), born=born(os.getpid()), boot_id=boot_id())
-        _write(file, replace(lease, renewed=at, lasts_s=_duration(plan)))
+        _write(file, replace(lease, renewed=at, lasts_s=_lease_duration_s(plan)))
 
 
 def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = False) -> str:
-    """Release the host if this run has it, or with `any_run` whichever run has it.
+    """Release the host if this run has it; with `any_run`, release it from any run.
 
-    A supervisor that measures there keeps the host for its run, or with `end` is ended.
+    A running supervisor keeps the host for its run; with `end`, it is ended first.
 
     Returns:
         A line for people if a supervisor was ended, or still runs; else an empty string.
@@ -175,11 +174,11 @@ def held_by_other(state: Path, run_id: str, by: Claim | None = None) -> Lease | 
         lease = _parse(read_line(file, "lease"))
     if lease is None or lease.run_id == run_id:
         return None
-    free = not lease.supervisor() and (lease.is_stale() or (by is not None and lease.is_superseded(by)))
-    return None if free else lease
+    is_free = not lease.supervisor() and (lease.is_stale() or (by is not None and lease.is_superseded(by)))
+    return None if is_free else lease
 
 
-def _is_of(lease: Lease, plan: Plan) -> bool:
+def _belongs_to(lease: Lease, plan: Plan) -> bool:
     return (lease.run_id, lease.nonce) == (plan.run_id, plan.nonce)
 
 
@@ -188,7 +187,7 @@ def _new_lease(plan: Plan, by: Claim, at: str) -> Lease:
 
 
 def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
-    """Return why the host may be taken from the run that has it. Raises HeldError if it may not."""
+    """Return why the host may be taken from the run that has it; raise HeldError if it may not."""
     pid = lease.supervisor()
     if not pid and lease.is_superseded(by):
         return f"taken over from {lease.describe()}, which is no longer running"
@@ -218,7 +217,7 @@ def _end_supervisor(lease: Lease) -> None:
         )
 
 
-def _duration(plan: Plan) -> float:
+def _lease_duration_s(plan: Plan) -> float:
     return max((stage.deadline_s for stage in plan.stages), default=0.0) + IDLE_S
 
 
@@ -231,7 +230,7 @@ def _write(file: int, lease: Lease) -> None:
     write_line(file, {**vars(lease), "by": by})
 
 
-def _age(timestamp: str) -> float:
+def _age_s(timestamp: str) -> float:
     """Return the seconds since a time of this host's clock."""
     form = "%Y-%m-%dT%H:%M:%S.%fZ" if "." in timestamp else "%Y-%m-%dT%H:%M:%SZ"
     return time.time() - datetime.strptime(timestamp, form).replace(tzinfo=timezone.utc).timestamp()

@@ -1,4 +1,4 @@
-"""Check before anything is started whether this machine can be measured: GPUs, driver, torch, memory, disk space."""
+"""Check before a run whether this machine can be measured: GPUs, driver, torch, memory and disk space."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from collectors.base import Absent, Family, Value
 from collectors.nvml import gpu_conflicts
 
 GIB = 1 << 30
-SHM = "/dev/shm"  # noqa: S108 - no file of ours
+SHM = "/dev/shm"  # noqa: S108 - no temporary file
 SHM_BYTES = 1 << 30
-"""NVIDIA's NCCL guide has containers started with --shm-size=1g; Docker gives 64 MiB by default."""
-BYTES_A_GPU, BYTES_A_PROCESS = 4 * GIB, GIB // 2
-"""Our estimate: host memory of a rank on a GPU, with 1 GiB of pinned buffers and a CUDA context, or of a rank on a CPU."""
+"""NVIDIA's NCCL guide recommends --shm-size=1g for containers. Docker's default is 64 MiB."""
+BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
+"""Estimated host memory of a rank on a GPU, with 1 GiB of pinned buffers and a CUDA context, and of a rank on a CPU."""
 DISK_BYTES = GIB // 4
-"""Our estimate: records, logs and the checkpoints that the benchmark writes."""
+"""Estimated disk space for records, logs and the checkpoints of the benchmark."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
 CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 COMPATIBILITY = "usr/local/cuda/compat"
@@ -30,18 +30,18 @@ COMPATIBILITY = "usr/local/cuda/compat"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """The GPUs of this machine, counted in two ways."""
+    """The number of GPUs of this machine, from the PCI bus and from the driver."""
 
     on_bus: int | Absent
     """NVIDIA GPUs on the PCI bus, with or without a driver."""
     answering: int | Absent
-    """As NVML counts them."""
+    """Number of GPUs according to NVML."""
     given: int
     """Device nodes in this container; 0 outside a container."""
 
     @property
     def most(self) -> int:
-        """Return the higher of the two counts; in a container at most the GPUs that it was given."""
+        """Return the higher count. In a container, count only the GPUs that it was given."""
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
             return max(self.given, driver)
@@ -60,14 +60,14 @@ class Gpus:
 
 
 def readings(families: Iterable[Family]) -> dict[str, Value | Absent]:
-    """Return the readings of the whole host by name."""
+    """Return name -> value of the readings that apply to the whole host."""
     return {family.name: value for family in families for labels, value in family.readings if not labels}
 
 
 def gpus_of(read: Mapping[str, Value | Absent], environment: Mapping[str, str], root: Path = Path("/")) -> Gpus:
     """Count the GPUs with the readings of the collectors."""
-    nothing = Absent(status="error", reason="not read")
-    bus, driver = (read.get(name, nothing) for name in ("gpu.pci_count", "gpu.count"))
+    not_read = Absent(status="error", reason="not read")
+    bus, driver = (read.get(name, not_read) for name in ("gpu.pci_count", "gpu.count"))
     nodes = [path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return Gpus(
         on_bus=bus if isinstance(bus, Absent) else int(float(bus)),
@@ -107,7 +107,7 @@ def problems(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> list[str]:
-    """Return what prevents a measurement of these devices: the value, why it is not enough, and the remedy.
+    """Return the problems that prevent a measurement of these devices, each with its value, its reason and the remedy.
 
     Args:
         devices: NVML indices, or the process numbers of a rehearsal.
@@ -115,24 +115,24 @@ def problems(
         cpu: a rehearsal, which needs no GPU.
         share: other processes may use the GPUs.
     """
-    result = [
-        *_torch(read, cpu=cpu, root=root),
-        *_memory(read, len(devices), cpu=cpu, root=root),
-        *_disk_space(directory),
+    problems = [
+        *_torch_problems(read, cpu=cpu, root=root),
+        *_memory_problems(read, len(devices), cpu=cpu, root=root),
+        *_disk_problems(directory),
     ]
     if not cpu:
-        result += [*_shm(root), *_hidden(devices, os.environ if environment is None else environment)]
-        result += [
+        problems += [*_shm_problems(root), *_hidden_gpus(devices, os.environ if environment is None else environment)]
+        problems += [
             f"{conflict}: end it, or give --share-gpus to measure beside it"
             for conflict in gpu_conflicts(devices, share=share)
         ]
-    return result
+    return problems
 
 
 def torch_build() -> tuple[str, str] | None:
     """Return torch's version and the CUDA version it was built for (empty: none); None if torch is not installed.
 
-    They are read from its files, because importing torch takes seconds. Both are `?` if the files do not contain them.
+    Read them from torch's files, because importing torch takes seconds. A version that is not in the files is `?`.
     """
     try:
         spec = importlib.util.find_spec("torch")
@@ -149,7 +149,7 @@ def torch_build() -> tuple[str, str] | None:
     return version[1] if version else "?", (cuda[1] or "") if cuda else "?"
 
 
-def _torch(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iterator[str]:
+def _torch_problems(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iterator[str]:
     build = torch_build()
     if build is None:
         yield f"torch is not installed for {sys.executable}: install rackproof[bench], or use the Python that has it"
@@ -160,37 +160,37 @@ def _torch(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iter
     if not cuda:
         yield f"torch {version} was built without CUDA: install a build for CUDA (https://pytorch.org)"
         return
-    newest = read.get("driver.cuda_version")
+    supported = read.get("driver.cuda_version")
     if (
-        isinstance(newest, str)
-        and _major(cuda) > _major(newest) > 0
+        isinstance(supported, str)
+        and _major(cuda) > _major(supported) > 0
         and not any((root / COMPATIBILITY).glob("libcuda.so*"))
     ):
         yield (
-            f"torch {version} is built for CUDA {cuda}, and the driver supports {newest} at most: update the driver, install a "
-            f"torch built for CUDA {_major(newest)}, or the compatibility package of CUDA {_major(cuda)}"
+            f"torch {version} is built for CUDA {cuda}, and the driver supports {supported} at most: update the driver, install "
+            f"a torch built for CUDA {_major(supported)}, or the compatibility package of CUDA {_major(cuda)}"
         )
 
 
 def _major(version: str) -> int:
-    first = version.split(".")[0]
-    return int(first) if first.isdecimal() else 0
+    major = version.split(".")[0]
+    return int(major) if major.isdecimal() else 0
 
 
-def _memory(read: Mapping[str, Value | Absent], devices: int, *, cpu: bool, root: Path) -> Iterator[str]:
+def _memory_problems(read: Mapping[str, Value | Absent], devices: int, *, cpu: bool, root: Path) -> Iterator[str]:
     available = read.get("host.memory.available")
     free = int(available) if isinstance(available, int | float) else None
-    limit, used = (_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    limit, used = (_read_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     state = "of memory are available"
     if limit is not None and used is not None and (free is None or limit - used < free):
         free, state = limit - used, "are left below the memory limit of this container or job"
-    needed = devices * (BYTES_A_PROCESS if cpu else BYTES_A_GPU)
+    needed = devices * (BYTES_PER_PROCESS if cpu else BYTES_PER_GPU)
     if free is not None and free < needed:
-        each = f"{devices} {'processes' if cpu else 'GPUs'}"
-        yield f"{free / GIB:.1f} GiB {state}, and {each} need {needed / GIB:.1f} GiB: free memory, or raise the limit"
+        ranks = f"{devices} {'processes' if cpu else 'GPUs'}"
+        yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: free memory, or raise the limit"
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -198,7 +198,7 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _shm(root: Path) -> Iterator[str]:
+def _shm_problems(root: Path) -> Iterator[str]:
     try:
         status = os.statvfs(root / SHM[1:])
     except OSError as error:
@@ -212,19 +212,19 @@ def _shm(root: Path) -> Iterator[str]:
         )
 
 
-def _hidden(devices: Sequence[int], environment: Mapping[str, str]) -> Iterator[str]:
+def _hidden_gpus(devices: Sequence[int], environment: Mapping[str, str]) -> Iterator[str]:
     visible = visible_devices(environment)
-    if visible is None or any(word.startswith(("GPU-", "MIG-")) for word in visible):
+    if visible is None or any(device.startswith(("GPU-", "MIG-")) for device in visible):
         return
-    shown = [int(word) for word in visible if word.isdecimal()]
-    if hidden := sorted(set(devices) - set(shown)):
+    visible_indices = [int(device) for device in visible if device.isdecimal()]
+    if hidden := sorted(set(devices) - set(visible_indices)):
         yield (
             f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} hides GPU {', '.join(map(str, hidden))}: unset it, or "
-            f"give --devices {','.join(map(str, shown)) or 'with the ones to measure'}"
+            f"give --devices {','.join(map(str, visible_indices)) or 'with the ones to measure'}"
         )
 
 
-def _disk_space(directory: Path) -> Iterator[str]:
+def _disk_problems(directory: Path) -> Iterator[str]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):

@@ -1,4 +1,4 @@
-"""The run directory on a host: the plan, and the record, which each step of the run appends to."""
+"""The run directory on a host: the plan, and the record that each step of the run appends to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _P = ParamSpec("_P")
 def _with_record_locked(
     change: Callable[Concatenate[HostRun, _P], Record],
 ) -> Callable[Concatenate[HostRun, _P], Record]:
-    """Lock the record: two processes that change it at once, such as a snapshot during a stage, must not lose an update."""
+    """Lock the record during a change, because two processes may change it at once, such as a stage and a snapshot."""
 
     @functools.wraps(change)
     def locked(run: HostRun, /, *arguments: _P.args, **options: _P.kwargs) -> Record:
@@ -37,7 +37,7 @@ def _with_record_locked(
 
 
 def run_directory(path: str) -> Path:
-    """Return the path of a command line as an absolute path: the ranks run in another directory."""
+    """Return the absolute path of a command-line argument. The ranks run in another directory."""
     return Path(path).absolute()
 
 
@@ -61,7 +61,7 @@ class HostRun:
 
     @classmethod
     def begin(cls, directory: Path, host: str, plan: str) -> HostRun:
-        """Write the plan (JSON text) into `directory`, which is created for its owner alone, unless it is already there.
+        """Create the run directory for its owner alone, and write the plan (JSON text) unless it is already there.
 
         Raises:
             documents.DocumentError: the plan is invalid, or the directory is unsafe or has the plan of another run.
@@ -89,7 +89,7 @@ class HostRun:
         return run
 
     def path(self, gang: str = "") -> Path:
-        """Return the path of the host's record, or of the record of its part in `gang`."""
+        """Return the path of the host's own record, or with `gang` of its record for the gang."""
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:
@@ -122,7 +122,7 @@ class HostRun:
         launches: Iterable[Launch] = (),
         software: Mapping[str, str] | None = None,
     ) -> Record:
-        """Add these parts to the record and write it in one step; return the record.
+        """Add these parts to the record, write it atomically, and return it.
 
         The observations of a launch replace those of an earlier launch of the same stage, which are moved into that launch.
         """
@@ -154,22 +154,22 @@ class HostRun:
             record,
             snapshots=(*record.snapshots, *snapshots),
             observations=(*kept, *observations),
-            launches=(*_with_own_observations(record, repeated), *launches),
+            launches=(*_move_observations_into_launches(record, repeated), *launches),
         )
 
 
-def _with_own_observations(record: Record, repeated: set[str]) -> Iterator[Launch]:
-    """Yield the launches. The last launch with ranks of each repeated stage gets the stage's observations."""
-    last = {launch.stage: index for index, launch in enumerate(record.launches) if launch.ranks}
+def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iterator[Launch]:
+    """Yield the launches. Move the observations of each repeated stage into its last launch with ranks."""
+    last_index = {launch.stage: index for index, launch in enumerate(record.launches) if launch.ranks}
     for index, launch in enumerate(record.launches):
-        if launch.stage in repeated and last.get(launch.stage) == index:
-            own = tuple(observation for observation in record.observations if observation.stage == launch.stage)
-            launch = replace(launch, observations=(*launch.observations, *own))
+        if launch.stage in repeated and last_index.get(launch.stage) == index:
+            moved = tuple(observation for observation in record.observations if observation.stage == launch.stage)
+            launch = replace(launch, observations=(*launch.observations, *moved))
         yield launch
 
 
 def private_directory(path: Path) -> None:
-    """Create `path`, or accept it if it is a real directory that belongs to this user and that no other user can write.
+    """Create `path`, or accept an existing directory that belongs to this user and that no other user can write.
 
     Raises:
         documents.DocumentError: it is a link, belongs to another user, or others can write it.

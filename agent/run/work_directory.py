@@ -1,4 +1,4 @@
-"""The work directory of a launch: the request to its ranks, and what they leave there: results, states, logs and dumps."""
+"""The work directory of a launch: the request to its ranks, and their results, states, logs and dumps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RankResults:
 
     observations: tuple[Observation, ...]
     windows: tuple[Mapping[str, Any], ...]
-    """Time windows for which the ranks want NVML samples."""
+    """Time windows for which the ranks request NVML samples."""
     software: Mapping[str, str]
     problems: tuple[str, ...]
     """Result files that are missing or invalid."""
@@ -48,7 +48,7 @@ def write_request(work: Path, request: Mapping[str, object]) -> Path:
 
 
 def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
-    """Return for each benchmark when the first rank began it, by the host's monotonic clock, in order of time."""
+    """Return benchmark -> time when the first rank began it, by the host's monotonic clock, in order of time."""
     start_times: dict[str, float] = {}
     for rank in ranks:
         with contextlib.suppress(OSError, documents.DocumentError, KeyError, AttributeError, TypeError):
@@ -59,15 +59,15 @@ def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
 
 
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
-    """Return how a rank ended: its own state file decides; what is missing there comes from the state that its guard sent."""
+    """Return how a rank ended, from its own state file, completed by the last state that its supervisor received."""
     try:
         state = _read_state(work, rank)
         phase, exit_code = str(state["phase"]), state["exit_code"]
     except (OSError, documents.DocumentError, KeyError, TypeError):
         phase, exit_code = last_state.phase, None
     if not isinstance(exit_code, int):
-        killed = last_state.exit_code is not None and -last_state.exit_code in TERMINATION_SIGNALS
-        exit_code = None if last_state.terminated_by_launcher or killed else last_state.exit_code
+        was_terminated = last_state.exit_code is not None and -last_state.exit_code in TERMINATION_SIGNALS
+        exit_code = None if last_state.terminated_by_launcher or was_terminated else last_state.exit_code
     return Rank(
         rank=rank,
         local_rank=local_rank,
@@ -78,7 +78,7 @@ def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState)
 
 
 def read_excluded_ranks(work: Path, ranks: Iterable[int]) -> dict[int, str]:
-    """Return the ranks that could not join the process group, each with the reason that it gave."""
+    """Return rank -> reason for the ranks that could not join the process group."""
     excluded: dict[int, str] = {}
     for rank in sorted(ranks):
         with contextlib.suppress(OSError, documents.DocumentError, KeyError, TypeError):
@@ -99,7 +99,7 @@ def read_results(work: Path, ranks: Iterable[int]) -> RankResults:
         except documents.DocumentError as error:
             problems.append(f"no result of rank {rank}: {error}")
             continue
-        observations += [observation_from_json(item) for item in document["observations"]]
+        observations += [observation_from_json(observation) for observation in document["observations"]]
         windows += document.get("windows", [])
         software |= document["software"]
     return RankResults(
@@ -134,13 +134,13 @@ def truncate_logs(work: Path) -> None:
 
 
 def archive_logs(work: Path, archive: Path) -> None:
-    """Move the logs and dumps of the previous attempt into `archive`, and keep the newest attempts there."""
+    """Move the logs and dumps of the previous attempt into `archive`; keep the newest MAX_ARCHIVED_ATTEMPTS there."""
     if not any(work.glob("*.log")):
         return
     attempts = [path for path in archive.glob(f"{work.name}.*") if path.is_dir()]
     attempts.sort(key=lambda path: path.stat().st_mtime)
-    for old in attempts[: -(MAX_ARCHIVED_ATTEMPTS - 1)]:
-        shutil.rmtree(old, ignore_errors=True)
+    for oldest in attempts[: -(MAX_ARCHIVED_ATTEMPTS - 1)]:
+        shutil.rmtree(oldest, ignore_errors=True)
     directory = archive / f"{work.name}.{time.time_ns()}"
     directory.mkdir(parents=True)
     for path in _logs(work):

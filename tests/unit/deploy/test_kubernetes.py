@@ -21,7 +21,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from agent.cli.run_host import MEET_S
+from agent.cli.run_host import DISCOVERY_TIMEOUT_S
 from agent.gang import discovery
 from agent.gang.protocol import Gang
 from agent.placement.membership import match_host
@@ -305,7 +305,7 @@ def test_pods_of_nodes_are_named_after_their_node() -> None:
 def test_job_deadline_is_longer_than_the_plan(overlay: str) -> None:
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
     deadline_s = job["spec"].get("activeDeadlineSeconds") or job["spec"]["runPolicy"]["activeDeadlineSeconds"]
-    assert deadline_s > sum(stage.longest_s for stage in plan_of(overlay).stages) + 2 * MEET_S
+    assert deadline_s > sum(stage.longest_s for stage in plan_of(overlay).stages) + 2 * DISCOVERY_TIMEOUT_S
 
 
 def test_failed_pod_does_not_end_the_other_pods() -> None:
