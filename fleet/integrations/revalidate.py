@@ -22,7 +22,7 @@ from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
-HELD = 75
+EXIT_LOCKED = 75
 MAX_RUN_ID = 64 - len("-1405")
 """Longest run id in characters: the limit of schemas/record.schema.json less the time of day."""
 NOTIFIED = "notified.json"
@@ -34,10 +34,10 @@ def revalidate(options: argparse.Namespace) -> int:
     run_id = directory.name
     if locked := _locked_by(directory):
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
-        return HELD
+        return EXIT_LOCKED
     if _is_decided(directory):
         print(f"rackproof: run {run_id} already has a decision from this minute: nothing was done", file=sys.stderr)
-        return HELD
+        return EXIT_LOCKED
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
         raise UsageError(f"{playbook} is missing: run this in a checkout, where the playbooks are")
@@ -150,7 +150,7 @@ def _is_notified(directory: Path, drained: Collection[str]) -> bool:
 def _without_report(directory: Path, code: int) -> int:
     if locked := _locked_by(directory):
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
-        return HELD
+        return EXIT_LOCKED
     raise RunError(
         f"the playbook exited with {code} and wrote no report: see its output above, and resume run {directory.name}"
     )
