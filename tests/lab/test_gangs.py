@@ -28,7 +28,7 @@ from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.reports import FAIL
 from tests import builders
-from tests.lab import links
+from tests.lab import links, processes
 from tests.lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,7 @@ def launches(host: dict[str, Any]) -> list[tuple[str, int]]:
 
 def processes(lab: Lab, host: str) -> str:
     """Return the command lines of the processes of Rackproof on a host."""
-    return lab.on(host, "pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks", check=False).stdout
+    return lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 
 
 # --- slow links: one launch of the gang stage

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from schemas import locks
+from tests.lab import processes
 from tests.lab.agent_install import install_agent
 from tests.lab.fault_injection import IDLE_STRESS, inject_fault
 from tests.lab.kill_points import STATE, Attempt, Site, differences_from_undisturbed, kill
@@ -238,7 +239,7 @@ def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site
         code, output = site.run("left", "stop", only=[host], **variables)
         assert code == 0, output[-4000:]
         assert output.count("ended stage benchmark of run left") == 1
-        assert site.lab.on(host, "pgrep", "-af", "rackproof|agent", check=False).stdout == ""
+        assert site.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout == ""
         files = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
         assert "record.json" in files
         assert "lease.json" not in files

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import pytest
 
 from tests.lab import packages, processes
 from tests.lab.lab import CONTROL_ADDRESS, Lab
-from tests.lab.systemd_host import SystemdHost
+from tests.lab.systemd_host import BASE, PACKAGES, SystemdHost
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
@@ -568,9 +567,9 @@ FIND_FORMAT = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-pr
 PYTHON = "/usr/local/lib/lab/bin/python3"
 # A Python with the packages of this checkout, so that the host needs no package index.
 INSTALL_PYTHON = f"""
-/usr/bin/python3 -m venv --without-pip {Path(PYTHON).parents[1]}
+{BASE}/bin/python{sys.version_info.major}.{sys.version_info.minor} -m venv --without-pip {Path(PYTHON).parents[1]}
 rm -r "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-ln -s {sysconfig.get_path("purelib")} "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+ln -s {PACKAGES} "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 """
 
 
@@ -651,9 +650,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -> None:
     assert service.host.on("test", "-e", UNIT, check=False).returncode == 1
-    assert "rackproof export" in service.host.on("pgrep", "-af", "rackproof").stdout
+    assert "rackproof export" in service.host.on("pgrep", "-af", processes.AGENT).stdout
     assert service.play("report", rackproof_exporter_service=False).returncode == 2  # nothing was measured
-    assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
+    assert service.host.on("pgrep", "-f", processes.AGENT, check=False).stdout == ""
 
 
 def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(service: Service) -> None:
@@ -697,4 +696,4 @@ def test_teardown_leaves_nothing_behind(service: Service) -> None:
     for listing in ("list-units", "list-unit-files"):
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0
-    assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
+    assert service.host.on("pgrep", "-f", processes.AGENT, check=False).stdout == ""

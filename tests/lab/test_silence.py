@@ -15,7 +15,7 @@ import pytest
 
 from schemas.records import to_json
 from tests import builders
-from tests.lab import links
+from tests.lab import links, processes
 from tests.lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ class Gang:
 
     def processes(self, host: str) -> str:
         """Return the command lines of the processes of Rackproof on a host."""
-        return self.lab.on(host, "pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks", check=False).stdout
+        return self.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 
     def check_no_processes(self, hosts: tuple[str, ...]) -> None:
         """Check that no process of Rackproof remains. A supervisor exits a moment after it has written its record."""

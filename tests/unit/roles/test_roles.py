@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.inventory.ansible import OURS, check_variables
+from fleet.inventory.ansible import OUR_VARIABLE, check_variables
 from tests import ROOT
 from tests.lab.lab import CONTROL_PYTHON
 
@@ -50,7 +50,7 @@ def options(role: str) -> dict[str, dict[str, Any]]:
 
 def for_operators(role: str) -> dict[str, Any]:
     """The defaults that an inventory may override."""
-    return {name: value for name, value in defaults(role).items() if OURS.match(name)}
+    return {name: value for name, value in defaults(role).items() if OUR_VARIABLE.match(name)}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -78,7 +78,7 @@ def test_argument_specs_equal_the_inventory_schema(role: str) -> None:
 def test_default_outside_the_inventory_is_set_by_a_playbook() -> None:
     """What nobody sets is no default: it is in vars/main.yml."""
     playbooks = "".join(path.read_text() for path in (ROOT / "playbooks").glob("*.yml"))
-    others = {name: role for role in ROLES for name in defaults(role) if not OURS.match(name)}
+    others = {name: role for role in ROLES for name in defaults(role) if not OUR_VARIABLE.match(name)}
     for name, role in others.items():
         assert name.startswith(f"{role}_"), name
         assert re.search(rf"^ +{name}: ", playbooks, re.MULTILINE), name
