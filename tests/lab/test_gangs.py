@@ -130,7 +130,7 @@ def test_host_whose_link_is_cut_is_excluded_and_the_others_are_measured(lab: Lab
         playbook.wait(timeout=120)
         lab.run([sys.executable, ROOT / "rackproof", "report", tmp_path / "runs" / run_id], check=False)
         reported_s = time.monotonic() - since
-        remaining = {host: processes(lab, host) for host in HOSTS[:3]}
+        remaining = {host: agent_processes(lab, host) for host in HOSTS[:3]}
         lost_launches = json.loads(lab.host_path(LOST, f"{STATE}/{run_id}/gangs/rack1.json").read_text())["launches"]
     finally:
         lab.reconnect(LOST)
@@ -163,7 +163,7 @@ def launches(host: dict[str, Any]) -> list[tuple[str, int]]:
     return [(item["outcome"], len(item["members"])) for item in host.get("launches", ()) if item["stage"] == "gang"]
 
 
-def processes(lab: Lab, host: str) -> str:
+def agent_processes(lab: Lab, host: str) -> str:
     """Return the command lines of the processes of Rackproof on a host."""
     return lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 

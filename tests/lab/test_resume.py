@@ -189,7 +189,7 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
         )
         assert (throughput["params"]["cpus"], throughput["params"]["world_size"]) == (1, 2)
     assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were released"
-    assert "2 of 3 cells were measured, 1 left out." in output
+    assert "2 of 3 cells were measured, 1 skipped." in output
 
 
 @contextmanager

@@ -379,7 +379,12 @@ def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProce
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
     command = [Path(sys.executable).parent / "ansible-playbook", "-i", "hosts.yml", "playbooks/play.yml"]
-    environment = {**os.environ, "ANSIBLE_LOCALHOST_WARNING": "false", "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
+    environment = {
+        **os.environ,
+        "ANSIBLE_LOCALHOST_WARNING": "false",
+        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_ACTION_PLUGINS": str(ROOT / "playbooks" / "action_plugins"),
+    }
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
