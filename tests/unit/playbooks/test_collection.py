@@ -19,7 +19,7 @@ import yaml
 from deploy.galaxy.role_readmes import role_readmes
 from schemas import VERSION
 from tests import ROOT
-from tests.lab.kill_points import tiny
+from tests.lab.kill_points import smallest_profile
 from tests.lab.lab import CONTROL_PYTHON
 from tests.lab.prometheus import free_port
 
@@ -153,7 +153,7 @@ def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
 def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
     """The rehearsal's own inventory but for its second host, with a profile of as little as measures anything."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
-    little = tiny(0.2)
+    little = smallest_profile(0.2)
     del little["stages"]["gang"]
     profile.write_text(yaml.safe_dump(little), encoding="utf-8")
     rehearsal = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))

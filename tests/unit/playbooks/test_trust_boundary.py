@@ -14,7 +14,7 @@ import yaml
 
 from schemas.documents import MAX_BYTES
 from tests import ROOT
-from tests.lab.kill_points import tiny
+from tests.lab.kill_points import smallest_profile
 from tests.lab.prometheus import free_port
 
 HOSTILE_PYTHON = """#!{python}
@@ -62,7 +62,7 @@ def inventory(tmp_path: Path, bait: Path) -> Path:
     (tmp_path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     python = tmp_path / "python"
     _write_python(python, tmp_path)
-    profile = tiny(0.2)
+    profile = smallest_profile(0.2)
     del profile["stages"]["gang"]
     (tmp_path / "tiny.yml").write_text(yaml.safe_dump(profile), encoding="utf-8")
     variables = {
