@@ -1,4 +1,4 @@
-"""The roles' variables: defaults, argument specs, the inventory's schema and its documentation say the same."""
+"""Test the roles: consistency of their variables, their templates, and the scripts that they run on hosts."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from tests.lab.lab import CONTROL_PYTHON
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text())["properties"]
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
-"""Ansible's names of types, and the schema's. A truth may be text in an inventory, and `raw` is anything."""
+"""Type in argument_specs.yml -> type in the schema. `bool` may be text in an inventory, and `raw` is any type."""
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
 
 
-def read(role: str, path: str) -> dict[str, Any]:
+def read_role_file(role: str, path: str) -> dict[str, Any]:
     file = ROOT / "roles" / role / path
     return yaml.safe_load(file.read_text()) if file.exists() else {}
 
 
 def defaults(role: str) -> dict[str, Any]:
-    return read(role, "defaults/main.yml")
+    return read_role_file(role, "defaults/main.yml")
 
 
 def role_vars(role: str) -> dict[str, Any]:
-    return read(role, "vars/main.yml")
+    return read_role_file(role, "vars/main.yml")
 
 
 def options(role: str) -> dict[str, dict[str, Any]]:
-    """What the role's argument specs say of each variable. Ansible checks `main` before the tasks of that name."""
+    """Return the argument spec of each variable. Ansible checks the spec `main` before it runs tasks/main.yml."""
     entry = "main" if (ROOT / "roles" / role / "tasks" / "main.yml").exists() else "inventory"
-    specs = read(role, "meta/argument_specs.yml")
-    result: dict[str, dict[str, Any]] = specs["argument_specs"][entry]["options"] if specs else {}
-    return result
+    specs = read_role_file(role, "meta/argument_specs.yml")
+    role_options: dict[str, dict[str, Any]] = specs["argument_specs"][entry]["options"] if specs else {}
+    return role_options
 
 
-def for_operators(role: str) -> dict[str, Any]:
-    """The defaults that an inventory may override."""
+def inventory_defaults(role: str) -> dict[str, Any]:
+    """Return the defaults that an inventory may override."""
     return {name: value for name, value in defaults(role).items() if OUR_VARIABLE.match(name)}
 
 
@@ -67,7 +67,7 @@ def test_argument_specs_have_a_type_and_a_description(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_argument_specs_equal_the_inventory_schema(role: str) -> None:
-    for name in for_operators(role):
+    for name in inventory_defaults(role):
         option, schema = options(role)[name], SCHEMA[name]
         assert option["description"] == schema["description"], name
         if option["type"] in TYPES:
@@ -76,10 +76,10 @@ def test_argument_specs_equal_the_inventory_schema(role: str) -> None:
 
 
 def test_default_outside_the_inventory_is_set_by_a_playbook() -> None:
-    """What nobody sets is no default: it is in vars/main.yml."""
+    """A constant belongs in vars/main.yml, not in defaults/main.yml."""
     playbooks = "".join(path.read_text() for path in (ROOT / "playbooks").glob("*.yml"))
-    others = {name: role for role in ROLES for name in defaults(role) if not OUR_VARIABLE.match(name)}
-    for name, role in others.items():
+    internal = {name: role for role in ROLES for name in defaults(role) if not OUR_VARIABLE.match(name)}
+    for name, role in internal.items():
         assert name.startswith(f"{role}_"), name
         assert re.search(rf"^ +{name}: ", playbooks, re.MULTILINE), name
 
@@ -92,9 +92,11 @@ def test_internal_variables_start_with_an_underscore_and_the_role(role: str) -> 
 
 def test_every_default_is_a_variable_that_the_schema_allows() -> None:
     for role in ROLES:
-        plain = {name: value for name, value in for_operators(role).items() if "{{" not in str(value) and value != ""}
-        assert set(for_operators(role)) <= set(SCHEMA), role
-        check_variables({"host": plain})
+        role_defaults = inventory_defaults(role)
+        assert set(role_defaults) <= set(SCHEMA), role
+        check_variables(
+            {"host": {name: value for name, value in role_defaults.items() if "{{" not in str(value) and value != ""}}
+        )
 
 
 def test_variables_belong_to_one_role() -> None:
@@ -102,7 +104,7 @@ def test_variables_belong_to_one_role() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-def test_every_variable_that_roles_use_is_known() -> None:
+def test_every_inventory_variable_that_roles_use_is_in_the_schema() -> None:
     used = {
         name
         for path in (ROOT / "roles").rglob("*")
@@ -112,7 +114,7 @@ def test_every_variable_that_roles_use_is_known() -> None:
     assert used - set(ROLES) <= set(SCHEMA)
 
 
-def test_documentation_lists_exactly_the_variables() -> None:
+def test_inventory_page_lists_exactly_the_variables_of_the_schema() -> None:
     page = (ROOT / "docs" / "inventory.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(SCHEMA)
 
@@ -126,7 +128,8 @@ def test_example_inventory_is_valid() -> None:
     assert plan.gangs() == {"rack12": ("r12-h01", "r12-h02", "r12-h03", "r12-h04")}
 
 
-def test_ignored_failure_has_a_comment_that_names_the_check_that_follows() -> None:
+def test_every_ignored_failure_has_a_comment() -> None:
+    """The comment names the later check that handles the failure."""
     lines = [line for path in (ROOT / "roles").rglob("*.yml") for line in path.read_text().splitlines()]
     assert [line for line in lines if re.search(r"failed_when: false(?! # .{20})", line)] == []
 
@@ -138,8 +141,8 @@ def test_every_play_has_a_tag_that_operators_can_select(playbook: str) -> None:
     assert set(tags) <= {"install", "configure", "run", "report", "always"}
 
 
-def test_tag_report_only_judges() -> None:
-    """Also the plan, without which nothing is known of the run."""
+def test_tag_report_runs_no_measurement() -> None:
+    """The tag runs the role `plan`, which sets the facts of the run, and the roles that end the run."""
     command = [Path(sys.executable).parent / "ansible-playbook", "-i", "inventory/example", "playbooks/acceptance.yml"]
     listed = subprocess.run(
         [*command, "--list-tasks", "--tags=report"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -153,7 +156,7 @@ def test_tag_report_only_judges() -> None:
 DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
 
 
-def test_drivers_playbook_repeats_the_default_of_the_role() -> None:
+def test_drivers_playbook_has_the_default_batch_size_of_the_role() -> None:
     plays = yaml.safe_load((ROOT / "playbooks" / "drivers.yml").read_text())
     serial = [play["serial"] for play in plays if "serial" in play]
     assert len(serial) == 2
@@ -161,21 +164,21 @@ def test_drivers_playbook_repeats_the_default_of_the_role() -> None:
 
 
 @pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
-def test_both_entries_of_a_role_take_the_same_options(role: str) -> None:
+def test_install_and_main_of_a_role_have_the_same_argument_specs(role: str) -> None:
     specs = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     assert specs["install"]["options"] == specs["main"]["options"]
 
 
 @pytest.mark.parametrize("distribution", ["debian12", "ubuntu2404", "rhel9"])
 def test_packages_that_are_installed_are_in_the_recorded_indexes(distribution: str) -> None:
-    record = yaml.safe_load((ROOT / "tests" / "data" / "packages.yml").read_text())[distribution]
-    here = DRIVERS[distribution]
-    assert {*here["open"], *here["proprietary"], "nvidia-fabricmanager"} <= set(record["packages"])
+    index = yaml.safe_load((ROOT / "tests" / "data" / "packages.yml").read_text())[distribution]
+    driver = DRIVERS[distribution]
+    assert {*driver["open"], *driver["proprietary"], "nvidia-fabricmanager"} <= set(index["packages"])
 
 
 def test_driver_and_toolkit_support_the_same_distributions() -> None:
     toolkit = role_vars("container_toolkit")["_container_toolkit_table"]
-    assert {name: here["manager"] for name, here in DRIVERS.items()} == toolkit
+    assert {distribution: driver["manager"] for distribution, driver in DRIVERS.items()} == toolkit
     page = (ROOT / "docs" / "drivers.md").read_text()
     for name in ("Debian 12", "Ubuntu 22.04", "24.04", "RHEL 9"):
         assert name in page
@@ -185,53 +188,55 @@ def test_driver_and_toolkit_support_the_same_distributions() -> None:
     ("value", "allowed"),
     [("", True), ("580", True), ("580.", True), ("580.159.04", True), ("580*", False), ("latest", False)],
 )
-def test_driver_versions_in_the_inventory(value: str, allowed: bool) -> None:
+def test_schema_checks_the_driver_version(value: str, allowed: bool) -> None:
     assert bool(re.search(SCHEMA["nvidia_driver_version"]["pattern"], value)) is allowed
 
 
 @pytest.fixture
 def probe() -> Any:
-    """Runs on hosts, where nothing of ours is installed yet."""
-    result = importlib.util.spec_from_file_location("probe", ROOT / "roles/preflight/files/probe.py")
-    assert result
-    assert result.loader
-    module = importlib.util.module_from_spec(result)
-    result.loader.exec_module(module)
+    """Return the module `probe.py` of the role `preflight`. It is in no package, because Ansible copies it to hosts."""
+    spec = importlib.util.spec_from_file_location("probe", ROOT / "roles/preflight/files/probe.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
-def test_port_owner_is_named_although_it_closes_a_file(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own supervisor, whose port is no obstacle, read as somebody else's."""
-    observed = os.readlink
-    gone = iter([True])
+def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise Rackproof's own supervisor counts as a foreign process, and the preflight fails."""
+    readlink = os.readlink
+    closed_files = iter([True])
 
-    def read(path: str) -> str:
-        if path.startswith(f"/proc/{os.getpid()}/") and next(gone, False):
+    def readlink_with_one_closed_file(path: str) -> str:
+        if path.startswith(f"/proc/{os.getpid()}/") and next(closed_files, False):
             raise FileNotFoundError(path)
-        return observed(path)
+        return readlink(path)
 
-    monkeypatch.setattr(os, "readlink", read)
+    monkeypatch.setattr(os, "readlink", readlink_with_one_closed_file)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert probe.listener(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
 
 
 def test_port_is_free_if_its_process_ends_during_the_search(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([{"socket:[1]"}, set()])
-    monkeypatch.setattr(probe, "listening", lambda port: next(looks))
+    sockets = iter([{"socket:[1]"}, set()])
+    monkeypatch.setattr(probe, "listening", lambda port: next(sockets))
     assert probe.listener(29500) == ""
 
 
-def test_port_of_an_invisible_process_is_in_use(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "listening", lambda port: {"socket:[1]"})
     assert probe.listener(29500) == "a process of another user"
 
 
-HOME = Path(getattr(sys, "_base_executable", sys.executable)).parent
-VERSION = ".".join(map(str, sys.version_info[:3]))
+PYTHON_HOME = Path(getattr(sys, "_base_executable", sys.executable)).parent
+PYTHON_VERSION = ".".join(map(str, sys.version_info[:3]))
 
 
-def environment(prefix: Path, home: Path | str, version: str) -> Path:
-    """An environment of the agent, as that Python would have made it."""
+def create_environment(prefix: Path, home: Path | str, version: str) -> Path:
+    """Create the files of an agent environment, with the Python `version` of the directory `home`."""
     for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
         (prefix / name).parent.mkdir(parents=True, exist_ok=True)
         (prefix / name).touch()
@@ -239,40 +244,37 @@ def environment(prefix: Path, home: Path | str, version: str) -> Path:
     return prefix
 
 
-def made(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def make_environment(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
 def test_environment_of_another_python_is_replaced(tmp_path: Path) -> None:
-    """What was installed for the other goes; the wheels, which lie there too, stay. The same Python makes it once."""
-    prefix = environment(tmp_path / "rackproof", "/opt/another/bin", VERSION)
-    assert made(prefix).stdout == "made\n"
+    """The installed packages are removed, the wheels are kept. A second call with the same Python changes nothing."""
+    prefix = create_environment(tmp_path / "rackproof", "/opt/another/bin", PYTHON_VERSION)
+    assert make_environment(prefix).stdout == "made\n"
     assert not (prefix / "lib" / "python3.9").exists()
     assert (prefix / "wheels/rackproof-1-py3-none-any.whl").exists()
-    version = subprocess.run(
-        [prefix / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True
-    )
-    assert f"(python {sys.version_info[0]}.{sys.version_info[1]})" in version.stdout
-    again = made(prefix)
-    assert (again.returncode, again.stdout) == (0, "")
+    pip = subprocess.run([prefix / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True)
+    assert f"(python {sys.version_info[0]}.{sys.version_info[1]})" in pip.stdout
+    second_call = make_environment(prefix)
+    assert (second_call.returncode, second_call.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(("version", "again"), [("3.9.2", True), (VERSION, False)])
-def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, again: bool) -> None:
-    """With a venv that makes nothing."""
-    (tmp_path / "venv.py").touch()
-    prefix = environment(tmp_path / "rackproof", HOME, version)
-    done = made(prefix, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "made\n" if again else "")
-    assert (prefix / "lib" / "python3.9").exists() is not again
+@pytest.mark.parametrize(("version", "is_replaced"), [("3.9.2", True), (PYTHON_VERSION, False)])
+def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, is_replaced: bool) -> None:
+    (tmp_path / "venv.py").touch()  # replaces the module of the standard library, so that no environment is built
+    prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, version)
+    done = make_environment(prefix, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "made\n" if is_replaced else "")
+    assert (prefix / "lib" / "python3.9").exists() is not is_replaced
 
 
 @pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
-def test_foreign_files_are_not_removed_for_the_environment(tmp_path: Path, name: str) -> None:
+def test_directory_with_foreign_files_is_not_used_for_the_environment(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("home = /opt/another/bin\n")
-    done = made(tmp_path)
+    done = make_environment(tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == (
         f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
@@ -281,70 +283,82 @@ def test_foreign_files_are_not_removed_for_the_environment(tmp_path: Path, name:
 
 
 def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
-    """And not as often as it can be asked, which are all the times there are within a minute."""
+    """Each poll takes its full duration although the connection is refused at once."""
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
-    looks = {"_soak_polls": 2, "_soak_spare_polls": 0}
-    given = {"_rackproof_run_dir": str(tmp_path), "_rackproof_run_id": "r", "rackproof_fabric_interface": "", **looks}
-    task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": {**defaults("common"), **given}}
-    done = played(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
+    variables = defaults("common") | {
+        "_rackproof_run_dir": str(tmp_path),
+        "_rackproof_run_id": "r",
+        "rackproof_fabric_interface": "",
+        "_soak_polls": 2,
+        "_soak_spare_polls": 0,
+    }
+    task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": variables}
+    done = run_plays(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
     waits = done.stdout.split("TASK [soak : Wait for the duration of a poll]")[1:]
     assert [wait.split("\n")[1].split(":")[0] for wait in waits] == ["ok", "ok"], done.stdout + done.stderr
-    assert done.returncode == 2, "it left the run"
+    assert done.returncode == 2, "the host must fail at the end of the soak"
 
 
 @pytest.fixture(scope="module")
-def scratches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """State directories of three hosts, this machine each, after tasks of the role `agent`; and what was printed."""
+def state_directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run tasks of the role `agent` on three local hosts. Return the parent of their state directories, and the output.
+
+    `marked` and `unmarked` are removed. `shared` is refused by the installation, because it has other files.
+    """
     directory = tmp_path_factory.mktemp("agent")
-    for name in ("ours/runs/r1", "ours/data", "ours/somebodys", "theirs/runs/r1", "theirs/data", "theirs/somebodys"):
-        (directory / name).mkdir(parents=True)
-    (directory / "ours" / role_vars("agent")["_agent_state_mark"]).touch()
-    (directory / "taken" / "somebodys").mkdir(parents=True)
-    (directory / "taken").chmod(0o1777)
-    hosts = {name: {"rackproof_state_directory": str(directory / name)} for name in ("ours", "theirs", "taken")}
+    for name in ("marked", "unmarked"):
+        for subdirectory in ("runs/r1", "data", "foreign"):
+            (directory / name / subdirectory).mkdir(parents=True)
+    (directory / "marked" / role_vars("agent")["_agent_state_mark"]).touch()
+    (directory / "shared" / "foreign").mkdir(parents=True)
+    (directory / "shared").chmod(0o1777)
+    hosts = {name: {"rackproof_state_directory": str(directory / name)} for name in ("marked", "unmarked", "shared")}
     (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": LOCAL}}))
     (directory / "lock.json").write_text("{}")
-    given = {"rackproof_prefix": str(directory / "prefix"), "rackproof_python": sys.executable}
-    common = {name: value for name, value in defaults("common").items() if name != "rackproof_state_directory"}
-    common |= {"_rackproof_run_dir": str(directory), **given}
+    variables = {name: value for name, value in defaults("common").items() if name != "rackproof_state_directory"}
+    variables |= {
+        "_rackproof_run_dir": str(directory),
+        "rackproof_prefix": str(directory / "prefix"),
+        "rackproof_python": sys.executable,
+    }
     plays = [
         {
-            "hosts": hosts,
+            "hosts": pattern,
             "gather_facts": False,
-            "vars": common,
+            "vars": variables,
             "tasks": [{"ansible.builtin.include_role": {"name": "agent", "tasks_from": tasks}}],
         }
-        for hosts, tasks in (("ours:theirs", "remove"), ("taken", "install"))
+        for pattern, tasks in (("marked:unmarked", "remove"), ("shared", "install"))
     ]
-    done = played(directory, *plays)
+    done = run_plays(directory, *plays)
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("failed=0") == 2, done.stdout
     return directory, done.stdout
 
 
-def test_state_directory_is_emptied_only_if_it_has_the_mark(scratches: tuple[Path, str]) -> None:
-    directory, _ = scratches
-    assert {path.name for path in (directory / "ours").iterdir()} == {"somebodys"}
-    assert {path.name for path in (directory / "theirs").iterdir()} == {"runs", "data", "somebodys"}
+def test_state_directory_is_emptied_only_if_it_has_the_mark(state_directories: tuple[Path, str]) -> None:
+    directory, _ = state_directories
+    assert {path.name for path in (directory / "marked").iterdir()} == {"foreign"}
+    assert {path.name for path in (directory / "unmarked").iterdir()} == {"runs", "data", "foreign"}
 
 
-def test_state_directory_with_other_files_is_refused(scratches: tuple[Path, str]) -> None:
-    directory, printed = scratches
-    taken = directory / "taken"
-    said = f"rackproof_state_directory {taken} contains other files (somebodys): use a separate directory"
-    assert said in " ".join(printed.split())
-    assert (taken.stat().st_mode & 0o7777, [path.name for path in taken.iterdir()]) == (0o1777, ["somebodys"])
+def test_state_directory_with_other_files_is_refused(state_directories: tuple[Path, str]) -> None:
+    directory, output = state_directories
+    shared = directory / "shared"
+    message = f"rackproof_state_directory {shared} contains other files (foreign): use a separate directory"
+    assert message in " ".join(output.split())
+    assert (shared.stat().st_mode & 0o7777, [path.name for path in shared.iterdir()]) == (0o1777, ["foreign"])
 
 
-# --- templates, as Ansible fills them in
+# --- templates
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the templates of roles give."""
-    directory = tmp_path_factory.mktemp("filled")
+def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the files that Ansible renders from templates of roles."""
+    directory = tmp_path_factory.mktemp("rendered")
     hosts = {
         "h1": {"ansible_host": "fd00::11"},
         "h2": {"ansible_host": "10.0.0.2"},
@@ -369,13 +383,16 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     ]
     (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": LOCAL}}))
-    done = played(directory, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
+    done = run_plays(directory, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
     assert done.returncode == 0, done.stdout + done.stderr
     return directory
 
 
-def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Plays these on the hosts of hosts.yml, as a playbook that lies in `playbooks`."""
+def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run the plays on the hosts of `directory`/hosts.yml, with the roles and action plugins of the checkout.
+
+    The playbook is in `directory`/playbooks, because roles find the checkout next to the directory of the playbook.
+    """
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
     command = [Path(sys.executable).parent / "ansible-playbook", "-i", "hosts.yml", "playbooks/play.yml"]
@@ -388,14 +405,14 @@ def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
-def test_ipv6_address_is_in_brackets(filled: Path) -> None:
-    listed = json.loads((filled / "targets.json").read_text())
-    assert [item["targets"] for item in listed] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
+def test_ipv6_address_is_in_brackets(rendered_templates: Path) -> None:
+    groups = json.loads((rendered_templates / "targets.json").read_text())
+    assert [group["targets"] for group in groups] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
 
 
-def test_percent_sign_in_a_cron_command_is_escaped(filled: Path) -> None:
-    """cron takes what comes after the first `%` that is not escaped for the command's input."""
-    *_, line = (filled / "revalidate.cron").read_text().splitlines()
+def test_percent_sign_in_a_cron_command_is_escaped(rendered_templates: Path) -> None:
+    """cron passes the text after the first unescaped `%` to the standard input of the command."""
+    *_, line = (rendered_templates / "revalidate.cron").read_text().splitlines()
     assert "https://me\\%40here:pass@git.example/r.git" in line
     assert not re.search(r"(?<!\\)%", line)
     assert line.endswith("2>&1 | logger -t rackproof-revalidate-rack1")
@@ -403,51 +420,52 @@ def test_percent_sign_in_a_cron_command_is_escaped(filled: Path) -> None:
     assert task["ansible.builtin.template"]["mode"] == "0600"
 
 
-# --- what judges, and does not come to a decision
+# --- a report that cannot be written
 
 
-VERBS = {"judge": "report", "scaling": "scaling"}
-"""Tasks of the role -> the verb that they call."""
+COMMANDS = {"judge": "report", "scaling": "scaling"}
+"""Tasks file of the role `report` -> the command of `rackproof` that it runs."""
 
 
 @pytest.fixture(scope="module")
-def unreported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """For each verb and exit code a play in which no report is made: where, and what each printed."""
-    directory = tmp_path_factory.mktemp("unreported")
-    program = (
-        "import sys; print(f'rackproof: {sys.argv[2]}: No space left on device, says {sys.argv[1]}', file=sys.stderr)"
-    )
+def failed_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Run each command with a `rackproof` that writes no report and exits with 2 or 74.
+
+    Return the directory of the plays, and play -> output. A play is called `judge-2`.
+    """
+    directory = tmp_path_factory.mktemp("failed_reports")
+    program = "import sys; print(f'rackproof: {sys.argv[2]}: {sys.argv[1]}: No space left on device', file=sys.stderr)"
     (directory / "rackproof").write_text(f"{program}; sys.exit(int(sys.argv[2].rpartition('-')[2]))")
     (directory / "verdicts.prom").write_text("of an earlier run\n")
-    cases = [(part, f"{part}-{code}") for part in VERBS for code in (2, 74)]
+    cases = [(tasks_file, f"{tasks_file}-{code}") for tasks_file in COMMANDS for code in (2, 74)]
     hosts = {name: {"ansible_connection": "local"} for _, name in cases}
     (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
     plays = []
-    for part, name in cases:
+    for tasks_file, name in cases:
         (directory / name).mkdir()
         (directory / name / "verdicts.prom").write_text("of an earlier run\n")
-        role = {"ansible.builtin.import_role": {"name": "report", "tasks_from": part}}
-        failed = {"ansible.builtin.debug": {"msg": "it failed"}}  # rescued: a play without hosts ends the playbook
-        tasks = [{"block": [role], "rescue": [failed]}]
-        variables = {"_rackproof_run_dir": name, "rackproof_verdicts_textfile": str(directory / name / "handed.prom")}
+        role = {"ansible.builtin.import_role": {"name": "report", "tasks_from": tasks_file}}
+        rescue = {"ansible.builtin.debug": {"msg": "the role failed"}}  # Ansible stops if every host of a play fails
+        tasks = [{"block": [role], "rescue": [rescue]}]
+        variables = {"_rackproof_run_dir": name, "rackproof_verdicts_textfile": str(directory / name / "copy.prom")}
         play = {"name": name, "hosts": name, "gather_facts": False, "vars": variables, "tasks": tasks}
         plays.append(play)
-    done = played(directory, *plays)
+    done = run_plays(directory, *plays)
     assert done.returncode == 0, done.stdout
-    printed = re.split(r"^PLAY (?:\[(\S+)\]|RECAP) \*+\n", done.stdout, flags=re.MULTILINE)
-    return directory, dict(zip(printed[1:-2:2], printed[2:-1:2], strict=True))
+    sections = re.split(r"^PLAY (?:\[(\S+)\]|RECAP) \*+\n", done.stdout, flags=re.MULTILINE)
+    return directory, dict(zip(sections[1:-2:2], sections[2:-1:2], strict=True))
 
 
-@pytest.mark.parametrize("part", VERBS)
+@pytest.mark.parametrize("tasks_file", COMMANDS)
 @pytest.mark.parametrize("code", [2, 74])
-def test_missing_report_is_not_an_incomplete_fleet(
-    unreported: tuple[Path, dict[str, str]], part: str, code: int
+def test_command_that_writes_no_report_fails_the_role(
+    failed_reports: tuple[Path, dict[str, str]], tasks_file: str, code: int
 ) -> None:
-    """2 is an incomplete fleet too, which has a report; what an earlier one left is not handed on."""
-    directory, printed = unreported
-    name = f"{part}-{code}"
-    assert f"rackproof: {name}: No space left on device, says {VERBS[part]}" in printed[name]
-    assert "it failed" in printed[name]
-    assert "incomplete" not in printed[name]
-    assert "cells are missing: see" not in printed[name]
-    assert not (directory / name / "handed.prom").exists()
+    """The role must not announce an incomplete fleet, which also has exit code 2, nor copy metrics of an earlier run."""
+    directory, output = failed_reports
+    name = f"{tasks_file}-{code}"
+    assert f"rackproof: {name}: {COMMANDS[tasks_file]}: No space left on device" in output[name]
+    assert "the role failed" in output[name]
+    assert "incomplete" not in output[name]
+    assert "cells are missing: see" not in output[name]
+    assert not (directory / name / "copy.prom").exists()
