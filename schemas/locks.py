@@ -1,4 +1,4 @@
-"""Locked files, and claims that name the process which runs something.
+"""Lock files, and claims that identify the process that executes a run.
 
 The kernel releases a lock (flock) when the process that holds it ends. A playbook has no process of its own that holds a lock
 for its whole duration. Its claim is a file that identifies ansible-playbook well enough that a later process with the same PID
@@ -21,24 +21,26 @@ from typing import Any
 from schemas import documents
 
 LINE_BYTES = 64_000
+OLD_START_TIME = b'"born":'
+"""Name of the field `start_time` in files of version 1.0."""
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, mode: int = 0o644) -> Iterator[int]:
-    """Open and lock the file at `path`; others that do the same wait. A missing file is created with `mode`."""
+    """Open the file at `path` and hold an exclusive lock on it. Create a missing file with `mode`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _still_there(path, descriptor):
+            if _is_same_file(path, descriptor):
                 yield descriptor
                 return
         finally:
             os.close(descriptor)
 
 
-def _still_there(path: Path, descriptor: int) -> bool:
-    """Return False if the file was removed while we waited for the lock."""
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    """Return False if another process removed or replaced the file while this one waited for the lock."""
     try:
         current = path.lstat()
     except FileNotFoundError:
@@ -48,8 +50,8 @@ def _still_there(path: Path, descriptor: int) -> bool:
 
 
 def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
-    """Return the validated document in the first line of the file; None if there is none, or only a part."""
-    text, newline, _ = os.pread(descriptor, LINE_BYTES, 0).partition(b"\n")
+    """Return the validated document in the first line of the file; None if the line is missing, cut off or invalid."""
+    text, newline, _ = os.pread(descriptor, LINE_BYTES, 0).replace(OLD_START_TIME, b'"start_time":').partition(b"\n")
     try:
         document = documents.parse(text, source=schema)
         documents.validate(document, schema, source=schema)
@@ -61,14 +63,16 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
     """Replace the content of the file by the document, as one line. A reader sees the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    os.pwrite(
-        descriptor, text, 0
-    )  # one call is not interrupted by a signal; the rest of a longer old line follows the newline
+    # A signal does not interrupt a single call. The rest of a longer old line comes after the newline, where no reader looks.
+    os.pwrite(descriptor, text, 0)
     os.ftruncate(descriptor, len(text))
 
 
-def born(pid: int) -> str:
-    """Return the start time of a process in clock ticks since boot; empty for none or a zombie. With the PID it is unique."""
+def process_start_time(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot; empty if it is a zombie or does not exist.
+
+    The PID and the start time together are unique on one boot.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -83,7 +87,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Which process runs a run: `lock.json` on the control node, and part of the lease of each host."""
+    """The process that executes a run: `lock.json` on the control node, and part of the lease of each host."""
 
     run_id: str
     user: str
@@ -93,8 +97,8 @@ class Claim:
     boot_id: str
     pid_namespace: str
     pid: int
-    """The process that lasts as long as the run: ansible-playbook."""
-    born: str
+    """The process that runs as long as the run does: ansible-playbook."""
+    start_time: str
     since: str
     runs: str
     """Directory of the runs on the control node."""
@@ -104,21 +108,21 @@ class Claim:
     @property
     def process(self) -> tuple[str, str, str, int, str]:
         """The unique identity of the process."""
-        return self.machine, self.boot_id, self.pid_namespace, self.pid, self.born
+        return self.machine, self.boot_id, self.pid_namespace, self.pid, self.start_time
 
     def who(self) -> str:
-        """Return the claim in words."""
+        """Return the user, host and process for a message."""
         return f"{self.user} on {self.host} (process {self.pid})"
 
     def lives(self) -> bool | None:
-        """Return whether its process runs; None if that cannot be determined on this machine."""
+        """Return whether the process is running; None if this machine cannot determine it."""
         if self.machine != machine():
             return None
         if self.boot_id != boot_id():
             return False
         if self.pid_namespace != pid_namespace():
             return None
-        return born(self.pid) == self.born != ""
+        return process_start_time(self.pid) == self.start_time != ""
 
 
 def claim(run_id: str, runs: Path, pid: int, since: str, running: tuple[str, ...] = ()) -> Claim:
@@ -131,7 +135,7 @@ def claim(run_id: str, runs: Path, pid: int, since: str, running: tuple[str, ...
         boot_id=boot_id(),
         pid_namespace=pid_namespace(),
         pid=pid,
-        born=born(pid),
+        start_time=process_start_time(pid),
         since=since,
         runs=str(runs.resolve()),
         running=running,
@@ -157,7 +161,7 @@ def pid_namespace() -> str:
 
 
 def _user() -> str:
-    with contextlib.suppress(KeyError, OSError):  # an account without a name, as in a container
+    with contextlib.suppress(KeyError, OSError):  # a container may have no name for the account
         return os.environ.get("SUDO_USER") or getpass.getuser()
     return f"user {os.getuid()}"
 

@@ -18,9 +18,12 @@ from schemas.records import Gpu, Record, Snapshot
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
-SLEEPING = ("gpu.pcie.generation", "pcie.slowed")
-AT_IDLE = "links may save power at idle: only a benchmark can show a fault"
-NOT_SAID = "how many GPUs were ordered was not said: give --gpus, or one that is gone from the PCI bus is not missed"
+LOWER_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
+"""Readings that a power-saving link lowers."""
+IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark can show a fault"
+NO_GPU_COUNT = (
+    "expected number of GPUs unknown: give --gpus N; without it, a GPU that is gone from the PCI bus goes unnoticed"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +38,14 @@ class Diagnosis:
     """Time that the two snapshots took."""
     findings: tuple[Verdict, ...]
     """Failed checks, the most severe action first."""
-    untold: tuple[Verdict, ...]
+    not_reported: tuple[Verdict, ...]
     """Checks that could not be evaluated."""
     passed: int
 
     @property
     def exit_code(self) -> int:
         """0: no findings; 1: a check failed; 2: no check failed, but one could not be evaluated."""
-        return 1 if self.findings else 2 if self.untold else 0
+        return 1 if self.findings else 2 if self.not_reported else 0
 
 
 def examine(
@@ -54,33 +57,33 @@ def examine(
     wait_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Diagnosis:
-    """Take two snapshots and judge them, and the changes between them.
+    """Take two snapshots; return the verdicts on their readings and on the changes between them.
 
     Args:
-        gpu_count: GPUs that the host should have; None: as many as are on its PCI bus.
+        gpu_count: expected number of GPUs; None: as many as the PCI bus or the driver lists.
         wait_s: seconds between the two snapshots.
     """
     first, _ = take_snapshot(collectors, stage=STAGE, phase="before")
     sleep(wait_s)
     second, gpus = take_snapshot(collectors, stage=STAGE, phase="after")
-    plan = plan_of(host, _on_the_bus(second) if gpu_count is None else gpu_count, first.at)
-    verdicts = list(_at_idle(judged(plan, (first, second), gpus, packs), packs))
+    plan = build_plan(host, _detected_gpu_count(second) if gpu_count is None else gpu_count, first.at)
+    verdicts = list(_excuse_idle_links(judge_snapshots(plan, (first, second), gpus, packs), packs))
     if gpu_count is None:
-        verdicts.append(_not_said(host))
-    chosen, _ = select_packs(plan, plan.hosts[0], gpus, packs)
+        verdicts.append(_gpu_count_verdict(host))
+    selected, _ = select_packs(plan, plan.hosts[0], gpus, packs)
     return Diagnosis(
         host=host,
         gpus=gpus,
-        packs=tuple(pack.name for pack in chosen),
+        packs=tuple(pack.name for pack in selected),
         readings=sum(len(metric.values) + len(metric.absent) for metric in second.metrics),
         seconds=first.duration_s + second.duration_s,
         findings=tuple(sorted((verdict for verdict in verdicts if verdict.verdict == FAIL), key=_severity)),
-        untold=tuple(verdict for verdict in verdicts if verdict.verdict == INCONCLUSIVE),
+        not_reported=tuple(verdict for verdict in verdicts if verdict.verdict == INCONCLUSIVE),
         passed=sum(verdict.verdict == PASS for verdict in verdicts),
     )
 
 
-def plan_of(host: str, gpu_count: int, created: str) -> Plan:
+def build_plan(host: str, gpu_count: int, created: str) -> Plan:
     """Return a plan of one host with this many GPUs and without stages."""
     planned = PlannedHost(name=host, address="", rack="", device="gpu", devices=tuple(range(gpu_count)))
     return Plan(
@@ -96,8 +99,10 @@ def plan_of(host: str, gpu_count: int, created: str) -> Plan:
     )
 
 
-def judged(plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs: Sequence[Pack]) -> list[Verdict]:
-    """Return the verdicts on the only host of the plan after these snapshots."""
+def judge_snapshots(
+    plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs: Sequence[Pack]
+) -> list[Verdict]:
+    """Return the verdicts on the only host of the plan, judged by these snapshots."""
     host = plan.hosts[0]
     record = Record(
         run_id=plan.run_id,
@@ -112,24 +117,26 @@ def judged(plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs
     return judge(plan, {host.name: Evidence(records=(record,))}, packs)
 
 
-def _not_said(host: str) -> Verdict:
-    return Verdict(host=host, scope="host", name="gpu.count", verdict=INCONCLUSIVE, criterion="plan", reason=NOT_SAID)
+def _gpu_count_verdict(host: str) -> Verdict:
+    return Verdict(
+        host=host, scope="host", name="gpu.count", verdict=INCONCLUSIVE, criterion="plan", reason=NO_GPU_COUNT
+    )
 
 
-def _on_the_bus(snapshot: Snapshot) -> int:
+def _detected_gpu_count(snapshot: Snapshot) -> int:
     """Return the number of GPUs on the PCI bus or in the driver, whichever is higher."""
-    read = {metric.name: metric.values.get("host") for metric in snapshot.metrics}
-    counts = [read.get(name) for name in ("gpu.pci_count", "gpu.count")]
+    host_values = {metric.name: metric.values.get("host") for metric in snapshot.metrics}
+    counts = [host_values.get(name) for name in ("gpu.pci_count", "gpu.count")]
     return max((int(count) for count in counts if isinstance(count, int | float)), default=0)
 
 
-def _at_idle(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
-    """Make findings about slow links inconclusive: without load a link may be in a power-saving state."""
+def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
+    """Make findings about slow links inconclusive: without load, a link may be in a power-saving state."""
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
-    asleep = {criterion.id for criterion in criteria if criterion.name in SLEEPING}
+    idle_criteria = {criterion.id for criterion in criteria if criterion.name in LOWER_AT_IDLE}
     for verdict in verdicts:
-        if verdict.verdict == FAIL and verdict.criterion in asleep:
-            yield replace(verdict, verdict=INCONCLUSIVE, action="none", reason=f"{verdict.reason}; {AT_IDLE}")
+        if verdict.verdict == FAIL and verdict.criterion in idle_criteria:
+            yield replace(verdict, verdict=INCONCLUSIVE, action="none", reason=f"{verdict.reason}; {IDLE_REASON}")
         else:
             yield verdict
 
@@ -138,18 +145,19 @@ def _severity(verdict: Verdict) -> tuple[int, str, str]:
     return ACTIONS.index(verdict.action), verdict.scope, verdict.name
 
 
-def table(result: Diagnosis) -> str:
-    """The diagnosis for people."""
-    names = sorted({gpu.name for gpu in result.gpus})
+def table(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as text for the terminal."""
+    names = sorted({gpu.name for gpu in diagnosis.gpus})
     lines = [
-        f"{result.host}: {len(result.gpus)} GPUs ({', '.join(names) or 'no driver answers for any'}); "
-        f"{result.readings} readings, two snapshots in {result.seconds:.1f} s; criteria {', '.join(result.packs)}"
+        f"{diagnosis.host}: {len(diagnosis.gpus)} GPUs ({', '.join(names) or 'no driver answers'}); "
+        f"{diagnosis.readings} readings, two snapshots in {diagnosis.seconds:.1f} s; criteria {', '.join(diagnosis.packs)}"
     ]
-    lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in result.findings])
-    lines += _rows("NOT TOLD", [("", item) for item in result.untold])
+    lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in diagnosis.findings])
+    lines += _rows("NOT REPORTED", [("", item) for item in diagnosis.not_reported])
     lines.append(
-        f"{result.passed} checks passed, {len(result.findings)} failed, {len(result.untold)} could not be told; "
-        "bandwidth and speed are the benchmarks' to tell"
+        f"{diagnosis.passed} checks passed, {len(diagnosis.findings)} failed, "
+        f"{len(diagnosis.not_reported)} could not be evaluated; "
+        "only benchmarks measure bandwidth and speed"
     )
     return "\n".join(lines)
 
@@ -158,11 +166,11 @@ def _rows(title: str, rows: Sequence[tuple[str, Verdict]]) -> list[str]:
     if not rows:
         return []
     parts = [f"{item.scope} {item.serial}".strip() for _, item in rows]
-    width, wide = max(len(action) for action, _ in rows), max(map(len, parts))
+    action_width, part_width = max(len(action) for action, _ in rows), max(map(len, parts))
     return (
         ["", title]
         + [
-            f"  {action:<{width}}  {part:<{wide}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
+            f"  {action:<{action_width}}  {part:<{part_width}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
             for (action, item), part in zip(rows, parts, strict=True)
         ]
         + [""]

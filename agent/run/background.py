@@ -16,7 +16,7 @@ from pathlib import Path
 from agent.run.record import private_directory
 from agent.sampling import oom
 from schemas import documents
-from schemas.locks import born, exclusive
+from schemas.locks import exclusive, process_start_time
 
 LOG_BYTES = 2000
 MIN_FREE_BYTES = 65536
@@ -55,7 +55,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
             process = subprocess.Popen(
                 [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        documents.write_text(directory / f"{name}.pid", f"{process.pid} {born(process.pid)}\n")
+        documents.write_text(directory / f"{name}.pid", f"{process.pid} {process_start_time(process.pid)}\n")
     while until and until not in _read_log(log_path):
         if process.poll() is not None:
             raise BackgroundError(None, _read_log(log_path).strip().removeprefix("rackproof: "))
@@ -137,7 +137,7 @@ def _running_pid(directory: Path, name: str) -> int:
         pid, start_time = (directory / f"{name}.pid").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return 0
-    return int(pid) if born(int(pid)) == start_time else 0
+    return int(pid) if process_start_time(int(pid)) == start_time else 0
 
 
 def _read_log(path: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from agent.sampling.snapshot import utc_now
 from schemas import documents
 from schemas.errors import HeldError
-from schemas.locks import Claim, boot_id, born, claim, claim_from_json, exclusive, read_line, write_line
+from schemas.locks import Claim, boot_id, claim, claim_from_json, exclusive, process_start_time, read_line, write_line
 from schemas.plans import Plan
 
 LEASE, RUNS = "lease.json", "runs"
@@ -45,12 +45,13 @@ class Lease:
     stage: str = ""
     """Stage that the supervisor of the run runs on this host, or the last one that it ran."""
     pid: int = 0
-    born: str = ""
+    start_time: str = ""
     boot_id: str = ""
 
     def supervisor(self) -> int:
         """Return the process id of the supervisor that runs here for this run; 0 if there is none."""
-        return self.pid if self.pid and self.boot_id == boot_id() and born(self.pid) == self.born != "" else 0
+        is_same_boot = bool(self.pid) and self.boot_id == boot_id()
+        return self.pid if is_same_boot and process_start_time(self.pid) == self.start_time != "" else 0
 
     def is_stale(self) -> bool:
         """Return whether the lease was not renewed for longer than the longest stage of the run may take."""
@@ -135,7 +136,9 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
         at = utc_now()
         lease = lease or _new_lease(plan, by, at)
         if stage:
-            lease = replace(lease, stage=stage, pid=os.getpid(), born=born(os.getpid()), boot_id=boot_id())
+            lease = replace(
+                lease, stage=stage, pid=os.getpid(), start_time=process_start_time(os.getpid()), boot_id=boot_id()
+            )
         _write(file, replace(lease, renewed=at, lasts_s=_lease_duration_s(plan)))
 
 

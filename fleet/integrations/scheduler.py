@@ -21,7 +21,7 @@ from fleet.integrations.schedulers import CORDONED, KINDS, OURS, Scheduler, drai
 from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError
-from schemas.locks import born, exclusive
+from schemas.locks import OLD_START_TIME, exclusive, process_start_time
 
 DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
@@ -109,7 +109,7 @@ def _record_drain(directory: Path, kind: str, words: Sequence[str], nodes: Mappi
     with exclusive(directory / GUARD):
         record = _drain_record(directory)
         pid = run_lock.playbook() or os.getppid()
-        by = {"pid": pid, "born": born(pid)}
+        by = {"pid": pid, "start_time": process_start_time(pid)}
         is_first = record.get("by") != by
         documents.write(
             directory / DRAINED,
@@ -123,7 +123,8 @@ def _drain_record(directory: Path) -> dict[str, Any]:
     """Return the content of `drained.json`. Raise RunError if it is not ours: its words would be executed."""
     path = directory / DRAINED
     try:
-        document = documents.parse(path.read_bytes(), source=DRAINED)
+        text = path.read_bytes().replace(OLD_START_TIME, b'"start_time":')
+        document = documents.parse(text, source=DRAINED)
     except FileNotFoundError:
         return {}
     except (OSError, documents.DocumentError) as error:
@@ -143,7 +144,7 @@ def _is_ours(document: object) -> bool:
         and all(isinstance(word, str) for word in words)
         and isinstance(by, dict)
         and isinstance(by.get("pid"), int)
-        and isinstance(by.get("born"), str)
+        and isinstance(by.get("start_time"), str)
         and are_nodes(nodes)
     )
 
@@ -224,7 +225,7 @@ def resume_left_over(directory: Path) -> list[str]:
     """Resume the nodes that an exited playbook left drained; return a line for each that could not be resumed."""
     try:
         by = _drain_record(directory).get("by")
-        return resume_with_retries(directory) if by and born(by["pid"]) != by["born"] else []
+        return resume_with_retries(directory) if by and process_start_time(by["pid"]) != by["start_time"] else []
     except RunError as error:
         return [str(error)]
 
@@ -256,7 +257,7 @@ def guard(directory: Path) -> list[str]:
     signal.signal(signal.SIGTERM, stop_waiting)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(SystemExit):
-        while by and born(by["pid"]) == by["born"] and _drain_record(directory).get("by") == by:
+        while by and process_start_time(by["pid"]) == by["start_time"] and _drain_record(directory).get("by") == by:
             time.sleep(GUARD_S)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return resume_with_retries(directory) if _drain_record(directory).get("by") == by else []

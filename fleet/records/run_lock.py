@@ -17,7 +17,7 @@ from pathlib import Path
 
 from schemas import documents
 from schemas.errors import HeldError
-from schemas.locks import Claim, born, claim, claim_from_json, exclusive, read_line, write_line
+from schemas.locks import Claim, claim, claim_from_json, exclusive, process_start_time, read_line, write_line
 from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
 
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
@@ -163,7 +163,7 @@ def _parent(pid: int) -> int:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0
-    return int(fields[1]) if born(pid) else 0
+    return int(fields[1]) if process_start_time(pid) else 0
 
 
 def remove_partial_files(directory: Path) -> None:

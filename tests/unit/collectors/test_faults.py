@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent.diagnose.doctor import judged, plan_of
+from agent.diagnose.doctor import build_plan, judge_snapshots
 from fleet.judge.criteria import Pack, read_pack, read_packs
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -345,7 +345,7 @@ class Machine:
             second, gpus = self._snapshot("after")
         else:
             second = replace(first, phase="after")
-        return judged(plan_of("h1", 8, first.at), (first, second), gpus, packs)
+        return judge_snapshots(build_plan("h1", 8, first.at), (first, second), gpus, packs)
 
     def _well(self) -> tuple[Snapshot, list[Gpu]]:
         if self.well is None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.locks import born
+from schemas.locks import process_start_time
 from tests.unit.playbooks.test_progress import play, run_dir, site
 
 __all__ = ["run_dir"]
@@ -47,7 +47,7 @@ def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
     """What the run would take for its Prometheus."""
     (run_dir / "metrics").mkdir()
     with subprocess.Popen(["sleep", "60"]) as server:
-        (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {born(server.pid)}\n")
+        (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {process_start_time(server.pid)}\n")
         try:
             yield server
         finally:

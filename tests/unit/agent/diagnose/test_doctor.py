@@ -1,4 +1,4 @@
-"""`rackproof doctor` on this machine, which has no GPU, and its table of a host that has."""
+"""`rackproof doctor`: run on this machine, which has no GPU, and on fake collectors of a GPU host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def run(*arguments: str) -> Done:
     return rackproof("doctor", "--seconds", "0", *arguments)
 
 
-class Fixed:
-    """A host of which only this is known."""
+class FixedCollector:
+    """A collector that returns the given readings."""
 
     name = "fixed"
 
@@ -29,32 +29,32 @@ class Fixed:
         self._values = values
 
     def collect(self) -> list[Family]:
-        result = []
+        families = []
         for name, value in self._values.items():
             family = Family(name=name.replace("__", "."), unit="1", help="Help")
-            for labels, one in value.items() if isinstance(value, dict) else [((), value)]:
-                family.add({"gpu": labels} if labels else HOST, one)
-            result.append(family)
-        return result
+            for gpu, reading in value.items() if isinstance(value, dict) else [((), value)]:
+                family.add({"gpu": gpu} if gpu else HOST, reading)
+            families.append(family)
+        return families
 
 
-def test_missing_requested_gpus_are_a_finding() -> None:
+def test_missing_expected_gpus_are_a_finding() -> None:
     done = run("--gpus", "8")
     assert done.returncode == 1, done.stderr
     assert "gpu.count: found 0, wanted = 8 [gpu-count]" in done.stdout
     assert "checks passed" in done.stdout.splitlines()[-1]
 
 
-def test_no_gpu_and_none_requested_is_no_success() -> None:
+def test_exit_code_is_2_without_an_expected_gpu_count() -> None:
     done = run("--json")
     document = json.loads(done.stdout)
     assert done.returncode == 2
-    assert any(doctor.NOT_SAID in item["reason"] for item in document["untold"])
+    assert any(doctor.NO_GPU_COUNT in item["reason"] for item in document["not_reported"])
     assert document["host"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--gpus", "0"], "--gpus 0: give the number of GPUs, 1 to 128"),
         (["--gpus", "eight"], "invalid int value: 'eight'"),
@@ -63,15 +63,15 @@ def test_no_gpu_and_none_requested_is_no_success() -> None:
         (["--seconds", "-1"], "--seconds -1: give 0 to 3600 seconds"),
     ],
 )
-def test_a_wrong_command_line_is_usage(arguments: list[str], said: str) -> None:
+def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None:
     done = run(*arguments)
     assert done.returncode == 64
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_findings_come_gravest_first_and_a_sleeping_link_is_none() -> None:
-    host = Fixed(
+def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
+    collector = FixedCollector(
         gpu__count=1,
         gpu__pci_count=1,
         gpu__name={"0": "NVIDIA H200"},
@@ -80,26 +80,26 @@ def test_findings_come_gravest_first_and_a_sleeping_link_is_none() -> None:
         gpu__remapped_rows__failed={"0": True},
         gpu__pcie__generation={"0": 1},
     )
-    result = doctor.examine([host], read_packs([]), host="h1", gpu_count=None, wait_s=0)
-    assert [(item.action, item.criterion, item.serial) for item in result.findings] == [
+    diagnosis = doctor.examine([collector], read_packs([]), host="h1", gpu_count=None, wait_s=0)
+    assert [(item.action, item.criterion, item.serial) for item in diagnosis.findings] == [
         ("rma", "row-remap-failed", "165"),
         ("reset_gpu", "ecc-enabled", "165"),
     ]
-    asleep = [item for item in result.untold if item.criterion == "pcie-generation"]
-    assert [item.reason.endswith(doctor.AT_IDLE) for item in asleep] == [True]
-    assert result.exit_code == 1
-    lines = doctor.table(result).splitlines()
+    idle_links = [item for item in diagnosis.not_reported if item.criterion == "pcie-generation"]
+    assert [item.reason.endswith(doctor.IDLE_REASON) for item in idle_links] == [True]
+    assert diagnosis.exit_code == 1
+    lines = doctor.table(diagnosis).splitlines()
     rows = [line.split()[0] for line in lines[lines.index("FOUND") + 1 : lines.index("FOUND") + 3]]
     assert rows == ["rma", "reset"]
 
 
-def test_every_action_has_its_rank_and_its_words() -> None:
+def test_every_action_has_a_label_in_order_of_severity() -> None:
     assert tuple(LABELS) == ACTIONS
 
 
-def test_the_reason_of_a_drained_node_keeps_its_figures() -> None:
-    """scontrol takes ASCII."""
-    reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_reason"]
+def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
+    """scontrol accepts only ASCII."""
+    drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_reason"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
-    result = reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
-    assert result == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
+    text = drain_reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
+    assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"

@@ -89,7 +89,7 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
     ("change", "is_alive"),
     [
         ({}, True),
-        ({"born": "1"}, False),  # the process id was reused
+        ({"start_time": "1"}, False),  # the process id was reused
         ({"boot_id": "another"}, False),  # the machine was rebooted
         ({"pid_namespace": "pid:[1]"}, None),  # process ids of another container are unknown here
         ({"machine": "another", "boot_id": "another"}, None),
@@ -137,7 +137,7 @@ def test_report_by_another_operator_keeps_the_lock(tmp_path: Path, other_process
 def test_claim_lists_the_other_running_runs(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
     write_claim(tmp_path / "live", make_claim(other_process.pid, tmp_path / "live"))
     write_claim(tmp_path / "elsewhere", make_claim(1, tmp_path / "elsewhere", machine="another"))
-    write_claim(tmp_path / "dead", make_claim(other_process.pid, tmp_path / "dead", born="1"))
+    write_claim(tmp_path / "dead", make_claim(other_process.pid, tmp_path / "dead", start_time="1"))
     run_lock.acquire(tmp_path / "r1")
     claim = run_lock.holder(tmp_path / "r1")
     assert claim

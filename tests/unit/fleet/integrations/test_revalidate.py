@@ -589,9 +589,9 @@ def test_foreign_drained_file_is_rejected(tmp_path: Path) -> None:
         b"\xff",
         b"[]",
         b'{"kind": "slurm"}',
-        b'{"kind": "slurm", "words": "sudo", "by": {"pid": 1, "born": "1"}, "nodes": {}}',
-        b'{"kind": "slurm", "words": [], "by": {"pid": "1", "born": "1"}, "nodes": {}}',
-        b'{"kind": "slurm", "words": [], "by": {"pid": 1, "born": "1"}, "nodes": {"h1": "--all"}}',
+        b'{"kind": "slurm", "words": "sudo", "by": {"pid": 1, "start_time": "1"}, "nodes": {}}',
+        b'{"kind": "slurm", "words": [], "by": {"pid": "1", "start_time": "1"}, "nodes": {}}',
+        b'{"kind": "slurm", "words": [], "by": {"pid": 1, "start_time": "1"}, "nodes": {"h1": "--all"}}',
     ],
 )
 def test_broken_drained_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes) -> None:
@@ -723,7 +723,7 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     timer: Timer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(timer.runs / "nothing")]
-    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": {"h1": "n1"}}
+    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": {"h1": "n1"}}
     documents.write(timer.made / DRAINED, left)
     assert timer.fire() == 2
     assert timer.played() == ["revalidate r-1", "notify r-1"]
@@ -738,7 +738,7 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
 
 def test_nodes_that_are_resumed_on_retry_are_not_reported(timer: Timer, slurm: Site) -> None:
     words, nodes = [str(slurm.path / "words")], {"h1": "n1", "h2": "n2"}
-    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": nodes}
+    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": nodes}
     documents.write(timer.made / DRAINED, left)
     for node in ("n1", "n2"):
         slurm.put(**{f"state-{node}": "IDLE+DRAIN", f"reason-{node}": "rackproof:r-1"})
