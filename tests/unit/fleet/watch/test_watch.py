@@ -667,6 +667,8 @@ class Terminal:
         self.resize(100, 24)
         self.before = termios.tcgetattr(self.main)
         environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
+        for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them, and rich prefers them to the size of the terminal
+            environment.pop(name, None)
         self.process = start_watch(
             run, stdin=secondary, stdout=secondary, stderr=secondary, env=environment, start_new_session=True
         )
