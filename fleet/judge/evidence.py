@@ -1,4 +1,4 @@
-"""What the hosts of a run left behind, and what the plan says about it, in the form in which the judge uses it."""
+"""The records of the hosts of a run, and the plan's settings, in the form that the judge uses."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _PREFIXES = frozenset(
     | {DURATION.name.split(".")[0], "drift"}
 )
 LAUNCH = "launch"
-"""First component of the names by which the versions that the ranks reported are judged: `launch.torch`."""
+"""First component of the names of version observations that the ranks report: `launch.torch`."""
 DISTINGUISHING_PARAMS = ("numa", "world_size")
-"""Parameters that are no setting of a profile but make a figure another one: which memory, how many ranks."""
+"""Parameters that are not settings of a profile, but distinguish figures: memory locality and number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What one host of the plan left behind."""
+    """The records of one host of the plan, and what the control node observed."""
 
     records: tuple[Record, ...] = ()
     """Its host record and its gang record, if they are valid."""
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""
-    """The user of the host, as observed by the control node, if that is why there is no record."""
+    """The user of the host, if there is no record because others use the host."""
     baseline: HostBaseline | None = None
-    """What the host showed when it was accepted; None if the plan compares with no baseline."""
+    """The accepted figures of the host; None if the plan compares with no baseline."""
 
     def observations(self) -> list[Observation]:
         """Return all observations, in the order in which they were made.
@@ -47,7 +47,7 @@ class Evidence:
         return [with_gpu_scope(item, gpu_scopes) for item in (*readings, *self.benchmarks())]
 
     def gpu_scopes(self) -> dict[str, str]:
-        """Return the scope of each GPU by its PCI address -> its scope by index."""
+        """Return the scope by PCI address of each GPU -> its scope by index."""
         return {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in self.gpus() if gpu.pci_bus_id}
 
     def snapshots(self) -> list[Snapshot]:
@@ -87,7 +87,7 @@ class Evidence:
 
 
 def pci_address(bus_id: str) -> str:
-    """Return a PCI address as sysfs spells it, `0000:1b:00.0`: NVML writes `00000000:1B:00.0`."""
+    """Return a PCI address as sysfs writes it, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 
@@ -99,12 +99,12 @@ def with_gpu_scope(observation: Observation, gpu_scopes: Mapping[str, str]) -> O
 
 
 def from_benchmark(name: str) -> bool:
-    """Return whether a benchmark makes observations of that name: the plan expects them. Collectors make all others."""
+    """Return whether observations of that name come from a benchmark. All others come from collectors."""
     return name.split(".")[0] in _PREFIXES
 
 
 class Planned:
-    """Which parameters of an observation are settings of the plan; the others only say how the measurement went."""
+    """The parameters of observations that are settings of the plan. All other parameters describe the measurement."""
 
     def __init__(self, plan: Plan) -> None:
         self._settings: dict[tuple[str, str], set[str]] = {}

@@ -1,4 +1,4 @@
-"""A finding of the criteria lint."""
+"""Findings of the criteria lint."""
 
 from __future__ import annotations
 

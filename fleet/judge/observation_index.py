@@ -14,8 +14,8 @@ from schemas.scopes import Scope
 class ObservationIndex(Mapping[str, list[Observation]]):
     """The observations of a host by name, in the order in which they were made, and the versions that its ranks reported.
 
-    Observations of a snapshot are built when their name is first asked for: most names are never judged. A name that the host
-    does not have gives an empty list.
+    Observations of a snapshot are built on the first lookup of their name, because most names are never judged. An unknown name
+    gives an empty list.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -57,7 +57,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         ]
 
     def by_scope(self, name: str) -> dict[str, list[Observation]]:
-        """Return the readings of that name by scope; empty if a benchmark made one, whose parameters distinguish figures."""
+        """Return the readings of that name by scope; empty if benchmarks report the name, whose figures differ in parameters."""
         if name in self._others:
             return {}
         by_scope = self._by_scope.get(name)
@@ -77,7 +77,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return len(self.metrics.keys() | self._others.keys())
 
     def benchmark_names(self) -> Iterable[str]:
-        """Return the names of all observations that no snapshot made: benchmark results, and versions of the ranks."""
+        """Return the names of all observations outside of snapshots: benchmark results, and versions of the ranks."""
         return self._others.keys()
 
     def measured_at(self, scope: str) -> bool:
@@ -87,7 +87,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return any(item.scope == scope and item.status == MEASURED for name in self for item in self[name])
 
     def stages(self) -> set[str]:
-        """Return the stages of which there is any observation; versions of the ranks do not count."""
+        """Return the stages with any observation; versions of the ranks do not count."""
         stages = {
             snapshot.stage
             for metrics in self.metrics.values()
@@ -99,39 +99,39 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
 
 class ObservationLookup:
-    """Find the observation that an expectation of the plan asks for, without a search through all of them."""
+    """An index that finds the observation of an expectation without a search through all observations."""
 
     def __init__(self, observations: Iterable[Observation] | ObservationIndex) -> None:
         self._index = observations if isinstance(observations, ObservationIndex) else None
-        self._by_place: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
+        self._by_scope_key: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
         """Observations by name, stage and scope."""
-        self._filed_names: set[str] = set()
+        self._indexed_names: set[str] = set()
         self._by_params: dict[tuple[str, ...], dict[tuple[Value, ...], list[Observation]]] = {}
-        """Observations of one place by the values of the parameters that were asked for."""
+        """Observations of one name, stage and scope, by the values of the expected parameters."""
         for observation in observations if not isinstance(observations, ObservationIndex) else ():
-            self._file(observation)
+            self._add(observation)
 
-    def _file(self, observation: Observation) -> None:
-        self._by_place[(observation.name, observation.stage, observation.scope)].append(observation)
+    def _add(self, observation: Observation) -> None:
+        self._by_scope_key[(observation.name, observation.stage, observation.scope)].append(observation)
 
     def find(self, expectation: Expectation, scope: str) -> Observation | None:
-        """Return the observation that an expectation asks for in `scope`; the last one if a stage was run again."""
-        if self._index is not None and expectation.name not in self._filed_names:
-            self._filed_names.add(expectation.name)
+        """Return the observation of an expectation in `scope`; the last one if a stage was run again."""
+        if self._index is not None and expectation.name not in self._indexed_names:
+            self._indexed_names.add(expectation.name)
             for observation in self._index[expectation.name]:
-                self._file(observation)
+                self._add(observation)
         key = (expectation.name, expectation.stage, scope)
         by_params = self._by_params.get((*key, *expectation.params))
         if by_params is None:
             by_params = self._by_params[(*key, *expectation.params)] = defaultdict(list)
-            for observation in self._by_place.get(key, ()):
+            for observation in self._by_scope_key.get(key, ()):
                 if expectation.params.keys() <= observation.params.keys():
                     by_params[tuple(observation.params[name] for name in expectation.params)].append(observation)
         return _latest(by_params.get(tuple(expectation.params.values()), ()))
 
 
 def _latest(observations: Sequence[Observation]) -> Observation | None:
-    """Return the last of the observations that one expectation asks for.
+    """Return the last of the observations of one expectation.
 
     If local and remote memory were measured, a good result of one does not hide the failure of the other.
     """
@@ -143,5 +143,5 @@ def _latest(observations: Sequence[Observation]) -> Observation | None:
         for other in [other for other in latest if memory is None or other is None]:
             del latest[other]
         latest[memory] = observation
-    lost = [observation for observation in latest.values() if observation.status != MEASURED]
-    return next(iter(lost or reversed(list(latest.values()))), None)
+    failed = [observation for observation in latest.values() if observation.status != MEASURED]
+    return next(iter(failed or reversed(list(latest.values()))), None)

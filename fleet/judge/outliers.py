@@ -1,7 +1,7 @@
 """Compare one part with the fleet's other parts of its kind: the median behind criteria with `vs_fleet`.
 
-The median and the median absolute deviation are used, not the mean and the standard deviation: even several parts that are out
-of line hardly move them. The floors of the packs judge a fleet that is too small for either.
+The median and the median absolute deviation are robust: several outliers hardly move them, unlike the mean and the standard
+deviation. A fleet that is too small for either is judged by the floors of the packs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from schemas.reports import Verdict
 from schemas.scopes import Scope
 
 MIN_PEERS_FOR_MEDIAN = 3
-"""Peers that a median needs: with two values neither is known to be the outlier."""
+"""Number of peers below which there is no median: of two values, either may be the outlier."""
 MIN_PEERS_FOR_DEVIATION = 8
-"""Peers that a deviation needs: its own error is then a quarter of it."""
+"""Number of peers below which there is no deviation: with eight, its standard error is a quarter of it."""
 SIGMA_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 KINDS = {
@@ -38,12 +38,12 @@ KINDS = {
 """Kind of scope -> its name in singular and plural."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
-"""GPU model, name, stage, kind of scope, settings: what two figures must share to be compared."""
+"""GPU model, name, stage, kind of scope and settings, which comparable figures share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerGroup:
-    """The figures that one figure is compared with, itself among them."""
+    """The figures that one figure is compared with, including itself."""
 
     model: str
     kind: str
@@ -55,8 +55,9 @@ class PeerGroup:
     @property
     def count(self) -> str:
         """Return the number of peers in words: `16 GPUs`; `16 GPUs at gpu=3`."""
-        at = f" at {self.position}" if self.position else ""
-        return f"{len(self.values)} {KINDS.get(self.kind, ('place', 'places'))[len(self.values) != 1]}{at}"
+        where = f" at {self.position}" if self.position else ""
+        singular, plural = KINDS.get(self.kind, ("part", "parts"))
+        return f"{len(self.values)} {singular if len(self.values) == 1 else plural}{where}"
 
     @property
     def has_median(self) -> bool:
@@ -114,7 +115,7 @@ class FleetFigures:
 
     def add_figure(self, key: FigureKey, scope: str, number: float, hosts: int = 1) -> None:
         """Add the number of one part, or the equal numbers of this part on several hosts."""
-        # Every member of a gang reports what the gang did together: that is one figure.
+        # Every member of a gang reports the same figure of the gang. Count it once.
         if Scope.parse(scope).is_gang:
             self._of_gangs.setdefault(key, {})[scope] = number
             return
@@ -135,27 +136,27 @@ class FleetFigures:
     def update(self, other: FleetFigures) -> None:
         """Add the figures of other hosts."""
         for key, positions in other._values.items():
-            own = self._values.setdefault(key, {})
+            merged = self._values.setdefault(key, {})
             for position, values in positions.items():
-                own.setdefault(position, array("d")).extend(values)
+                merged.setdefault(position, array("d")).extend(values)
         for key, of_gangs in other._of_gangs.items():
             self._of_gangs.setdefault(key, {}).update(of_gangs)
         self._peers.clear()
 
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
-        """Return what a figure of this host is compared with.
+        """Return the peers of a figure of this host.
 
-        Those are the parts in the same position of other hosts, if the criterion asks for it and they are enough; else every
-        part of the model.
+        Peers are the parts in the same position of other hosts, if the criterion says so and there are enough of them. Otherwise
+        they are all parts of the model.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
 
     def peers_at(self, key: FigureKey, scope: str, criterion: Criterion | None = None) -> PeerGroup:
-        """Return the same by key and scope of the figure."""
+        """Return the peers of a figure by its key and scope."""
         if criterion and criterion.by_position:
-            alike = self._peer_group(key, Scope.parse(scope).device)
-            if len(alike.values) >= MIN_PEERS_FOR_DEVIATION:
-                return alike
+            same_position = self._peer_group(key, Scope.parse(scope).device)
+            if len(same_position.values) >= MIN_PEERS_FOR_DEVIATION:
+                return same_position
         return self._peer_group(key, "")
 
     def _peer_group(self, key: FigureKey, position: str) -> PeerGroup:
@@ -176,7 +177,7 @@ class FleetFigures:
         return self._peers[(key, position)]
 
     def key(self, view: HostView, item: Observation | Verdict) -> FigureKey:
-        """Return what a figure of this host shares with those that it is compared with."""
+        """Return the key that a figure of this host shares with its peers."""
         scope = Scope.parse(item.scope)
         name = view.names.get(scope.device)
         model = name if name is not None else view.peer_key[0]
@@ -190,25 +191,25 @@ def compared_names(view: HostView) -> list[str]:
 
 
 def has_enough_peers(criterion: Criterion, peers: PeerGroup) -> bool:
-    """Return whether the peers are enough for what the criterion asks of them."""
+    """Return whether there are enough peers for the limit of the criterion."""
     return peers.has_median if criterion.fleet_fraction is not None else peers.deviation is not None
 
 
 def limit(criterion: Criterion, peers: PeerGroup) -> float:
-    """Return the limit that the fleet gives: of fraction and deviations the one that is farther from the median.
+    """Return the limit from the fleet. If fraction and deviations are both set, the limit farther from the median counts.
 
-    Raises ValueError if the peers are not `has_enough_peers`.
+    Raises ValueError unless `has_enough_peers`.
     """
     return _limits(criterion, peers)[0]
 
 
 def _limits(criterion: Criterion, peers: PeerGroup) -> tuple[float, bool]:
     """Return the limit, and whether it comes from the deviations."""
-    middle, deviation, asked = peers.median, peers.deviation, criterion.fleet_deviations
+    middle, deviation, deviations = peers.median, peers.deviation, criterion.fleet_deviations
     limits = [(criterion.fleet_fraction * middle, False)] if criterion.fleet_fraction is not None else []
-    if asked is not None and deviation is not None:
-        away = asked * deviation
-        limits.append((middle - away if criterion.operator in FLOORS else middle + away, True))
+    if deviations is not None and deviation is not None:
+        distance = deviations * deviation
+        limits.append((middle - distance if criterion.operator in FLOORS else middle + distance, True))
     if not limits:
         raise ValueError(f"{peers.count} are too few for criterion {criterion.id}")
     return min(limits) if criterion.operator in FLOORS else max(limits)
@@ -224,11 +225,11 @@ def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:
 
 
 def too_few_reason(peers: PeerGroup, criterion: Criterion | None = None) -> str:
-    """Return why there is no limit: the fleet is too small."""
-    spread = criterion is not None and criterion.fleet_fraction is None
+    """Return why the fleet is too small for a limit."""
+    needs_deviation = criterion is not None and criterion.fleet_fraction is None
     needs = (
         f"a deviation needs at least {MIN_PEERS_FOR_DEVIATION}"
-        if spread
+        if needs_deviation
         else f"a median needs at least {MIN_PEERS_FOR_MEDIAN}"
     )
     return f"the run has {peers.count} of {peers.model} with this figure, and {needs}"

@@ -22,18 +22,18 @@ def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
 
 
 def select_packs(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:
-    """Return the packs that apply to `host`, and why no pack is for its GPU model (empty if one is)."""
-    named = [pack for pack in packs if pack.chosen]
-    packs = [pack for pack in packs if not pack.chosen]
+    """Return the packs that apply to `host`, and why no pack covers its GPU model (empty if one does)."""
+    of_operator = [pack for pack in packs if pack.chosen]
+    shipped = [pack for pack in packs if not pack.chosen]
     if plan.rehearsal:
-        return [*(pack for pack in packs if pack.name == "rehearsal"), *named], ""
+        return [*(pack for pack in shipped if pack.name == "rehearsal"), *of_operator], ""
     gpu_names = sorted({gpu.name for gpu in gpus})
     if host.gpu_model:
-        model = [pack for pack in packs if pack.name == host.gpu_model]
+        of_model = [pack for pack in shipped if pack.name == host.gpu_model]
     else:
-        model = [pack for pack in packs if gpu_names and set(gpu_names) <= set(pack.gpu_names)]
-    common = [pack for pack in packs if pack.name == "common"]
-    if len(model) == 1:
-        return [*model, *named], ""
-    what = host.gpu_model or ", ".join(gpu_names) or "an unknown GPU"
-    return [*common, *named], f"no criteria pack for {what}"
+        of_model = [pack for pack in shipped if gpu_names and set(gpu_names) <= set(pack.gpu_names)]
+    common = [pack for pack in shipped if pack.name == "common"]
+    if len(of_model) == 1:
+        return [*of_model, *of_operator], ""
+    model = host.gpu_model or ", ".join(gpu_names) or "an unknown GPU"
+    return [*common, *of_operator], f"no criteria pack for {model}"

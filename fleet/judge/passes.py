@@ -1,8 +1,8 @@
 """Count the criteria that a host passes without building their verdicts.
 
-Most verdicts of a fleet are passes, and many of them are alike. What this module does not count, `judge` evaluates: it decides
-nothing against a host. Equal readings are evaluated once. Benchmark values are compared with limits that were found once for
-all hosts of a layout.
+Most verdicts of a fleet are passes, and many of them are alike. This module counts only certain passes; `judge` evaluates
+everything else. Equal readings are evaluated once. Benchmark values are compared with limits that were computed once for all
+hosts of a layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Check:
     """One figure of a layout and its limit."""
 
     positions: tuple[int, ...]
-    """All values of the figure; each must hold."""
+    """Positions of all values of the figure; each value must pass."""
     chosen: int
     """Position of the value that the verdict reports."""
     scope: str
@@ -47,22 +47,22 @@ class _Check:
     operator: str
     row: Row
     is_number: bool
-    """The row counts numbers that pass without their limit."""
+    """Whether the row counts passing numbers without their limit."""
 
 
 @dataclass(kw_only=True)
 class _Step:
-    """How one criterion is applied to the hosts of a layout; by `checks`, or by the readings of `names`."""
+    """How one criterion is applied to the hosts of a layout: by `checks`, or by the readings of `names`."""
 
     criterion: Criterion
     checks: Sequence[_Check] | None = None
     names: tuple[str, ...] | None = None
-    """Without checks and names the criterion is evaluated in full."""
+    """If checks and names are None, the criterion is evaluated in full."""
 
 
 @dataclass(kw_only=True)
 class Layout:
-    """What is known of all hosts whose benchmarks made the same observations."""
+    """What all hosts whose benchmarks made the same observations have in common."""
 
     number: int
     steps: list[_Step]
@@ -83,16 +83,16 @@ class _Repeated:
     passes: list[Verdict]
     count: int = 0
     hosts: list[tuple[int, str]] = field(default_factory=list)
-    """Place in the plan and name of the first of these hosts."""
+    """Position in the plan and name of the first of these hosts."""
 
-    def add(self, scope_key: int, host: str) -> None:
-        """Count one more host."""
+    def add(self, position: int, host: str) -> None:
+        """Count one more host; `position` is its position in the plan."""
         self.count += 1
         if len(self.hosts) < MAX_FARTHEST:
-            bisect.insort(self.hosts, (scope_key, host))
-        elif scope_key < self.hosts[-1][0]:
+            bisect.insort(self.hosts, (position, host))
+        elif position < self.hosts[-1][0]:
             self.hosts.pop()
-            bisect.insort(self.hosts, (scope_key, host))
+            bisect.insort(self.hosts, (position, host))
 
 
 @dataclass(kw_only=True)
@@ -101,7 +101,7 @@ class Remaining:
 
     criteria: list[Criterion]
     verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
-    """Verdicts of criteria that were evaluated already; by id."""
+    """Verdicts of criteria that are already evaluated, by id."""
     plan_is_met: bool = False
     """Everything that the plan expects was measured, and no benchmark reported an error."""
     values: HostValues | None = None
@@ -112,27 +112,27 @@ class Remaining:
 
     @property
     def layout_number(self) -> int:
-        """Return the number of the layout, 0 without one."""
+        """Return the number of the layout; 0 without one."""
         return self.layout.number if self.layout else 0
 
 
 class PassCounter:
     """Counts the passes of hosts in a tally; hosts are judged with the statistics of the whole fleet."""
 
-    def __init__(self, stats: FleetStats, tally: Tally, rises: Mapping[str, int], evaluate: Evaluate) -> None:
-        """`places` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
-        self._stats, self._tally, self._places, self._evaluate = stats, tally, rises, evaluate
+    def __init__(self, stats: FleetStats, tally: Tally, positions: Mapping[str, int], evaluate: Evaluate) -> None:
+        """`positions` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
+        self._stats, self._tally, self._positions, self._evaluate = stats, tally, positions, evaluate
         self._layouts: BoundedCache[Any, Layout] = BoundedCache(MAX_LAYOUTS)
         self._compiled = 0
-        self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._pour)
+        self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._count_repeated)
 
     def finish(self) -> None:
-        """Count what was put aside."""
+        """Count the repeated passes that are not counted yet. Call it after the last host."""
         self._readings.clear()
         self._layouts.clear()
 
     def count(self, view: HostView) -> Remaining:
-        """Count what the host passes for certain, and return what is left to evaluate."""
+        """Count the certain passes of the host, and return what is left to evaluate."""
         criteria = list(view.criteria().values())
         if not is_regular(view):
             return Remaining(criteria=criteria)
@@ -143,12 +143,12 @@ class PassCounter:
             layout = self._layouts[values.key] = self._compile(values)
         remaining = Remaining(criteria=[], values=values, layout=layout)
         remaining.plan_is_met = layout.is_complete and values.has_all_partners()
-        name, scope_key = view.host.name, self._places[view.host.name]
+        name, position = view.host.name, self._positions[view.host.name]
         for step in layout.steps:
             if step.checks is not None:
-                passed = _passes(step.checks, values.values)
+                passed = _all_pass(step.checks, values.values)
                 if passed:
-                    _count(step.checks, values, scope_key, name)
+                    _count_passes(step.checks, values, position, name)
                     remaining.passes += len(step.checks)
             else:
                 passed = step.names is not None and self._count_readings(values, step, remaining)
@@ -157,7 +157,7 @@ class PassCounter:
         return remaining
 
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
-        """Return whether the criterion passes on the readings of this host; else keep its verdicts."""
+        """Return whether the criterion passes on the readings of this host; if not, keep its verdicts in `remaining`."""
         view, criterion, names = values.view, step.criterion, step.names or ()
         tokens = values.readings_key(names)
         key = (remaining.layout_number, criterion.id, view.host.gang if criterion.same_as_fleet else "", tokens)
@@ -165,7 +165,7 @@ class PassCounter:
             repeated = self._readings[key]
             if repeated is None:
                 return False
-            repeated.add(self._places[view.host.name], view.host.name)
+            repeated.add(self._positions[view.host.name], view.host.name)
             remaining.passes += len(repeated.passes)
             return True
         verdicts = self._evaluate(view, criterion)
@@ -181,7 +181,7 @@ class PassCounter:
             self._readings[key] = _Repeated(passes=verdicts)
         return True
 
-    def _pour(self, repeated: _Repeated | None) -> None:
+    def _count_repeated(self, repeated: _Repeated | None) -> None:
         if repeated and repeated.count:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
@@ -192,17 +192,17 @@ class PassCounter:
             for verdict in (*expectations.missing_observations(view), *expectations.unplanned_errors(view))
             if "partner=" not in verdict.scope
         ]
-        every = (self._step(values, criterion, positions) for criterion in view.criteria().values())
-        steps = [step for step in every if step]
+        all_steps = (self._step(values, criterion, positions) for criterion in view.criteria().values())
+        steps = [step for step in all_steps if step]
         return Layout(
             number=self._compiled,
             steps=steps,
             is_complete=not incomplete,
             statuses=Counter(
-                item.status if (item := view.lookup.find(wanted, scope)) else ""
-                for wanted in view.expected
-                if wanted.scope != "peers"
-                for scope in view.plan.scopes_of(view.host, wanted)
+                item.status if (item := view.lookup.find(expectation, scope)) else ""
+                for expectation in view.expected
+                if expectation.scope != "peers"
+                for scope in view.plan.scopes_of(view.host, expectation)
             ),
             measured=measured_figures(values.observations),
             judged_bandwidths=frozenset(
@@ -214,7 +214,7 @@ class PassCounter:
         )
 
     def _step(self, values: HostValues, criterion: Criterion, positions: Mapping[int, int]) -> _Step | None:
-        """Return how the criterion is applied; None if it gives no verdict on hosts of this layout."""
+        """Return how the criterion is applied; None if it has no verdict on hosts of this layout."""
         view, in_full = values.view, _Step(criterion=criterion)
         if criterion.same_as_fleet is False:
             return None
@@ -286,10 +286,10 @@ class PassCounter:
         )
         row = self._tally.row(template)
         row.add_limit(limit)
-        rises = tuple(positions[id(item)] for item in measured)
+        value_positions = tuple(positions[id(item)] for item in measured)
         return _Check(
-            positions=rises,
-            chosen=rises[0] if criterion.best_of_run else rises[-1],
+            positions=value_positions,
+            chosen=value_positions[0] if criterion.best_of_run else value_positions[-1],
             scope=values.layout_scope(last.scope),
             limit=limit,
             operator=criterion.operator,
@@ -307,7 +307,7 @@ def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, st
     return tuple(dict.fromkeys((item.stage, item.name, item.unit) for item in measured))
 
 
-def _passes(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
+def _all_pass(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
     for check in checks:
         limit, operator = check.limit, check.operator
         for position in check.positions:
@@ -320,11 +320,11 @@ def _passes(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
     return True
 
 
-def _count(checks: Sequence[_Check], values: HostValues, scope_key: int, host: str) -> None:
+def _count_passes(checks: Sequence[_Check], values: HostValues, position: int, host: str) -> None:
     for check in checks:
         value = values.values[check.chosen]
         scope = values.gang_scope if check.scope == GANG_SCOPE else check.scope
         if check.is_number:
-            check.row.add_pass(value, scope_key, host, scope)  # type: ignore[arg-type]
+            check.row.add_pass(value, position, host, scope)  # type: ignore[arg-type]
         else:
-            check.row.add(PASS, value, check.limit, scope_key, host, scope, "")
+            check.row.add(PASS, value, check.limit, position, host, scope, "")

@@ -1,7 +1,7 @@
-"""Slow collectives that talk over a slow path: software is named before any hardware is blamed for them.
+"""Explain slow collectives by a slow NCCL transport.
 
-Only where the path is not the one that such ranks talk by when all is well, and no link is known to be bad: else a bad link
-would pass for a setting.
+A slow transport is usually a setting, so no part is to be replaced. Two exceptions keep a bad link from looking like a setting:
+the transport is normal in this fleet, or a link of the host fails by itself.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ CHECK_BETWEEN = (
 )
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
 LINKS = ("peer_copy.", "gpu.nvlink.")
-"""What a failure of shows that the way between two GPUs is bad, whatever NCCL made of it."""
+"""Prefixes of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
 Path = tuple[str, str, str, Value, Value]
 """Criterion, observation, stage, size in bytes, transport."""
 
 
 class NormalPaths:
-    """The transports over which some ranks of the fleet reach the wanted bandwidth: they explain no failure of others.
+    """The transports over which some ranks of the fleet reach the required bandwidth. They do not explain failures of others.
 
-    Whether a figure passes may depend on the whole fleet. So the best figure of each path is kept, and compared with its limit
-    when the figures of all hosts are known.
+    Whether a figure passes may depend on the whole fleet. Therefore the best figure of each path is kept, and compared with its
+    limit when the figures of all hosts are known.
     """
 
     def __init__(self) -> None:
@@ -77,12 +77,11 @@ class NormalPaths:
 
     def add_figure(self, path: Path, key: FigureKey, scope: str, criterion: Criterion, values: Sequence[float]) -> None:
         """Add the repeated values of one figure that is compared with the fleet."""
-        floor = criterion.operator in FLOORS
-        worst, best = (min, max) if floor else (max, min)
+        worst, best = (min, max) if criterion.operator in FLOORS else (max, min)
         value = (best if criterion.best_of_run else worst)(values)
-        scope_key = (path, key, scope if criterion.by_position else "")
-        known = self._best.get(scope_key)
-        self._best[scope_key] = (criterion, value if known is None else best(known[1], value))
+        figure = (path, key, scope if criterion.by_position else "")
+        known = self._best.get(figure)
+        self._best[figure] = (criterion, value if known is None else best(known[1], value))
 
     def update(self, other: NormalPaths) -> None:
         """Add the paths of other hosts."""
@@ -93,7 +92,7 @@ class NormalPaths:
             self._best[(path, key, scope)] = (criterion, value if known is None else best(known[1], value))
 
     def find_normal_paths(self, figures: FleetFigures) -> None:
-        """Compare the best figures with the limits that the whole fleet gives."""
+        """Set `paths`: compare the best figures with the limits of the whole fleet."""
         passing = set(self._passing)
         for (path, key, scope), (criterion, value) in self._best.items():
             peers = figures.peers_at(key, scope, criterion)
@@ -109,31 +108,32 @@ def _is_number(value: Value) -> bool:
 
 
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
-    """The verdict; where it fails a bandwidth and NCCL's path explains it, with the path in front, and no part to act on.
+    """Return the verdict; if it fails a bandwidth and a slow transport explains it, with this reason and without an action.
 
-    The action stays where a link of the host fails by itself. A missing NVLS gets the remedy.
+    The action remains if a link of the host fails by itself. A missing NVLS gets a remedy.
 
     Args:
         view: the host.
-        verdict: on that host.
-        of_host: every verdict on it.
-        normal: paths over which others of the fleet are fast enough (`NormalPaths`).
+        verdict: a verdict on this host.
+        of_host: every verdict on this host.
+        normal: paths that are fast enough elsewhere in the fleet (`NormalPaths`).
     """
     if verdict.verdict != FAIL:
         return verdict
     if verdict.name == "collective.nvls" and verdict.value is False:
         return replace(verdict, reason=f"{verdict.reason}; {CHECK_NVLS}", detail=CHECK_NVLS)
-    lost = _transport(view, verdict) if is_bandwidth(verdict) and path_of(view, verdict) not in normal else ""
-    if not lost:
+    may_explain = is_bandwidth(verdict) and path_of(view, verdict) not in normal
+    explanation = _explain_transport(view, verdict) if may_explain else ""
+    if not explanation:
         return verdict
-    detail = "; ".join(text for text in (lost, verdict.detail) if text)
+    detail = "; ".join(filter(None, (explanation, verdict.detail)))
     bad_link = any(other.verdict == FAIL and other.name.startswith(LINKS) for other in of_host)
     action = verdict.action if bad_link else "none"
-    return replace(verdict, reason=f"{lost}; {verdict.reason}", detail=detail, action=action)
+    return replace(verdict, reason=f"{explanation}; {verdict.reason}", detail=detail, action=action)
 
 
 def is_bandwidth(verdict: Verdict) -> bool:
-    """Whether it is about the bandwidth of a collective."""
+    """Return whether the verdict is on the bandwidth of a collective."""
     return is_bandwidth_name(verdict.name)
 
 
@@ -143,55 +143,51 @@ def is_bandwidth_name(name: str) -> bool:
 
 
 def path_of(view: HostView, verdict: Verdict) -> Path:
-    """Return the path that the ranks of a figure use."""
+    """Return the path of a figure."""
     return (verdict.criterion, *_figure_path(view, verdict))
 
 
 def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str, Value, Value]:
-    return item.name, item.stage, item.params.get("size_bytes"), _told(view, item, "transport")
+    return item.name, item.stage, item.params.get("size_bytes"), _transport(view, item)
 
 
-def _transport(view: HostView, verdict: Verdict) -> str:
-    """What is slow about the transports that NCCL chose for this figure's ranks, or empty."""
+def _explain_transport(view: HostView, verdict: Verdict) -> str:
+    """Return why the transport that NCCL chose for this figure's ranks is slow; empty if it is fast."""
     within = not Scope.parse(verdict.scope).is_gang
-    slow = slow_transport(_told(view, verdict, "transport"), within=within)
-    if not within:
-        if slow.upper().startswith("NET/SOCKET"):
-            return f"the ranks talk over {slow}, not InfiniBand: NCCL's fast path is lost; {CHECK_BETWEEN}"
-        return (
-            f"the ranks talk over {slow} without GPUDirect RDMA: NCCL's fast path is lost; {CHECK_BETWEEN}"
-            if slow
-            else ""
-        )
-    if not slow or not _has_peers(view):
+    slow = slow_transport(_transport(view, verdict), within=within)
+    if not slow:
         return ""
-    return f"the ranks talk over {slow}, not P2P: NCCL's fast path is lost; {CHECK_WITHIN}"
+    if within:
+        return f"NCCL uses {slow} instead of P2P; {CHECK_WITHIN}" if _has_peer_access(view) else ""
+    if slow.upper().startswith("NET/SOCKET"):
+        return f"NCCL uses {slow} instead of InfiniBand; {CHECK_BETWEEN}"
+    return f"NCCL uses {slow} without GPUDirect RDMA; {CHECK_BETWEEN}"
 
 
 @lru_cache(maxsize=1024)
 def slow_transport(transport: Value, *, within: bool) -> str:
-    """Return the transport that is not NCCL's fast one, within a host or between hosts; empty if all are fast."""
+    """Return the first slow NCCL transport, within a host or between hosts; empty if all are fast."""
     names = re.split(r"[,;|+\s]+", transport) if isinstance(transport, str) else []
     if within:
         return next((name for name in names if name.upper().startswith(("SHM", "NET"))), "")
-    return next((name for name in names if _slow_between(name)), "")
+    return next((name for name in names if _is_slow_between_hosts(name)), "")
 
 
-def _has_peers(view: HostView) -> bool:
-    """Whether GPUs of the model reach each other's memory: where they do not, NCCL goes through the host's."""
+def _has_peer_access(view: HostView) -> bool:
+    """Return whether GPUs of this model access each other's memory. Without peer access NCCL uses host memory."""
     return any(item.matches_name("peer_copy.access") and item.value is True for item in view.criteria().values())
 
 
-def _slow_between(name: str) -> bool:
+def _is_slow_between_hosts(name: str) -> bool:
     upper = name.upper()
     return upper.startswith("NET/SOCKET") or (upper.startswith("NET/IB") and "GDRDMA" not in upper)
 
 
-def _told(view: HostView, verdict: Observation | Verdict, kind: str) -> Value:
-    """What the launch observed of its path, else what the figure itself says."""
-    observation = [
+def _transport(view: HostView, figure: Observation | Verdict) -> Value:
+    """Return the transport that the launch observed, or else the one in the figure's parameters."""
+    observed = [
         item.value
-        for item in view.observations.get(f"collective.{kind}", ())
-        if (item.stage, item.scope) == (verdict.stage, verdict.scope) and item.status == MEASURED
+        for item in view.observations.get("collective.transport", ())
+        if (item.stage, item.scope) == (figure.stage, figure.scope) and item.status == MEASURED
     ]
-    return observation[-1] if observation else verdict.params.get(kind)
+    return observed[-1] if observed else figure.params.get("transport")

@@ -1,8 +1,8 @@
-"""How much a gate can find: from several runs of the same hosts, the noise of each figure, and what its floor makes of it.
+"""Estimate the detection power of floors from several runs of the same hosts.
 
-A floor is a trade: high, and healthy parts fail; low, and slow parts pass. Both follow from how the figure of a healthy part
-scatters, from run to run and from part to part. A normal model is assumed for it: with a handful of runs the tails cannot be
-seen, so the probabilities beyond them are the model's.
+With a high floor healthy parts fail; with a low floor slow parts pass. Both probabilities follow from the scatter of healthy
+parts, from run to run and from part to part. The scatter is assumed to be normal. A few runs do not show the tails of the
+distribution, so small probabilities come from this model.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from schemas.scopes import Scope
 
 MIN_RUNS = 3
 DETECTION_PROBABILITY = 0.99
-"""Probability with which a slowdown counts as found."""
+"""Probability with which a floor must find a slowdown."""
 MAX_FALSE_ALARM = 0.001
-"""False alarms that the best possible gate may give."""
+"""Probability of a false alarm that the best possible floor may have."""
 _DETECTION_SIGMAS = NormalDist().inv_cdf(DETECTION_PROBABILITY)
 _FALSE_ALARM_SIGMAS = NormalDist().inv_cdf(1 - MAX_FALSE_ALARM)
 _MAD_BIAS = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-"""By what the median absolute deviation of so few values falls short: Croux & Rousseeuw, COMPSTAT 1992."""
+"""Number of values -> correction factor of their median absolute deviation: Croux & Rousseeuw, COMPSTAT 1992."""
 MIN_VALUES_FOR_OUTLIERS = 6
-"""Values of which fewer are too few to call any an outlier."""
+"""With fewer values no outlier can be identified."""
 LARGE_MESSAGE = 64 << 20
 GROUPS = ("sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more")
 
@@ -42,12 +42,12 @@ Run = tuple[Plan, Mapping[str, Evidence]]
 Figure = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, stage and settings."""
 Part = tuple[str, str]
-"""Host and scope; the host is empty for what a gang did together."""
+"""Host and scope; the host is empty for figures of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeatability:
-    """How far the same figure of the same part lies apart from run to run."""
+    """How much the same figure of the same part differs from run to run."""
 
     name: str
     stage: str
@@ -56,13 +56,13 @@ class Repeatability:
     """One of GROUPS, or empty."""
     parts: int
     worst: float
-    """(largest - smallest) / median over the runs, of the part where it is largest."""
+    """(largest - smallest) / median over the runs, for the part with the largest ratio."""
     where: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A criterion with a floor, and what it can find."""
+    """A criterion with a floor, and its detection power."""
 
     criterion: str
     name: str
@@ -75,35 +75,35 @@ class Gate:
     mean: float
     """Mean of the parts' medians."""
     run_sigma: float
-    """From run to run, as `mad_sigma` has it, in the unit."""
+    """Standard deviation from run to run (`mad_sigma`), in `unit`."""
     part_sigma: float
-    """From part to part, likewise; 0 for one part, of which nothing can be said."""
+    """Standard deviation from part to part, likewise; 0 for a single part."""
     sigma: float
-    """Both together."""
+    """Both combined."""
     limit: float
     false_alarm: float
     """Probability that a healthy part fails."""
     finds: float | None
     """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds none."""
     could_find: float
-    """Smallest slowdown that a floor could find, were MAX_FALSE_ALARM false alarms allowed."""
+    """Smallest slowdown that the best floor finds with at most MAX_FALSE_ALARM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """What several runs say of the gates."""
+    """The detection power of all floors, and the repeatability of all figures."""
 
     runs: tuple[str, ...]
     gates: tuple[Gate, ...]
     repeats: tuple[Repeatability, ...]
     worst: Mapping[str, Repeatability]
-    """Group -> its figure that repeats worst."""
+    """Group -> its figure with the worst repeatability."""
     left_out: tuple[str, ...]
-    """Gated figures that fewer than MIN_RUNS runs have of any part."""
+    """Figures with a floor that no part has in MIN_RUNS or more runs."""
 
 
 def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
-    """The detection power of every numeric floor on what a benchmark measures.
+    """Return the detection power of every numeric floor on benchmark results.
 
     Raises:
         UsageError: fewer than three runs, the same run twice, or runs of different hosts.
@@ -113,8 +113,8 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
     floors: dict[tuple[str, str, Figure], list[float]] = defaultdict(list)
     for plan, evidence in runs:
         planned = Planned(plan)
-        for host, left in evidence.items():
-            for key, value in _figures(host, left, planned).items():
+        for host, of_host in evidence.items():
+            for key, value in _figures(host, of_host, planned).items():
                 series[key[0]][key[1]].append(value)
         for verdict in judge(plan, evidence, packs):
             if _is_floor(verdict):
@@ -130,9 +130,9 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
         gates=tuple(_gate(*key, limits, repeated[key[2]]) for key, limits in floors.items() if repeated.get(key[2])),
         repeats=repeats,
         worst={
-            group: max(result, key=lambda item: item.worst)
+            group: max(members, key=lambda item: item.worst)
             for group in GROUPS
-            if (result := [item for item in repeats if item.group == group])
+            if (members := [item for item in repeats if item.group == group])
         },
         left_out=tuple(dict.fromkeys(f"{key[2][0]} ({key[0]})" for key in floors if not repeated.get(key[2]))),
     )
@@ -141,36 +141,36 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
 def _check(plans: Sequence[Plan]) -> None:
     if len(plans) < MIN_RUNS:
         raise UsageError(
-            f"{len(plans)} {'run' if len(plans) == 1 else 'runs'}: noise cannot be told from fewer than {MIN_RUNS} runs "
+            f"{len(plans)} {'run' if len(plans) == 1 else 'runs'}: noise cannot be estimated from fewer than {MIN_RUNS} runs "
             "of the same hosts"
         )
-    observation: dict[str, None] = {}
+    nonces: set[str] = set()
     for plan in plans:
-        if plan.nonce in observation:
+        if plan.nonce in nonces:
             raise UsageError(f"run {plan.run_id} is given twice: it would seem to repeat itself perfectly")
-        observation[plan.nonce] = None
+        nonces.add(plan.nonce)
         hosts = [{(host.name, host.devices) for host in other.hosts} for other in (plan, plans[0])]
         if hosts[0] != hosts[1]:
-            raise UsageError(f"runs {plans[0].run_id} and {plan.run_id} are not of the same hosts and GPUs")
+            raise UsageError(f"runs {plans[0].run_id} and {plan.run_id} have different hosts or GPUs")
 
 
-def _figures(host: str, left: Evidence, planned: Planned) -> dict[tuple[Figure, Part], float]:
-    """The positive figures of one host in one run; the last where a stage was run again."""
-    names = {f"gpu={gpu.index}": gpu.serial for gpu in left.gpus()}
-    result = {}
-    for observation in left.benchmarks():
+def _figures(host: str, evidence: Evidence, planned: Planned) -> dict[tuple[Figure, Part], float]:
+    """Return the positive figures of one host in one run; the last ones if a stage was run again."""
+    serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
+    figures = {}
+    for observation in evidence.benchmarks():
         value = _number(observation)
         if value is not None and value > 0:
             figure = (observation.name, observation.stage, tuple(planned.params(observation).items()))
-            # A part that was replaced between two runs is another part, wherever it sits.
-            serial = names.get(Scope.parse(observation.scope).device, "")
-            scope_key = f"{observation.scope} {serial}".strip()
-            result[(figure, ("" if Scope.parse(observation.scope).is_gang else host, scope_key))] = value
-    return result
+            # A part that was replaced between two runs is another part, even in the same slot.
+            serial = serials.get(Scope.parse(observation.scope).device, "")
+            scope = f"{observation.scope} {serial}".strip()
+            figures[(figure, ("" if Scope.parse(observation.scope).is_gang else host, scope))] = value
+    return figures
 
 
 def _number(observation: Observation) -> float | None:
-    """The value, which is what is judged: a median of the samples, or, for the power, their mean."""
+    """Return the value as a float; None if it is not a finite number. Criteria judge the same value."""
     value = observation.value
     if observation.status != MEASURED or isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -212,10 +212,10 @@ def _gate(
 
 
 def mad_sigma(values: Sequence[float]) -> float:
-    """`robust_sigma`; of fewer than MIN_VALUES_FOR_OUTLIERS values the larger of that and the standard deviation.
+    """Return `robust_sigma`; for fewer than MIN_VALUES_FOR_OUTLIERS values the larger of it and the standard deviation.
 
-    A median absolute deviation does not see the one of three runs that was 20 % slower, which with so few is no outlier but
-    a third of all that is known. The larger of two estimates is on the average too large: it errs towards noise.
+    A median absolute deviation ignores one slow run of three. With so few values, that run is not an outlier but a third of the
+    data. On average, the larger of two estimates overestimates the noise.
     """
     robust = robust_sigma(values)
     if not 2 <= len(values) < MIN_VALUES_FOR_OUTLIERS:
@@ -224,15 +224,16 @@ def mad_sigma(values: Sequence[float]) -> float:
 
 
 def robust_sigma(values: Sequence[float]) -> float:
-    """The standard deviation of a normal distribution with this median absolute deviation; 0 for one value.
+    """Return the standard deviation of a normal distribution with this median absolute deviation; 0 for fewer than two values.
 
-    1.4826 = 1 / 0.6745 makes the MAD of a normal distribution its sigma; the second factor is for few values.
+    The factor 1.4826 = 1 / 0.6745 turns the MAD of a normal distribution into its sigma. A second factor corrects for few
+    values.
     """
     if len(values) < 2:
         return 0.0
     middle = statistics.median(values)
-    small = _MAD_BIAS.get(len(values), len(values) / (len(values) - 0.8))
-    return 1.4826 * small * statistics.median(abs(value - middle) for value in values)
+    correction = _MAD_BIAS.get(len(values), len(values) / (len(values) - 0.8))
+    return 1.4826 * correction * statistics.median(abs(value - middle) for value in values)
 
 
 def _repeat(figure: Figure, parts: Mapping[Part, Sequence[float]]) -> Repeatability:

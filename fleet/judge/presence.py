@@ -12,7 +12,7 @@ from schemas.baselines import PartBaseline
 from schemas.records import MEASURED, Gpu
 from schemas.reports import Verdict, VerdictKind
 
-NO_FIGURES = "none of the figures that this run is compared by"
+NO_FIGURES = "none of the figures that this run is compared on"
 
 
 def judge_presence(view: HostView) -> Iterator[Verdict]:
@@ -41,7 +41,7 @@ def judge_presence(view: HostView) -> Iterator[Verdict]:
 
 
 def _without_figures(view: HostView) -> set[str]:
-    """Return the serials of the parts (empty for the host) with figures to compare, of which none was accepted."""
+    """Return the serials of the parts (empty for the host) that have figures to compare, but no accepted figure."""
     has_figure: dict[str, bool] = {}
     for criterion in view.criteria().values():
         if criterion.baseline is None:
@@ -52,13 +52,13 @@ def _without_figures(view: HostView) -> set[str]:
                 measured = observation.status == MEASURED and matches(criterion, observation)
                 if measured and not has_figure.get(part):
                     has_figure[part] = view.accepted.level(observation) is not None
-    return {part for part, accepted in has_figure.items() if not accepted}
+    return {part for part, has_accepted in has_figure.items() if not has_accepted}
 
 
 def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
     before = next((other for other in host.gpus if other.pci_bus_id == gpu.pci_bus_id), None) if host else None
-    came = f": it came in place of {identity(before)}" if before and identity(before) != identity(gpu) else ""
-    return f"no accepted record of serial {identity(gpu) or 'unknown'}{came}"
+    replaced = f": it replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
+    return f"no accepted record of serial {identity(gpu) or 'unknown'}{replaced}"
 
 
 def _absent(view: HostView, scope: str, why: str) -> Verdict:

@@ -1,7 +1,7 @@
 """One row of a tally: the verdicts of one criterion on one figure.
 
-The size of a row does not grow with the fleet. It keeps counts, the values (exact while few of them differ, else to one part
-in ten thousand), and the parts that are farthest on the wrong side of the limit.
+The size of a row does not grow with the fleet. It keeps counts, values and the worst parts. Values are exact as long as few of
+them differ; then they are rounded to one part in ten thousand.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
 MAX_EXACT = 1000
-"""Different numbers of a row that are kept exactly; beyond that they are rounded."""
+"""Number of different values up to which they are exact."""
 ROUNDING_STEPS = 1 << 14
 """Steps between two powers of two of rounded numbers."""
 MAX_BUFFERED = 2048
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
 
 Entry = tuple[int, float, int, str, Value, str, str, str]
-"""Rank of the verdict, quality of the value, place of the host in the plan, scope, value, host, serial, verdict."""
+"""Rank of the verdict, quality of the value, position of the host in the plan, scope, value, host, serial, verdict."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """One row that is being counted."""
+    """The counts of one row."""
 
     criterion: str
     name: str
@@ -43,7 +43,7 @@ class Row:
     basis: str
     action: str = "none"
     limits: set[tuple[str, Value]] = field(default_factory=set)
-    """At most two: enough to know whether they differ."""
+    """At most two limits, with their types: enough to know whether limits differ."""
     counts: Counter[str] = field(default_factory=Counter)
     numbers: Counter[float] = field(default_factory=Counter)
     rounded: bool = False
@@ -52,14 +52,14 @@ class Row:
     texts: Counter[str] = field(default_factory=Counter)
     farthest: list[Entry] = field(default_factory=list)
     threshold: float = math.inf
-    """Passes that are better than this cannot be among the farthest."""
+    """Passes better than this cannot be among the worst parts."""
     higher_is_better: bool = True
     buffer: list[float] = field(default_factory=list)
     passing: list[float] = field(default_factory=list)
-    """Values of passes that are not counted yet."""
+    """Values of passes that `flush` counts."""
 
-    def add(self, verdict: str, value: Value, limit: Value, scope_key: int, host: str, scope: str, serial: str) -> None:
-        """Count one verdict; `place` is the position of the host in the plan."""
+    def add(self, verdict: str, value: Value, limit: Value, position: int, host: str, scope: str, serial: str) -> None:
+        """Count one verdict; `position` is the position of the host in the plan."""
         self.counts[verdict] += 1
         self.add_limit(limit)
         if isinstance(value, float | int) and not isinstance(value, bool):
@@ -74,29 +74,29 @@ class Row:
         else:
             self.texts[str(value)] += 1
             quality = 0.0
-        self._offer((_RANK[verdict], quality, scope_key, scope, value, host, serial, verdict))
+        self._offer((_RANK[verdict], quality, position, scope, value, host, serial, verdict))
 
     def add_limit(self, limit: Value) -> None:
         """Record a limit of the row."""
         if limit is not None and len(self.limits) < 2:
             self.limits.add((type(limit).__name__, limit))
 
-    def add_pass(self, value: float, scope_key: int, host: str, scope: str) -> None:
-        """Count a number that passes, as `add` does; the row has the limit already."""
+    def add_pass(self, value: float, position: int, host: str, scope: str) -> None:
+        """Count a number that passes, as `add` does. The row must already have the limit."""
         buffer = self.passing
         buffer.append(value)
         if len(buffer) >= MAX_BUFFERED:
             self.flush()
         quality = value if self.higher_is_better else -value
         if quality <= self.threshold:
-            self._offer((_RANK[PASS], quality, scope_key, scope, value, host, "", PASS))
+            self._offer((_RANK[PASS], quality, position, scope, value, host, "", PASS))
 
     def add_repeated(
         self, value: Value, limit: Value, hosts: Sequence[tuple[int, str]], count: int, scope: str
     ) -> None:
-        """Count the same pass on `count` hosts; `hosts` are the first of them, MAX_FARTHEST if there are as many."""
-        for scope_key, host in hosts:
-            self.add(PASS, value, limit, scope_key, host, scope, "")
+        """Count the same pass on `count` hosts; `hosts` are the first MAX_FARTHEST of them."""
+        for position, host in hosts:
+            self.add(PASS, value, limit, position, host, scope, "")
         more = count - len(hosts)
         self.counts[PASS] += more
         if isinstance(value, float | int) and not isinstance(value, bool):
@@ -122,13 +122,13 @@ class Row:
             self.threshold = last[1] if last[0] == _RANK[PASS] else -math.inf
 
     def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
-        """Choose one description independent of order: packs of two GPU models may have a criterion of the same id."""
+        """Choose one description, whatever the order: packs of two GPU models may have a criterion of the same id."""
         self.source, self.basis = min((self.source, self.basis), (source, basis))
         self.unit, self.operator = max(self.unit, unit), max(self.operator, operator)
         self.higher_is_better = self.operator in ("ge", "gt")
 
     def _quality(self, value: float, limit: Value) -> float:
-        """Return a number that is larger for a value that is farther on the right side."""
+        """Return a number that is larger for better values."""
         if self.operator in ("ge", "gt"):
             return value
         if self.operator in ("le", "lt"):
@@ -153,7 +153,7 @@ class Row:
             self._round()
 
     def _round(self) -> None:
-        """Round all numbers, and all that follow."""
+        """Round all numbers, including later ones."""
         if not self.rounded:
             self.rounded, exact = True, self.numbers
             self.numbers = Counter()
@@ -174,7 +174,7 @@ class Row:
         self._limit_size()
         self.farthest = heapq.nsmallest(MAX_FARTHEST, [*self.farthest, *other.farthest], key=_order)
         self._set_threshold()
-        self.action = worst(self.action, other.action)
+        self.action = more_severe(self.action, other.action)
         self.describe(other.source, other.basis, other.unit, other.operator)
 
     @property
@@ -225,11 +225,11 @@ class Row:
         bins = [0] * MAX_BINS if self.least < self.most else []
         width = self.most - self.least
         for value, count in ordered if bins and math.isfinite(width) else ():
-            scope_key = int((value - self.least) / width * MAX_BINS)
-            bins[min(max(scope_key, 0), MAX_BINS - 1)] += count
-        low, middle, high = (_at(ordered, share * (total - 1)) for share in (0.05, 0.5, 0.95))
+            bin_index = int((value - self.least) / width * MAX_BINS)
+            bins[min(max(bin_index, 0), MAX_BINS - 1)] += count
+        low, middle, high = (_value_at(ordered, share * (total - 1)) for share in (0.05, 0.5, 0.95))
         within = [min(max(value, self.least), self.most) for value in (low, middle, high)]
-        least, p05, p50, p95, most = map(_plain, (self.least, *within, self.most))
+        least, p05, p50, p95, most = map(_as_int_if_whole, (self.least, *within, self.most))
         return Spread(n=total, min=least, p05=p05, p50=p50, p95=p95, max=most, bins=tuple(bins))
 
 
@@ -237,8 +237,8 @@ def _order(entry: Entry) -> tuple[int, float, int, str]:
     return entry[:4]
 
 
-def _plain(value: float) -> float:
-    """Return a whole number as an int: a counter holds 1 and 1.0 equal, JSON writes them differently."""
+def _as_int_if_whole(value: float) -> float:
+    """Return a whole number as an int: for a Counter 1 and 1.0 are equal, but JSON writes them differently."""
     return int(value) if float(value).is_integer() and abs(value) < 1 << 53 else float(value)
 
 
@@ -247,12 +247,12 @@ def _rounded(value: float) -> float:
     return math.ldexp(round(fraction * ROUNDING_STEPS) / ROUNDING_STEPS, exponent)
 
 
-def _at(ordered: Sequence[tuple[float, int]], scope_key: float) -> float:
-    """Return the value at a place of the sorted list, by nearest rank."""
+def _value_at(ordered: Sequence[tuple[float, int]], rank: float) -> float:
+    """Return the value at a rank in sorted (value, count) pairs; nearest-rank method."""
     counted = itertools.accumulate(count for _, count in ordered)
-    return next(value for (value, _), total in zip(ordered, counted, strict=True) if total > scope_key)
+    return next(value for (value, _), total in zip(ordered, counted, strict=True) if total > rank)
 
 
-def worst(first: str, second: str) -> str:
+def more_severe(first: str, second: str) -> str:
     """Return the more severe of two actions."""
     return min(first, second, key=lambda action: ACTIONS.index(action) if action in ACTIONS else len(ACTIONS))

@@ -1,8 +1,7 @@
-"""Explain stragglers in data-parallel training: a failed `straggler.compute` gets the readings of its GPU and of its host's CPU
-during the same steps, beside the median of its peers.
+"""Explain stragglers in data-parallel training.
 
-A criterion (`vs_fleet`) decides that a rank is too slow. This module adds the rank and the cause: readings that differ from the
-other GPUs of the model in the same stage. It judges nothing.
+A criterion (`vs_fleet`) decides that a rank computes too long. This module adds the rank and the cause to the failure: readings
+of its GPU and of its host's CPU during the same steps that differ from the median of its peers. It changes no verdict.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, Verdict
 
 NAME = "straggler.compute"
-OUT_OF_LINE = 0.05
-"""Share of the peers' median: healthy GPUs of a model differ by less in clock. Also the smallest relevant share of time."""
-HOTTER_K = 10.0
-MORE_PRESSURE = 0.2
-LAUNCH_BOUND = 0.9
-"""Share of the computing time after which the host was still launching kernels: then the GPU waits for its host."""
+MIN_DEVIATION = 0.05
+"""Fraction of the peers' median: the clocks of healthy GPUs differ by less. Also the smallest relevant share of time."""
+MIN_HOTTER_K = 10.0
+MIN_MORE_PRESSURE = 0.2
+LAUNCH_BOUND_SHARE = 0.9
+"""If the host launches kernels for more than this share of the compute time, the GPU waits for the host."""
 REASONS: Mapping[str, str] = {
     "hw_thermal": "thermal slowdown (hardware)",
     "sw_thermal": "thermal slowdown (software)",
@@ -32,18 +31,18 @@ REASONS: Mapping[str, str] = {
 }
 """NVML's clock event reasons in words."""
 POWER_CAP = "power_cap"
-"""Not among them: healthy GPUs run into their power limit for some or all of the time."""
+"""Not in REASONS: healthy GPUs also run at their power limit."""
 
 Figures = Mapping[str, float]
-"""Last part of the name (and the reason, for a share) -> value."""
+"""Last part of the observation name (plus the throttle reason, for a share) -> value."""
 Kind = tuple[str, str]
 """GPU model and stage."""
 Sign = Callable[[Figures, Figures], str]
-"""Own figures and the peers' medians -> what is out of line, or an empty string."""
+"""A function from the rank's figures and the peers' medians to a deviation in words, or an empty string."""
 
 
 class RankFigures:
-    """What was seen of the ranks of each GPU model in each stage; several, each of other hosts, can be put together."""
+    """The figures of ranks by GPU model and stage. Statistics of different hosts can be merged in any order."""
 
     def __init__(self, views: Iterable[HostView] = ()) -> None:
         self._series: dict[Kind, dict[str, array[float]]] = {}
@@ -51,57 +50,57 @@ class RankFigures:
             self.add(view)
 
     def add(self, view: HostView) -> None:
-        """Takes the figures of a host's ranks."""
-        for kind, ranks in _own(view).items():
+        """Add the figures of a host's ranks."""
+        for kind, ranks in _figures_of(view).items():
             series = self._series.setdefault(kind, {})
             for figures in ranks.values():
                 for name, value in figures.items():
                     series.setdefault(name, array("d")).append(value)
 
     def add_figure(self, kind: Kind, figure: str, value: float) -> None:
-        """Takes one figure of one rank."""
+        """Add one figure of one rank."""
         self._series.setdefault(kind, {}).setdefault(figure, array("d")).append(value)
 
     def update(self, other: RankFigures) -> None:
-        """Takes the figures that another has."""
+        """Add the figures of other hosts."""
         for kind, series in other._series.items():
-            mine = self._series.setdefault(kind, {})
+            merged = self._series.setdefault(kind, {})
             for name, values in series.items():
-                mine.setdefault(name, array("d")).extend(values)
+                merged.setdefault(name, array("d")).extend(values)
 
     def peer_medians(self, kind: Kind, own: Figures) -> dict[str, float]:
-        """The medians of the others."""
+        """Return the median of each figure over all ranks except the one with the figures `own`."""
         return _medians(self._series.get(kind, {}), own)
 
 
 def _medians(series: Mapping[str, Iterable[float]], own: Figures) -> dict[str, float]:
-    """The median of each figure, one's own left out."""
-    result = {}
+    """Return the median of each figure, without the rank's own values."""
+    medians = {}
     for name, values in series.items():
         others = sorted(values)
         if name in own:
             others.remove(own[name])
         if others:
-            result[name] = statistics.median(others)
-    return result
+            medians[name] = statistics.median(others)
+    return medians
 
 
-def _own(view: HostView) -> dict[Kind, dict[str, dict[str, float]]]:
-    """The figures of a host's ranks: GPU model and stage -> scope -> figure -> value."""
-    result: dict[Kind, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+def _figures_of(view: HostView) -> dict[Kind, dict[str, dict[str, float]]]:
+    """Return the figures of a host's ranks: GPU model and stage -> scope -> figure -> value."""
+    figures: dict[Kind, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for kind, figure, observation in ranks_of(view):
         if isinstance(observation.value, float | int):
-            result[kind][observation.scope][figure] = float(observation.value)
-    return result
+            figures[kind][observation.scope][figure] = float(observation.value)
+    return figures
 
 
 def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
-    """What was measured of each rank, the last of each figure, with the ranks that it is like."""
+    """Yield each figure of the host's ranks, the last observation of it, with the GPU model and stage."""
     latest: dict[tuple[Kind, str, str], Observation] = {}
     for name in view.observations:
         for observation in view.observations[name] if name.startswith("straggler.") else ():
-            number = isinstance(observation.value, float | int)
-            if observation.scope in view.host.scopes and observation.status == MEASURED and number:
+            is_number = isinstance(observation.value, float | int)
+            if observation.scope in view.host.scopes and observation.status == MEASURED and is_number:
                 figure = f"{name.rpartition('.')[2]} {observation.params.get('reason', '')}".strip()
                 latest[(_key(view, observation.stage, observation.scope), observation.scope, figure)] = observation
     return ((kind, figure, observation) for (kind, _, figure), observation in latest.items())
@@ -110,33 +109,33 @@ def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
 def with_straggler_causes(
     views: Iterable[HostView], verdicts: Sequence[Verdict], known: RankFigures | None = None
 ) -> list[Verdict]:
-    """The verdicts, those on ranks that compute too long with who it is, what it costs the others, and the cause.
+    """Return the verdicts; failures of `straggler.compute` name the rank, the delay of the others, and the cause.
 
-    `known` are the ranks of the whole fleet, where there are more than those of the views. Where it is a setting of the host's
-    CPU that explains it, and nothing of the GPU is out of line, no part is to be acted on.
+    `known` are the ranks of the whole fleet; by default those of `views`. The action is `none` if a CPU setting of the host
+    explains the delay and no reading of the GPU deviates.
     """
-    if not any(_names(verdict) for verdict in verdicts):
+    if not any(_is_straggler(verdict) for verdict in verdicts):
         return list(verdicts)
     hosts = {view.host.name: view for view in views}
     known = known or RankFigures(hosts.values())
     return [
-        _told(hosts[item.host], item, known, hosts.values()) if _names(item) and item.host in hosts else item
+        _explain(hosts[item.host], item, known, hosts.values()) if _is_straggler(item) and item.host in hosts else item
         for item in verdicts
     ]
 
 
-def _mates(view: HostView, kind: Kind, views: Iterable[HostView]) -> dict[str, list[float]]:
-    """The figures of those that were launched with the ranks of this host, and of itself."""
+def _launch_series(view: HostView, kind: Kind, views: Iterable[HostView]) -> dict[str, list[float]]:
+    """Return figure -> values of all ranks of the launch of this host's ranks, including these."""
     series: dict[str, list[float]] = defaultdict(list)
     for other in views:
-        same = other is view or (kind[1] == "gang" and other.host.gang == view.host.gang)
-        for figures in _own(other).get(kind, {}).values() if same else ():
+        same_launch = other is view or (kind[1] == "gang" and other.host.gang == view.host.gang)
+        for figures in _figures_of(other).get(kind, {}).values() if same_launch else ():
             for name, value in figures.items():
                 series[name].append(value)
     return series
 
 
-def _names(verdict: Verdict) -> bool:
+def _is_straggler(verdict: Verdict) -> bool:
     return verdict.name == NAME and verdict.verdict == FAIL and isinstance(verdict.value, float | int)
 
 
@@ -144,26 +143,26 @@ def _key(view: HostView, stage: str, scope: str) -> Kind:
     return view.names.get(scope, ""), stage
 
 
-def _told(view: HostView, verdict: Verdict, known: RankFigures, views: Iterable[HostView]) -> Verdict:
+def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterable[HostView]) -> Verdict:
     kind = _key(view, verdict.stage, verdict.scope)
-    figures = _own(view).get(kind, {}).get(verdict.scope, {})
+    figures = _figures_of(view).get(kind, {}).get(verdict.scope, {})
     own, usual = {**figures, "compute": float(verdict.value or 0)}, known.peer_medians(kind, figures)
-    mates = _medians(_mates(view, kind, views), figures)
-    gpu, host = _signs(ON_GPU, own, usual), _signs(ON_HOST, own, usual)
-    withheld = _signs(WITHHELD, own, usual)
-    causes = [*gpu, *withheld, *host]
-    why = "; ".join(causes) or "nothing that was read of its GPU and its host's CPU in those steps explains it"
-    text = f"{_who(view, verdict)} computes {_longer(own, usual)}{_waited(own, mates)}: {why}"
+    launch_medians = _medians(_launch_series(view, kind, views), figures)
+    gpu_signs = _signs(GPU_SIGNS, own, usual)
+    cpu_limits = _signs(CPU_LIMIT_SIGNS, own, usual)
+    causes = [*gpu_signs, *cpu_limits, *_signs(HOST_SIGNS, own, usual)]
+    why = "; ".join(causes) or "no reading of its GPU or its host's CPU during these steps explains it"
+    text = f"{_rank_name(view, verdict)} computes {_longer(own, usual)}{_delay(own, launch_medians)}: {why}"
     return replace(
         verdict,
         reason=f"{text}; {verdict.reason}",
-        detail="; ".join(part for part in (text, verdict.detail) if part),
-        action="none" if withheld and not gpu else verdict.action,
+        detail="; ".join(filter(None, (text, verdict.detail))),
+        action="none" if cpu_limits and not gpu_signs else verdict.action,
     )
 
 
-def _who(view: HostView, verdict: Verdict) -> str:
-    """Return `rank 3 (node2 gpu=1)`, with its number in the last launch of the stage if it has one."""
+def _rank_name(view: HostView, verdict: Verdict) -> str:
+    """Return `rank 3 (node2 gpu=1)`, by the last launch of the stage; `node2 gpu=1` if the rank is not known."""
     launches = [launch for launch in view.evidence.launches() if launch.stage == verdict.stage]
     local = view.host.scopes.index(verdict.scope) if verdict.scope in view.host.scopes else -1
     rank = [rank.rank for launch in launches[-1:] for rank in launch.ranks if rank.local_rank == local]
@@ -176,10 +175,10 @@ def _longer(own: Figures, usual: Figures) -> str:
     return f"{(own['compute'] / peers - 1) * 100:.0f} % longer than its peers" if peers else "longer than its peers"
 
 
-def _waited(own: Figures, mates: Figures) -> str:
-    """What it costs those that run with it, where they wait and it does not."""
-    wait = mates.get("wait", 0.0)
-    if wait < OUT_OF_LINE * own["compute"] or wait < 2 * own.get("wait", 0.0):
+def _delay(own: Figures, launch_medians: Figures) -> str:
+    """Return how long the other ranks of the launch wait; empty if they hardly wait, or this rank waits too."""
+    wait = launch_medians.get("wait", 0.0)
+    if wait < MIN_DEVIATION * own["compute"] or wait < 2 * own.get("wait", 0.0):
         return ""
     share = own.get("last_share", 0.0)
     return f" (the others wait {_ms(wait)} a step; it is the last in {share * 100:.0f} % of them)"
@@ -189,64 +188,64 @@ def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:
     return [text for sign in signs if (text := sign(own, usual))]
 
 
-def _both(name: str, own: Figures, usual: Figures) -> tuple[float, float]:
-    """A figure and its usual value; 0 if it was not reported."""
+def _rank_and_peers(name: str, own: Figures, usual: Figures) -> tuple[float, float]:
+    """Return a figure of the rank and the median of its peers; 0 for one that is not reported."""
     return own.get(name, 0.0), usual.get(name, 0.0)
 
 
 def _clock(own: Figures, usual: Figures) -> str:
-    mine, others = _both("clock", own, usual)
-    if not 0 < mine < others * (1 - OUT_OF_LINE):
+    mine, others = _rank_and_peers("clock", own, usual)
+    if not 0 < mine < others * (1 - MIN_DEVIATION):
         return ""
-    share, _ = _both(f"throttled_share {POWER_CAP}", own, usual)
-    capped = share > OUT_OF_LINE and "power" in own and "power" in usual
+    share, _ = _rank_and_peers(f"throttled_share {POWER_CAP}", own, usual)
+    capped = share > MIN_DEVIATION and "power" in own and "power" in usual
     why = f" at its power limit, {own['power']:.0f} W against {usual['power']:.0f} W" if capped else ""
     return f"its SM clock was {mine / 1e6:.0f} MHz against {others / 1e6:.0f} MHz{why}"
 
 
 def _throttled(own: Figures, usual: Figures) -> str:
-    shares = {words: _both(f"throttled_share {reason}", own, usual) for reason, words in REASONS.items()}
-    text = [
+    shares = {words: _rank_and_peers(f"throttled_share {reason}", own, usual) for reason, words in REASONS.items()}
+    texts = [
         f"{words} active for {mine * 100:.0f} % of the time"
         for words, (mine, others) in shares.items()
-        if mine > others + OUT_OF_LINE
+        if mine > others + MIN_DEVIATION
     ]
-    return ", ".join(text)
+    return ", ".join(texts)
 
 
 def _temperature(own: Figures, usual: Figures) -> str:
-    mine, others = _both("temperature", own, usual)
-    return f"it was at {mine:.0f} °C against {others:.0f} °C" if others and mine > others + HOTTER_K else ""
+    mine, others = _rank_and_peers("temperature", own, usual)
+    return f"it was at {mine:.0f} °C against {others:.0f} °C" if others and mine > others + MIN_HOTTER_K else ""
 
 
 def _quota(own: Figures, usual: Figures) -> str:
-    share, _ = _both("cpu_throttled_share", own, usual)
+    share, _ = _rank_and_peers("cpu_throttled_share", own, usual)
     return (
-        f"the CPU quota of its cgroup stopped it in {share * 100:.0f} % of the periods" if share > OUT_OF_LINE else ""
+        f"the CPU quota of its cgroup stopped it in {share * 100:.0f} % of the periods" if share > MIN_DEVIATION else ""
     )
 
 
 def _cpus(own: Figures, usual: Figures) -> str:
-    mine, others = _both("cpus", own, usual)
+    mine, others = _rank_and_peers("cpus", own, usual)
     return f"it may use {mine:.0f} of its host's processors, its peers {others:.0f}" if 0 < mine < others else ""
 
 
 def _launch(own: Figures, usual: Figures) -> str:
-    """Only if launching takes longer than elsewhere and the device is idle afterwards."""
-    mine, others = _both("launch", own, usual)
-    bound = mine > LAUNCH_BOUND * own["compute"] and mine > others * (1 + OUT_OF_LINE)
+    """Report slow kernel launches, if they take almost all of the compute time."""
+    mine, others = _rank_and_peers("launch", own, usual)
+    bound = mine > LAUNCH_BOUND_SHARE * own["compute"] and mine > others * (1 + MIN_DEVIATION)
     return f"its GPU waits for the CPU: launching takes {_ms(mine)} against {_ms(others)}" if bound and others else ""
 
 
 def _cpu_wait(own: Figures, usual: Figures) -> str:
-    mine, others = _both("cpu_wait", own, usual)
-    much = mine > OUT_OF_LINE * own["compute"] and mine > 2 * others
+    mine, others = _rank_and_peers("cpu_wait", own, usual)
+    much = mine > MIN_DEVIATION * own["compute"] and mine > 2 * others
     return f"its threads wait {_ms(mine)} a step for a processor, against {_ms(others)}" if much else ""
 
 
 def _pressure(own: Figures, usual: Figures) -> str:
-    mine, others = _both("cpu_pressure", own, usual)
-    busy = mine > others + MORE_PRESSURE
+    mine, others = _rank_and_peers("cpu_pressure", own, usual)
+    busy = mine > others + MIN_MORE_PRESSURE
     return (
         f"processors of its host were short {mine * 100:.0f} % of the time, against {others * 100:.0f} %"
         if busy
@@ -255,18 +254,18 @@ def _pressure(own: Figures, usual: Figures) -> str:
 
 
 def _cpu_time(own: Figures, usual: Figures) -> str:
-    """If the host determines the step time: it has more work, or a slower processor."""
-    mine, others = _both("cpu_time", own, usual)
-    decides = "launch" not in own or own["launch"] > LAUNCH_BOUND * own["compute"]
-    much = decides and 0 < others * 1.2 < mine
-    return f"it needs {_ms(mine)} of CPU a step, against {_ms(others)}" if much else ""
+    """Report more CPU time than on the peers, if the host determines the step time."""
+    mine, others = _rank_and_peers("cpu_time", own, usual)
+    is_host_bound = "launch" not in own or own["launch"] > LAUNCH_BOUND_SHARE * own["compute"]
+    is_slower = is_host_bound and 0 < others * 1.2 < mine
+    return f"it needs {_ms(mine)} of CPU a step, against {_ms(others)}" if is_slower else ""
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-ON_GPU: Sequence[Sign] = (_clock, _throttled, _temperature)
-WITHHELD: Sequence[Sign] = (_quota, _cpus)
-"""A setting, and no part, keeps the CPU from it."""
-ON_HOST: Sequence[Sign] = (_launch, _cpu_wait, _cpu_time, _pressure)
+GPU_SIGNS: Sequence[Sign] = (_clock, _throttled, _temperature)
+CPU_LIMIT_SIGNS: Sequence[Sign] = (_quota, _cpus)
+"""Signs that a setting limits the CPU: no part is faulty."""
+HOST_SIGNS: Sequence[Sign] = (_launch, _cpu_wait, _cpu_time, _pressure)

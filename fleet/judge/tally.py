@@ -1,16 +1,16 @@
-"""Sum up every verdict of a fleet: one row for each criterion, observation and settings."""
+"""Count the verdicts of a fleet: one row for each criterion, observation and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from fleet.judge.evidence import Planned, from_benchmark
-from fleet.judge.row import Row, worst
+from fleet.judge.row import Row, more_severe
 from schemas.records import Value
 from schemas.reports import FAIL, Judged, Verdict
 
 _IDENTIFYING = ("partner", "phase")
-"""Parameters that only say with whom or when."""
+"""Parameters that only identify a partner or a snapshot."""
 
 RowKey = tuple[object, ...]
 
@@ -18,22 +18,22 @@ RowKey = tuple[object, ...]
 class Tally:
     """The rows of a fleet. Tallies of different hosts can be merged in any order."""
 
-    def __init__(self, planned: Planned, keys: Mapping[str, int]) -> None:
-        """`places` maps each host to its position in the plan."""
-        self._planned, self._places = planned, keys
+    def __init__(self, planned: Planned, positions: Mapping[str, int]) -> None:
+        """`positions` maps each host to its position in the plan."""
+        self._planned, self._positions = planned, positions
         self.rows: dict[RowKey, Row] = {}
 
     def add(self, verdict: Verdict) -> None:
         """Count one verdict."""
         row = self.row(verdict)
         if verdict.verdict == FAIL:
-            row.action = worst(row.action, verdict.action)
+            row.action = more_severe(row.action, verdict.action)
         serial = "" if verdict.part else verdict.serial
-        key = self._places.get(verdict.host, -1)
-        row.add(verdict.verdict, verdict.value, verdict.limit, key, verdict.host, verdict.scope, serial)
+        position = self._positions.get(verdict.host, -1)
+        row.add(verdict.verdict, verdict.value, verdict.limit, position, verdict.host, verdict.scope, serial)
 
     def add_repeated(self, passes: Sequence[Verdict], hosts: Sequence[tuple[int, str]], count: int) -> None:
-        """Count passes that `count` hosts have in common; `hosts` are place and name of the first of them."""
+        """Count passes that `count` hosts have in common; `hosts` are position and name of the first of them."""
         for verdict in passes:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 
@@ -65,11 +65,10 @@ class Tally:
     def update(self, other: Tally) -> None:
         """Add the counts of other hosts."""
         for key, row in other.rows.items():
-            own = self.rows.get(key)
-            if own is None:
-                self.rows[key] = row
+            if key in self.rows:
+                self.rows[key].update(row)
             else:
-                own.update(row)
+                self.rows[key] = row
 
     def judged(self, serials: Mapping[tuple[str, str], str] | None = None) -> tuple[Judged, ...]:
         """Return the rows of the report, by criterion, name and settings."""

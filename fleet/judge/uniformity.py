@@ -1,8 +1,8 @@
-"""Compare parts that must be alike: one value against the value that most parts of its group show.
+"""Compare parts that must be alike: each value with the most common value of its group.
 
 A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together).
-Which side of a difference is wrong is not known, so the odd one fails. If two values are equally common, every part fails and
-names the others: such a fleet is not what was ordered either.
+The correct value is not known, so parts in the minority fail. If two values are equally common, every part fails, and the reason
+lists the values.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
-_MOST_VALUES = 4
-"""Values of a group that a verdict names."""
-_AS_MOST = "; give it what they have, and measure again"
-_AS_ONE = "; give all of them one, and measure again"
+_MAX_LISTED_VALUES = 4
+"""Number of values of a group that a verdict lists."""
+_USE_MAJORITY = "; set the value of the majority, and measure again"
+_USE_ONE = "; set one value on all of them, and measure again"
 _CHANGED = "; it changed during the run: measure again"
-"""What to do if no part is to be touched (action `none`): the version is another."""
+"""Remedies for criteria with the action `none`: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
-"""Criterion, name, GPU model, gang and place: what two values must share to be compared."""
+"""Criterion, name, GPU model, gang and scope, which comparable values share."""
 KindKey = tuple[str, str, str]
-"""Criterion, GPU models and gang: the hosts among which a value is expected on all if one reports it."""
+"""Criterion, GPU models and gang of a group of hosts: if one host reports the value, all must."""
 
 
 @dataclass(kw_only=True)
 class ValueGroup:
-    """How many parts of a group show which last value."""
+    """The number of parts of a group per last value."""
 
     what: str
     counts: Counter[tuple[bool, Value]] = field(default_factory=Counter)
     _by_count: list[tuple[Value, int]] = field(default_factory=list)
 
     def add(self, value: Value, parts: int = 1) -> None:
-        """Count parts that show this value."""
+        """Count parts with this value."""
         self.counts[_exact(value)] += parts
         self._by_count = []
 
@@ -58,7 +58,7 @@ class ValueGroup:
         return self.counts.total()
 
     def by_count(self) -> list[tuple[Value, int]]:
-        """Return each value and how many parts show it, the most common first."""
+        """Return each value and the number of parts with it, the most common first."""
         if not self._by_count:
             counts = sorted(self.counts.items(), key=lambda item: (-item[1], str(item[0])))
             self._by_count = [(value, count) for (_, value), count in counts]
@@ -77,7 +77,7 @@ def _exact(value: Value) -> tuple[bool, Value]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartValue:
-    """The last value of one part that a criterion wants to be the same in its group."""
+    """The last value of one part, for a criterion that requires the same value in the group."""
 
     key: GroupKey
     what: str
@@ -86,7 +86,7 @@ class PartValue:
 
 
 class ValueGroups:
-    """Every value that a criterion wants to be the same in its group. Groups of different hosts can be merged in any order."""
+    """The values of all groups. Statistics of different hosts can be merged in any order."""
 
     def __init__(self, views: Iterable[HostView] = ()) -> None:
         self._groups: dict[GroupKey, ValueGroup] = {}
@@ -102,7 +102,7 @@ class ValueGroups:
                     self.add_part(part)
 
     def add_part(self, part: PartValue, parts: int = 1) -> None:
-        """Count the value of one part, or of as many parts of like hosts."""
+        """Count the value of one part, or of `parts` equal parts of other hosts too."""
         group = self._groups.get(part.key)
         if group is None:
             group = self._groups[part.key] = ValueGroup(what=part.what)
@@ -121,7 +121,7 @@ class ValueGroups:
         return self._groups.get(key) or ValueGroup(what=what)
 
     def has_value(self, view: HostView, criterion: Criterion) -> bool:
-        """Return whether a host of the group reports what this criterion compares."""
+        """Return whether any host of the group reports a value for this criterion."""
         return (criterion.id, *view.peer_key) in self._kinds
 
 
@@ -137,16 +137,16 @@ def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
 
 
 def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict) -> tuple[GroupKey, str]:
-    """Return the group of an observation, and what a part of it is called.
+    """Return the group of an observation, and the name of its parts.
 
-    GPUs of a model are alike in every slot. Anything else is compared with what has its name on the other hosts: a storage
-    adapter need not be like the one beside it.
+    GPUs of a model must be alike in every slot. Other parts are compared with the part of the same scope on other hosts: two
+    storage adapters of one host may differ.
     """
     scope = Scope.parse(item.scope)
     models, gang = view.peer_key
     if scope.device_kind == "gpu":
         key = (criterion.id, item.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
-        return key, "place" if scope.below else "GPU"
+        return key, "part" if scope.below else "GPU"
     return (criterion.id, item.name, models, gang, item.scope), "host"
 
 
@@ -156,18 +156,18 @@ def has_observation(view: HostView, criterion: Criterion) -> bool:
 
 
 def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterator[Verdict]:
-    """Yield every verdict of one criterion on one host; none if there is nothing to compare it with."""
+    """Yield every verdict of one criterion on one host; none if no other part is comparable."""
     if not criterion.same_as_fleet:
         return
     series = _series(view, criterion)
     for items in series:
-        yield from _on_series(view, criterion, items, groups)
+        yield from _judge_series(view, criterion, items, groups)
     if not series and not criterion.optional and groups.has_value(view, criterion):
         yield view.inconclusive(criterion.name, "host", "not observed, but other hosts report it", criterion=criterion)
 
 
 def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
-    """Return what a criterion compares, one list for each figure of each part, in the order of time."""
+    """Return the observations that a criterion compares, one list for each figure of each part, in the order of time."""
     series: dict[tuple[str, str], list[Observation]] = defaultdict(list)
     for observation in with_matching_name(view, criterion):
         if matches(criterion, observation):
@@ -175,7 +175,7 @@ def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
     return list(series.values())
 
 
-def _on_series(
+def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups
 ) -> Iterator[Verdict]:
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
@@ -194,29 +194,29 @@ def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observatio
     value, count = by_count[0]
     if len(by_count) > 1 and by_count[1][1] == count:
         last = measured[-1]
-        digits = digits_for([last.value, *(value for value, _ in by_count[:_MOST_VALUES])], criterion.unit)
-        return _verdict(view, criterion, last, None, _tie(criterion, group, digits), digits, _AS_ONE)
-    # A text or a flag must not change during the run; a number may be regulated.
+        digits = digits_for([last.value, *(value for value, _ in by_count[:_MAX_LISTED_VALUES])], criterion.unit)
+        return _verdict(view, criterion, last, None, _describe_tie(criterion, group, digits), digits, _USE_ONE)
+    # A text or a flag must be the same during the whole run. A number, such as a clock, may change.
     is_number = isinstance(value, float | int) and not isinstance(value, bool)
-    odd = [item for item in (measured[-1:] if is_number else measured) if _exact(item.value) != _exact(value)]
-    if odd:
-        digits = digits_for([odd[-1].value, value], criterion.unit)
+    deviating = [item for item in (measured[-1:] if is_number else measured) if _exact(item.value) != _exact(value)]
+    if deviating:
+        digits = digits_for([deviating[-1].value, value], criterion.unit)
         most = f"{count} of {group.total} {group.plural} have {quantity(value, criterion.unit, digits)}"
-        remedy = _CHANGED if _exact(measured[-1].value) == _exact(value) else _AS_MOST
-        return _verdict(view, criterion, odd[-1], value, most, digits, remedy)
+        remedy = _CHANGED if _exact(measured[-1].value) == _exact(value) else _USE_MAJORITY
+        return _verdict(view, criterion, deviating[-1], value, most, digits, remedy)
     alike = (
         f"as on all {count} {group.plural}" if len(by_count) == 1 else f"as on {count} of {group.total} {group.plural}"
     )
     return _verdict(view, criterion, measured[-1], value, alike)
 
 
-def _tie(criterion: Criterion, group: ValueGroup, digits: int) -> str:
-    """Return the most common values in words: `1 of 2 hosts has X, 1 has Y`."""
+def _describe_tie(criterion: Criterion, group: ValueGroup, digits: int) -> str:
+    """Return the values in words, the most common first: `1 of 2 hosts has X, 1 has Y`."""
     by_count, texts = group.by_count(), []
-    for index, (value, count) in enumerate(by_count[:_MOST_VALUES]):
+    for index, (value, count) in enumerate(by_count[:_MAX_LISTED_VALUES]):
         many = str(count) if index else f"{count} of {group.total} {group.plural}"
         texts.append(f"{many} {'has' if count == 1 else 'have'} {quantity(value, criterion.unit, digits)}")
-    more = [f"{len(by_count) - _MOST_VALUES} more values"] if len(by_count) > _MOST_VALUES else []
+    more = [f"{len(by_count) - _MAX_LISTED_VALUES} more values"] if len(by_count) > _MAX_LISTED_VALUES else []
     return ", ".join([*texts, *more])
 
 
@@ -229,7 +229,7 @@ def _verdict(
     digits: int = 4,
     remedy: str = "",
 ) -> Verdict:
-    """Return the verdict on one value; without a limit no value is the most common, and every part fails."""
+    """Return the verdict on one value. The limit is None, and every part fails, if no value is the most common."""
     passed = limit is not None and _exact(observation.value) == _exact(limit)
     detail += remedy if not passed and criterion.action == "none" else ""
     return Verdict(

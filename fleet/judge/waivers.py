@@ -1,8 +1,8 @@
-"""Waivers: what failed stays failed, with the person who answers for it. Pure: days are compared with the day of the plan.
+"""Match waivers with verdicts. A waived failure stays a failure; the waiver adds who accepted it and until when.
 
-A waiver is for one criterion on one host or one part. It is never for a whole fleet: that would be another criterion, and those
-are written in packs. What is absent (inconclusive) is waived only by host and name of the observation, and never if nothing
-is known: a host without a record, a GPU or a stage without observations.
+A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead. A missing
+observation (inconclusive) is waived by host and name of the observation. It cannot be waived if nothing is known: a host without
+a record, or a GPU or a stage without observations. Waivers expire relative to the day of the plan, so that the result is pure.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ STAGE_PREFIX = "stage."
 
 
 class WaiverMatcher:
-    """Marks the waived verdicts of a run, and records the result of each waiver."""
+    """The waivers of a run, indexed by host and serial."""
 
     def __init__(self, waivers: Sequence[Waiver], day: str) -> None:
-        """Prepare the waivers. `day` is the day of the plan, `2026-11-21`."""
+        """Index the waivers. `day` is the day of the plan, `2026-11-21`."""
         self._day = day[:10]
         self._of_host: dict[str, list[Waiver]] = {}
         self._of_serial: dict[str, list[Waiver]] = {}
         for waiver in waivers:
-            rises = self._of_host if waiver.host else self._of_serial
-            rises.setdefault(waiver.host or waiver.serial, []).append(waiver)
+            waivers_by_target = self._of_host if waiver.host else self._of_serial
+            waivers_by_target.setdefault(waiver.host or waiver.serial, []).append(waiver)
 
     def apply(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the waiver that applies to it, or with a note that it has expired."""
         if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
             return verdict
-        result = [waiver for waiver in self._near(verdict) if covers(waiver, verdict)]
-        valid = next((waiver for waiver in result if waiver.until >= self._day), None)
+        matching = [waiver for waiver in self._candidates(verdict) if covers(waiver, verdict)]
+        valid = next((waiver for waiver in matching if waiver.until >= self._day), None)
         if valid:
             return replace(verdict, waiver=valid)
-        if result:
-            values = f"its waiver by {result[0].who} expired on {result[0].until} ({result[0].why})"
-            detail = "; ".join(text for text in (verdict.detail, values) if text)
-            return replace(verdict, reason=f"{verdict.reason}; {values}", detail=detail)
+        if matching:
+            expired = matching[0]
+            text = f"its waiver by {expired.who} expired on {expired.until} ({expired.why})"
+            detail = "; ".join(filter(None, (verdict.detail, text)))
+            return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
         return verdict
 
-    def _near(self, verdict: Verdict) -> Iterator[Waiver]:
+    def _candidates(self, verdict: Verdict) -> Iterator[Waiver]:
         yield from self._of_host.get(verdict.host, ())
         if verdict.serial:
             yield from self._of_serial.get(verdict.serial, ())
 
 
 def covers(waiver: Waiver, verdict: Verdict) -> bool:
-    """Whether a waiver is for a verdict, its day aside."""
+    """Return whether a waiver applies to a verdict, apart from its expiry."""
     if waiver.criterion != verdict.criterion or waiver.absent != (verdict.verdict == INCONCLUSIVE):
         return False
     if (waiver.host and waiver.host != verdict.host) or (waiver.serial and waiver.serial != verdict.serial):
@@ -66,7 +67,7 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
 
 
 def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:
-    """Yield a line for each waiver: how often it was used, by whom and until when it is given, or why it was not used."""
+    """Yield a line for each waiver: how often it was used, who gave it and until when, or why it was not used."""
     counts: dict[Waiver, int] = {}
     for verdict in verdicts:
         if verdict.waiver:

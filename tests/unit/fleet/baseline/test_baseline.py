@@ -367,7 +367,7 @@ def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp
     assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
     ]
-    assert "no accepted record of serial S-NEW: it came in place of h2-1" in verdicts[0].reason
+    assert "no accepted record of serial S-NEW: it replaces h2-1" in verdicts[0].reason
 
 
 def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_parts_without_a_baseline_are_listed() -> None:
 
 def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
-    for gpus, expected_text in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
+    for gpus, expected_text in (((old,), ": it replaces old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
         result = missing_baselines(HostBaseline(host=replace(HOST, gpus=gpus)))
         assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]
@@ -323,7 +323,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
 
 def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     bare = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
-    lacks = "has none of the figures that this run is compared by"
+    lacks = "has none of the figures that this run is compared on"
     assert missing_baselines(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
     # One common figure is enough; unmeasured figures and figures without a criterion do not count.
     assert missing_baselines(bare) == []

@@ -746,11 +746,11 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
 @pytest.mark.parametrize(
     ("stage", "transport", "nvls", "clause"),
     [
-        ("benchmark", "SHM/direct/direct", True, "the ranks talk over SHM/direct/direct, not P2P"),
-        ("benchmark", "NET/Socket", True, "the ranks talk over NET/Socket, not P2P"),
-        ("benchmark", "P2P/CUMEM+SHM", True, "the ranks talk over SHM, not P2P"),
-        ("gang", "NET/Socket+P2P/CUMEM", True, "the ranks talk over NET/Socket, not InfiniBand"),
-        ("gang", "NET/IB", True, "the ranks talk over NET/IB without GPUDirect RDMA"),
+        ("benchmark", "SHM/direct/direct", True, "NCCL uses SHM/direct/direct instead of P2P"),
+        ("benchmark", "NET/Socket", True, "NCCL uses NET/Socket instead of P2P"),
+        ("benchmark", "P2P/CUMEM+SHM", True, "NCCL uses SHM instead of P2P"),
+        ("gang", "NET/Socket+P2P/CUMEM", True, "NCCL uses NET/Socket instead of InfiniBand"),
+        ("gang", "NET/IB", True, "NCCL uses NET/IB without GPUDirect RDMA"),
     ],
 )
 def test_lost_fast_path_is_reported_instead_of_hardware(stage: str, transport: str, nvls: bool, clause: str) -> None:
@@ -975,7 +975,7 @@ def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None
 
     verdicts = bandwidth_failures("SHM/direct/direct", slow_down, "h200-sxm")
     assert {item.action for item in verdicts} == {action}
-    assert all(item.reason.startswith("the ranks talk over SHM/direct/direct") for item in verdicts)
+    assert all(item.reason.startswith("NCCL uses SHM/direct/direct") for item in verdicts)
 
 
 def unmeasured(name: str, scope: str, status: str = "error", **params: Any) -> Observation:

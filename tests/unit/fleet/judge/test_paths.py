@@ -57,9 +57,7 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
     if not named:
         assert verdicts == slow_collective()
         return
-    assert verdicts.reason.startswith(
-        f"the ranks talk over {named}, not P2P: NCCL's fast path is lost; check NCCL_P2P_*"
-    )
+    assert verdicts.reason.startswith(f"NCCL uses {named} instead of P2P; check NCCL_P2P_*")
     assert verdicts.reason.endswith("; found 1, wanted 2")
     assert verdicts.action == "none"
 
@@ -67,10 +65,10 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
 @pytest.mark.parametrize(
     ("transport", "expected_text"),
     [
-        ("NET/Socket/0", "over NET/Socket/0, not InfiniBand"),
-        ("net/socket", "over net/socket, not InfiniBand"),
-        ("NET/IB/0", "over NET/IB/0 without GPUDirect RDMA"),
-        ("NET/IB/0/GDRDMA,NET/IB/1", "over NET/IB/1 without GPUDirect RDMA"),
+        ("NET/Socket/0", "NCCL uses NET/Socket/0 instead of InfiniBand"),
+        ("net/socket", "NCCL uses net/socket instead of InfiniBand"),
+        ("NET/IB/0", "NCCL uses NET/IB/0 without GPUDirect RDMA"),
+        ("NET/IB/0/GDRDMA,NET/IB/1", "NCCL uses NET/IB/1 without GPUDirect RDMA"),
         ("net/ib/0/gdrdma", ""),
         ("NET/IB/0/GDRDMA", ""),
         ("SHM", ""),

@@ -212,7 +212,7 @@ def test_replaced_part_is_another_part() -> None:
 
 
 def test_fewer_than_three_runs_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 runs: noise cannot be told from fewer than 3 runs"):
+    with pytest.raises(UsageError, match="2 runs: noise cannot be estimated from fewer than 3 runs"):
         power(runs(lambda number, host, scope: 8e14, count=2), PACKS)
 
 
@@ -225,7 +225,7 @@ def test_same_run_twice_is_refused() -> None:
 def test_runs_of_other_hosts_are_refused() -> None:
     repeated_runs = runs(lambda number, host, scope: 8e14)
     other = runs(lambda number, host, scope: 8e14, hosts=("h2",))
-    with pytest.raises(UsageError, match="runs r0 and r2 are not of the same hosts"):
+    with pytest.raises(UsageError, match="runs r0 and r2 have different hosts"):
         power([*repeated_runs[:2], other[2]], PACKS)
 
 

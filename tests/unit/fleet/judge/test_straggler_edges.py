@@ -24,7 +24,7 @@ USUAL = {
     "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
     "throttled_share power_cap": 0.0, "throttled_share hw_thermal": 0.0, "throttled_share sw_thermal": 0.1,
 }  # fmt: skip
-NOTHING = "nothing that was read of its GPU and its host's CPU in those steps explains it"
+NOTHING = "no reading of its GPU or its host's CPU during these steps explains it"
 
 
 def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:

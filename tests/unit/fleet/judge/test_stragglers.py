@@ -183,7 +183,7 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
         pytest.param(
             {"compute": 0.0207, "wait": 0.0, "last_share": 1.0},
-            "nothing that was read of its GPU and its host's CPU in those steps explains it",
+            "no reading of its GPU or its host's CPU during these steps explains it",
             "inspect_hardware",
             id="unexplained",
         ),

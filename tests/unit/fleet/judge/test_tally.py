@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Planned
-from fleet.judge.row import MAX_BINS, MAX_EXACT, MAX_FARTHEST, MAX_VALUES, Row, worst
+from fleet.judge.row import MAX_BINS, MAX_EXACT, MAX_FARTHEST, MAX_VALUES, Row, more_severe
 from fleet.judge.tally import Tally
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Far, Judged, Verdict
 from tests import builders
@@ -377,9 +377,9 @@ def test_description_of_a_merged_row_is_deterministic() -> None:
 
 
 def test_more_severe_action_wins() -> None:
-    assert worst("none", "rma") == worst("rma", "none") == "rma"
-    assert worst("reboot", "inspect_hardware") == "inspect_hardware"
-    assert worst("unheard", "none") == worst("none", "unheard") == "none"
+    assert more_severe("none", "rma") == more_severe("rma", "none") == "rma"
+    assert more_severe("reboot", "inspect_hardware") == "inspect_hardware"
+    assert more_severe("unheard", "none") == more_severe("none", "unheard") == "none"
     row, other = new_row(), new_row(action="rma")
     row.update(other)
     assert row.action == "rma"

@@ -25,7 +25,7 @@ from tests import builders
 
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack of the uniformity criteria only."""
-REMEDY = "; give it what they have, and measure again"
+REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
 
@@ -119,7 +119,7 @@ def test_both_sides_of_a_tie_fail() -> None:
     verdicts = uniformity_verdicts(
         plan, evidence_with(plan, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"})
     )
-    why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
+    why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; set one value on all of them, and measure again"
     assert not_passing(verdicts) == [
         ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
         ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
