@@ -1,4 +1,4 @@
-"""The parameters that a criterion asks for: one that no observation has, or has otherwise, makes it judge nothing."""
+"""Check the parameters in `where`: with one that no observation has, or with another type, a criterion judges nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _KINDS = {int: _WHOLE, bool: _TRUTH, float: _NUMBER, str: _TEXT}
 THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "reliability")
 """Values of the label `reason` of the collectors' readings."""
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
-"""What our own collectors and snapshots say of a reading."""
+"""Parameters of readings, from collectors and snapshots."""
 LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link", "chip", "fan"}) | COLLECTED_LABELS - {
     "phase"
 }
 """Labels of scopes, which are texts."""
-OURS = tuple({f"{name.split('.')[0]}." for name in READINGS})
+COLLECTOR_PREFIXES = tuple({f"{name.split('.')[0]}." for name in READINGS})
 
 Outputs = Sequence[tuple[Output, Benchmark | None]]
 
@@ -30,7 +30,7 @@ Outputs = Sequence[tuple[Output, Benchmark | None]]
 def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding]:
     """Check each parameter of the criterion against the observations that it matches; `outputs` is empty for a collector's."""
     known = _parameters(outputs)
-    if not outputs and criterion.name.startswith(OURS):
+    if not outputs and criterion.name.startswith(COLLECTOR_PREFIXES):
         known = dict.fromkeys(COLLECTED_LABELS, str)
         if criterion.name.startswith("gpu."):
             known |= {"reason": THROTTLE_LABELS}

@@ -50,8 +50,8 @@ class LocatedPart:
     """Whether it is an adapter with a known link layer and no InfiniBand port."""
 
     @property
-    def place(self) -> str:
-        """`r12-h02 gpu=3`."""
+    def location(self) -> str:
+        """Return host and scope: `r12-h02 gpu=3`."""
         return f"{self.host} {self.scope}"
 
 
@@ -68,7 +68,7 @@ class HostInventory:
 def host_inventory(view: HostView) -> HostInventory:
     """Return the parts in a host's record."""
     unknown = {name: _unknown(name, view) for name in (SERIAL, GUID, MAC)}
-    return HostInventory(host=view.host.name, parts=tuple(_found(view)), unknown=unknown)
+    return HostInventory(host=view.host.name, parts=tuple(_located_parts(view)), unknown=unknown)
 
 
 def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
@@ -80,18 +80,18 @@ def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[
     """Return the same verdicts from the parts of all hosts."""
     if plan.rehearsal or not plan.manifest:
         return []
-    of_host = {one.host: one for one in inventories}
-    part_ = [part for one in of_host.values() for part in one.parts]
+    by_host = {inventory.host: inventory for inventory in inventories}
+    parts = [part for inventory in by_host.values() for part in inventory.parts]
     located: dict[tuple[str, str], list[LocatedPart]] = defaultdict(list)
-    for part in part_:
+    for part in parts:
         for key in _keys(part):
             located[key].append(part)
     verdicts = [
         verdict
         for part in plan.manifest
-        for verdict in _on_part(part, located[(_name(part), identity(part.kind, part.serial))], of_host)
+        for verdict in _on_part(part, located[(_name(part), identity(part.kind, part.serial))], by_host)
     ]
-    return [*verdicts, *_extra(plan.manifest, part_)]
+    return [*verdicts, *_extra(plan.manifest, parts)]
 
 
 def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
@@ -100,11 +100,11 @@ def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
         return ""
     outcomes = [(item.criterion, item.verdict) for item in verdicts]
     extra = outcomes.count((EXTRA, FAIL))
-    more = f", {extra} found that nobody ordered" if extra else ""
+    more = f", {extra} not ordered" if extra else ""
     return f"{outcomes.count((CRITERION, PASS))} of {len(plan.manifest)} parts as ordered{more}"
 
 
-def _found(view: HostView) -> Iterator[LocatedPart]:
+def _located_parts(view: HostView) -> Iterator[LocatedPart]:
     """Yield every part of a host that has an identity."""
     for gpu in view.evidence.gpus():
         if gpu.serial:
@@ -134,13 +134,12 @@ def _latest(view: HostView, name: str) -> dict[str, Observation]:
 
 
 def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
-    """What a line of the manifest may name the part by."""
-    own = identity(GPU if part.name == SERIAL else NIC, part.serial)
-    yield part.name, own
-    if (
-        part.name == GUID and own[6:10] == "0300"
-    ):  # made of the port's MAC address: 0c42:a103:0065:8b2e of 0c:42:a1:65:8b:2e
-        yield MAC, own[:6] + own[10:]
+    """Yield the identities by which a line of the manifest may name the part."""
+    label = identity(GPU if part.name == SERIAL else NIC, part.serial)
+    yield part.name, label
+    if part.name == GUID and label[6:10] == "0300":
+        # The GUID was made from the MAC address of the port: 0c42:a103:0065:8b2e from 0c:42:a1:65:8b:2e.
+        yield MAC, label[:6] + label[10:]
 
 
 def _name(part: Part) -> str:
@@ -151,12 +150,12 @@ def _name(part: Part) -> str:
 
 
 def _on_part(part: Part, located: Sequence[LocatedPart], inventories: Mapping[str, HostInventory]) -> Iterator[Verdict]:
-    at_home = [location for location in located if location.host == part.host]
-    if at_home:
-        right = [location for location in at_home if not part.slot or part.slot in location.slots]
-        yield _in_host(part, (right or at_home)[0], bool(right))
+    in_its_host = [location for location in located if location.host == part.host]
+    if in_its_host:
+        in_its_slot = [location for location in in_its_host if not part.slot or part.slot in location.slots]
+        yield _in_host(part, (in_its_slot or in_its_host)[0], bool(in_its_slot))
     elif located:
-        reason = f"ordered for {_ordered(part)}, found in {located[0].place}"
+        reason = f"ordered for {_ordered(part)}, found in {located[0].location}"
         yield _verdict(part, FAIL, reason)
         yield _verdict(part, FAIL, reason, host=located[0].host, scope=located[0].scope)
     elif unknown := inventories[part.host].unknown[_name(part)]:
@@ -165,11 +164,11 @@ def _on_part(part: Part, located: Sequence[LocatedPart], inventories: Mapping[st
         yield _verdict(part, FAIL, f"ordered for {_ordered(part)}, found on no host")
 
 
-def _in_host(part: Part, location: LocatedPart, right: bool) -> Verdict:
-    if right:
+def _in_host(part: Part, location: LocatedPart, in_its_slot: bool) -> Verdict:
+    if in_its_slot:
         return _verdict(part, PASS, f"found where it was ordered for: {_ordered(part)}", scope=location.scope)
     if ":" in part.slot and not any(":" in slot for slot in location.slots):
-        reason = f"ordered for {_ordered(part)}, found in that host; which slot {location.scope} is in was not told"
+        reason = f"ordered for {_ordered(part)}, found in that host; the slot of {location.scope} was not reported"
         return _verdict(part, INCONCLUSIVE, reason, scope=location.scope)
     slots = ", ".join(sorted(location.slots, key=lambda slot: (":" not in slot, slot)))
     return _verdict(part, FAIL, f"ordered for {_ordered(part)}, found in slot {slots}", scope=location.scope)
@@ -184,35 +183,37 @@ def _unknown(name: str, view: HostView) -> str:
     if not view.has_record:
         return "the host left no record"
     if name == SERIAL:
-        outcomes = sum(bool(gpu.serial) for gpu in view.evidence.gpus())
-        silent = _gpus(view) - outcomes
-        what = "1 GPU of the host does" if silent == 1 else f"{silent} GPUs of the host do"
-        return f"{what} not tell the serial" if silent > 0 else ""
+        without_serial = _gpu_count(view) - sum(bool(gpu.serial) for gpu in view.evidence.gpus())
+        subject = "1 GPU of the host does" if without_serial == 1 else f"{without_serial} GPUs of the host do"
+        return f"{subject} not report a serial" if without_serial > 0 else ""
     latest = _latest(view, name)
     if not latest:
-        return f"the host told no NIC's {_WHAT[name]}"
-    lost = [scope for scope, item in latest.items() if item.status != MEASURED]
-    return f"{lost[0]} does not tell its {_WHAT[name]}" if lost else ""
+        return f"the host reported the {_WHAT[name]} of no NIC"
+    unread = [scope for scope, item in latest.items() if item.status != MEASURED]
+    return f"{unread[0]} does not report its {_WHAT[name]}" if unread else ""
 
 
-def _gpus(view: HostView) -> int:
-    """Return the number of GPUs in the host, with or without a name."""
+def _gpu_count(view: HostView) -> int:
+    """Return the number of GPUs in the host, whether or not they report a serial."""
     counts = [_latest(view, name).get("host") for name in ("gpu.count", "gpu.pci_count")]
-    outcomes = [int(latest.value) for latest in counts if latest and isinstance(latest.value, int | float)]
-    return max([*outcomes, len(view.evidence.gpus()), 0 if outcomes else 1])
+    known = [int(latest.value) for latest in counts if latest and isinstance(latest.value, int | float)]
+    return max([*known, len(view.evidence.gpus()), 0 if known else 1])
 
 
-def _extra(ordered: Sequence[Part], part_: Sequence[LocatedPart]) -> Iterator[Verdict]:
-    """Yield verdicts on parts without a manifest line. Every board has unordered Ethernet ports: only InfiniBand NICs count."""
+def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Verdict]:
+    """Yield verdicts on parts that no line of the manifest names: GPUs and InfiniBand adapters.
+
+    Ethernet ports do not count, because every mainboard has some that nobody orders.
+    """
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}
-    for part in part_:
+    for part in parts:
         if part.name in names and not listed & set(_keys(part)) and not (part.name == GUID and part.ethernet):
-            ghost = Part(host=part.host, kind="", serial=part.serial, origin=_file(ordered[0]))
+            unordered = Part(host=part.host, kind="", serial=part.serial, origin=_file(ordered[0]))
             yield _verdict(
-                ghost,
+                unordered,
                 FAIL,
-                "found, and no line of the manifest names it",
+                "found, but no line of the manifest names it",
                 scope=part.scope,
                 name=part.name,
                 criterion=EXTRA,
@@ -222,8 +223,8 @@ def _extra(ordered: Sequence[Part], part_: Sequence[LocatedPart]) -> Iterator[Ve
 def _is_ethernet(view: HostView, scope: str) -> bool:
     layers = [
         str(latest.value)
-        for its_scope, latest in _latest(view, LAYER).items()
-        if its_scope != scope and Scope.parse(scope).contains(its_scope) and latest.status == MEASURED
+        for port_scope, latest in _latest(view, LAYER).items()
+        if port_scope != scope and Scope.parse(scope).contains(port_scope) and latest.status == MEASURED
     ]
     return bool(layers) and "InfiniBand" not in layers
 

@@ -244,9 +244,9 @@ def test_missing_part_and_its_replacement_both_fail() -> None:
     plan = ordered_plan([gpu_line("h1", 0), gpu_line("h1", 1, serial="165"), *gpu_lines("h2")])
     assert not_passing(manifest_verdicts(plan)) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
-        ("h1", "gpu=1", FAIL, "found, and no line of the manifest names it"),
+        ("h1", "gpu=1", FAIL, "found, but no line of the manifest names it"),
     ]
-    assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered, 1 found that nobody ordered"
+    assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered, 1 not ordered"
 
 
 def test_host_that_was_not_measured_is_inconclusive() -> None:
@@ -262,7 +262,7 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
     first = evidence["h1"].records[0]
     silent = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
     assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(silent,))})) == [
-        ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not tell the serial")
+        ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not report a serial")
     ]
     lost = replace(first, gpus=first.gpus[:1])  # on the PCI bus but not available to the driver
     assert [
@@ -334,7 +334,7 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID), **where))) == [
         ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
     ]
-    unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; which slot hca=mlx5_0 is in was not told"
+    unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; the slot of hca=mlx5_0 was not reported"
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID)))) == [
         ("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)
     ]
@@ -342,15 +342,15 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
         manifest_verdicts(ordered_plan([nic_line(GUID)]), with_nics(plan, **node_guids(mlx5_0=OTHER)))
     ) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
-        ("h1", "hca=mlx5_0", FAIL, "found, and no line of the manifest names it"),
+        ("h1", "hca=mlx5_0", FAIL, "found, but no line of the manifest names it"),
     ]
 
 
 @pytest.mark.parametrize(
     ("readings", "reason"),
     [
-        ({}, "ordered for h1: the host told no NIC's GUID"),
-        (node_guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not tell its GUID"),
+        ({}, "ordered for h1: the host reported the GUID of no NIC"),
+        (node_guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not report its GUID"),
         (node_guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
     ],
 )

@@ -99,12 +99,12 @@ def test_serial_notations_are_normalized() -> None:
 @pytest.mark.parametrize(
     ("counts", "gpus", "why"),
     [
-        ({}, (), "1 GPU of the host does not tell the serial"),
-        ({"gpu.count": 2}, (), "2 GPUs of the host do not tell the serial"),
-        ({"gpu.count": 0}, (), ""), ({"gpu.count": 0, "gpu.pci_count": 1}, (), "1 GPU of the host does not tell the serial"),
+        ({}, (), "1 GPU of the host does not report a serial"),
+        ({"gpu.count": 2}, (), "2 GPUs of the host do not report a serial"),
+        ({"gpu.count": 0}, (), ""), ({"gpu.count": 0, "gpu.pci_count": 1}, (), "1 GPU of the host does not report a serial"),
         ({"gpu.count": 1}, ("x",), ""),
-        ({"gpu.count": 1, "gpu.pci_count": 2}, ("x",), "1 GPU of the host does not tell the serial"),
-        ({}, ("x",), ""), ({}, ("x", ""), "1 GPU of the host does not tell the serial"), ({"gpu.count": "many"}, ("x",), ""),
+        ({"gpu.count": 1, "gpu.pci_count": 2}, ("x",), "1 GPU of the host does not report a serial"),
+        ({}, ("x",), ""), ({}, ("x", ""), "1 GPU of the host does not report a serial"), ({"gpu.count": "many"}, ("x",), ""),
     ],
 )  # fmt: skip
 def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
@@ -128,10 +128,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
         (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
     ]
-    assert (
-        manifest_summary(ordered_plan(ordered_part("h1-0", "gpu")), good)
-        == "1 of 1 parts as ordered, 1 found that nobody ordered"
-    )
+    assert manifest_summary(ordered_plan(ordered_part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 not ordered"
     assert (
         manifest_summary(replace(plan, rehearsal=True), verdicts)
         == manifest_summary(replace(plan, manifest=()), verdicts)
@@ -148,7 +145,7 @@ def test_last_adapter_reading_is_used() -> None:
         assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
     silent = host_inventory(HostView(plan, plan.hosts[0], host_evidence(plan), [pack()]))
     assert silent.unknown == {
-        "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"
+        "gpu.serial": "", HCA: "the host reported the GUID of no NIC", "network.address": "the host told no NIC's address"
     }  # fmt: skip
     none = HostView(plan, plan.hosts[0], replace(host_evidence(plan), records=()), [pack()])
     assert set(host_inventory(none).unknown.values()) == {"the host left no record"}
