@@ -139,7 +139,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
 
 def test_last_adapter_reading_is_used() -> None:
     plan = ordered_plan(ordered_part("ffff:0000:0000:0001"))
-    for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
+    for value, absent, why in ((None, "error: x", "hca=a does not report its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
         (verdict, *_) = judged(plan, observed)
         assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
