@@ -1,4 +1,4 @@
-"""A soak: round after round into one bounded record, over whoever is killed; early ends; drift against its own first hour."""
+"""Soak: aggregation of rounds into one bounded record, resumption after kills, early ends, and drift from the first hour."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STRESS = {"dtype": "fp32"}
 # ---- the timeline
 
 
-def test_full_buckets_become_one_of_two_and_lose_neither_extreme_nor_mean() -> None:
+def test_merged_buckets_keep_extremes_and_mean() -> None:
     recorder, values = Recorder(), [random.Random(at).uniform(1, 2) for at in range(1000)]  # noqa: S311
     for at, value in enumerate(values):
         recorder.add_value(at, "gpu.power", "gpu=0", "W", value)
@@ -63,7 +63,7 @@ def test_full_buckets_become_one_of_two_and_lose_neither_extreme_nor_mean() -> N
     assert statistics.fmean(series.mean) == pytest.approx(statistics.fmean(values), rel=1e-4)
 
 
-def test_series_keep_the_same_buckets_when_one_of_them_is_new() -> None:
+def test_new_series_uses_the_bucket_size_of_the_others() -> None:
     recorder = Recorder()
     recorder.add_value(5000, "gpu.power", "gpu=0", "W", 1.0)
     recorder.add_value(10, "gpu.power", "gpu=1", "W", 2.0)
@@ -71,35 +71,40 @@ def test_series_keep_the_same_buckets_when_one_of_them_is_new() -> None:
     assert [(one.scope, one.at[0] * result.bucket_s) for one in result.series] == [("gpu=0", 4992), ("gpu=1", 0)]
 
 
-def test_recorder_goes_on_where_another_process_was_cut_off() -> None:
-    whole, first = Recorder(), Recorder()
+def test_recorder_continues_the_timeline_of_a_killed_process() -> None:
+    uninterrupted, first = Recorder(), Recorder()
     for at in range(300):
-        whole.add_value(at, "gpu.power", "gpu=0", "W", at)
+        uninterrupted.add_value(at, "gpu.power", "gpu=0", "W", at)
         first.add_value(at, "gpu.power", "gpu=0", "W", at)
-    second = Recorder(soak_from_json({**to_json(state(first.timeline()))}).timeline)
+    second = Recorder(soak_from_json({**to_json(soak_state(first.timeline()))}).timeline)
     for at in range(300, 700):
-        whole.add_value(at, "gpu.power", "gpu=0", "W", at)
+        uninterrupted.add_value(at, "gpu.power", "gpu=0", "W", at)
         second.add_value(at, "gpu.power", "gpu=0", "W", at)
-    one, other = whole.timeline(), second.timeline()
-    assert (one.bucket_s, one.series[0].at, one.series[0].n) == (other.bucket_s, other.series[0].at, other.series[0].n)
-    assert one.series[0].mean == pytest.approx(other.series[0].mean, rel=1e-3)
+    expected, resumed = uninterrupted.timeline(), second.timeline()
+    expected_series, resumed_series = expected.series[0], resumed.series[0]
+    assert (resumed.bucket_s, resumed_series.at, resumed_series.n) == (
+        expected.bucket_s,
+        expected_series.at,
+        expected_series.n,
+    )
+    assert resumed_series.mean == pytest.approx(expected_series.mean, rel=1e-3)
 
 
-def state(timeline: Timeline, **more: Any) -> Soak:
+def soak_state(timeline: Timeline, **more: Any) -> Soak:
     return Soak(**{"began": builders.WHEN, "planned_s": 10 * HOUR, "soaked_s": 10 * HOUR, "timeline": timeline, **more})
 
 
-def counters(**values: float) -> Snapshot:
+def counter_snapshot(**values: float) -> Snapshot:
     metrics = [
         Metric(name=name.replace("__", "."), unit="1", values={"gpu=0": value}) for name, value in values.items()
     ]
     return Snapshot(stage=SOAK, phase="during", at=builders.WHEN, duration_s=0.1, metrics=tuple(metrics))
 
 
-def test_counter_that_rises_is_an_event_and_one_that_stands_is_none() -> None:
+def test_only_a_rising_counter_is_an_event() -> None:
     recorder = Recorder()
     for at, replays in ((0, 7), (10, 7), (20, 9), (30, 9), (40, 10), (5000, 11)):
-        recorder.add_counters(at, counters(gpu__pcie__replays=replays, gpu__energy=at, gpu__power=at))
+        recorder.add_counters(at, counter_snapshot(gpu__pcie__replays=replays, gpu__energy=at, gpu__power=at))
     events = recorder.timeline().events
     assert [(one.at_s, one.until_s, one.name, one.scope, one.count) for one in events] == [
         (20, 40, "gpu.pcie.replays", "gpu=0", 3),
@@ -108,9 +113,9 @@ def test_counter_that_rises_is_an_event_and_one_that_stands_is_none() -> None:
     assert events[0].text == "rose from 7 to 9"
 
 
-def test_new_xid_is_an_event_and_an_old_one_is_not() -> None:
-    def xids(**seen: int) -> Snapshot:
-        values = {f"pci=0000:1b:00.0,xid={number[1:]}": count for number, count in seen.items()}
+def test_only_a_new_xid_is_an_event() -> None:
+    def xids(**counts: int) -> Snapshot:
+        values = {f"pci=0000:1b:00.0,xid={number[1:]}": count for number, count in counts.items()}
         metric = Metric(name="xid.count", unit="1", values=values)
         return Snapshot(stage=SOAK, phase="during", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
 
@@ -120,11 +125,11 @@ def test_new_xid_is_an_event_and_an_old_one_is_not() -> None:
     assert [(one.scope, one.count) for one in recorder.timeline().events] == [("pci=0000:1b:00.0,xid=79", 1)]
 
 
-def test_thermal_throttling_differs_from_the_power_limit() -> None:
+def test_thermal_throttling_is_an_event_and_power_capping_is_not() -> None:
     recorder = Recorder()
     for at in range(100):
-        hot = 0x40 if 50 <= at < 60 else 0
-        recorder.add_samples(at, {0: GpuSample(690.0, 1.5e9, 60.0, 0x4 | hot, 2.6e9)})
+        thermal = 0x40 if 50 <= at < 60 else 0
+        recorder.add_samples(at, {0: GpuSample(690.0, 1.5e9, 60.0, 0x4 | thermal, 2.6e9)})
     recorder.add_samples(100, {0: Absent(status="error", reason="GPU is lost")})
     values = {(one.name, one.scope): one for one in recorder.timeline().series}
     assert sum(values["gpu.throttle.active", "gpu=0,reason=other"].mean) == 10
@@ -135,44 +140,46 @@ def test_thermal_throttling_differs_from_the_power_limit() -> None:
     ]
 
 
-def test_events_without_end_are_counted_and_not_kept() -> None:
+def test_events_beyond_the_limit_are_only_counted() -> None:
     recorder = Recorder()
     for number in range(MAX_EVENTS + 50):
         recorder.add_event(number * 1000.0, "gpu.pcie.replays", "gpu=0")
     assert (len(recorder.timeline().events), recorder.timeline().left_out) == (MAX_EVENTS, 50)
 
 
-# ---- many rounds, one observation
+# ---- aggregation of rounds
 
 
-def rate(value: float, name: str = "stress.throughput", **params: Any) -> Observation:
+def measurement(value: float, name: str = "stress.throughput", **params: Any) -> Observation:
     return builders.observation(name, value, scope="cpu=0", unit="FLOP/s", stage=SOAK, **(params or STRESS))
 
 
-def rounds(*seen: Observation) -> Observation:
-    recorder, result = Recorder(), []
-    for number, item in enumerate(seen, 1):
-        result = aggregate_rounds(result, [item], recorder, at_s=number * 300.0, number=number)
-    assert len(result) == 1
-    return result[0]
+def aggregated(*observations: Observation) -> Observation:
+    """Return the aggregate of rounds with one observation each."""
+    recorder, aggregates = Recorder(), []
+    for number, observation in enumerate(observations, 1):
+        aggregates = aggregate_rounds(aggregates, [observation], recorder, at_s=number * 300.0, number=number)
+    assert len(aggregates) == 1
+    return aggregates[0]
 
 
-def test_rate_of_all_rounds_is_their_median_with_count_and_extremes() -> None:
-    result = rounds(*(rate(value) for value in (10.0, 12.0, 5.0, 11.0, 11.0)))
+def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
+    result = aggregated(*(measurement(value) for value in (10.0, 12.0, 5.0, 11.0, 11.0)))
     assert result.value == 11.0
     assert result.samples
     assert (result.samples.n, result.samples.min, result.samples.max) == (5, 5.0, 12.0)
 
 
-def test_parameter_that_only_says_how_it_went_makes_no_other_figure() -> None:
+def test_rounds_that_differ_only_in_details_are_one_observation() -> None:
     observed = [
-        rate(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size) for size in (100, 200, 300)
+        measurement(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size)
+        for size in (100, 200, 300)
     ]
-    assert rounds(*observed).params["bytes"] == 300
+    assert aggregated(*observed).params["bytes"] == 300
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "reported"),
+    ("name", "values", "expected"),
     [
         ("integrity.wrong_words", (0, 3, 0, 1), 4),
         ("stress.throttled_share", (0.0, 0.2, 0.0), 0.2),
@@ -183,28 +190,31 @@ def test_parameter_that_only_says_how_it_went_makes_no_other_figure() -> None:
         ("digest.value", ("aa", "aa", "aa"), "aa"),
     ],
 )
-def test_what_must_never_be_is_not_outweighed_by_good_rounds(name: str, values: Sequence[Any], reported: Any) -> None:
-    result = rounds(*(rate(value, name, pattern="random") for value in values))
-    assert result.value == reported
-    assert type(result.value) is type(reported)
+def test_good_rounds_do_not_hide_a_bad_round(name: str, values: Sequence[Any], expected: Any) -> None:
+    result = aggregated(*(measurement(value, name, pattern="random") for value in values))
+    assert result.value == expected
+    assert type(result.value) is type(expected)
 
 
-def test_gpu_that_computes_another_digest_in_another_round_does_not_repeat_itself() -> None:
-    recorder, result = Recorder(), []
+def test_changed_digest_is_one_mismatch_and_lists_both_values() -> None:
+    recorder, aggregates = Recorder(), []
     for number, digest in enumerate(("aa", "aa", "bb", "aa", "bb"), 1):
-        observed = [rate(0.0, "digest.value", workload="gemm"), rate(0, "digest.mismatches", workload="gemm")]
+        observed = [
+            measurement(0.0, "digest.value", workload="gemm"),
+            measurement(0, "digest.mismatches", workload="gemm"),
+        ]
         observed[0] = replace(observed[0], value=digest, params={"workload": "gemm", "repetitions": number})
-        result = aggregate_rounds(result, observed, recorder, at_s=number, number=number)
-    assert [(one.name, one.value) for one in result] == [("digest.value", "aa, then bb"), ("digest.mismatches", 1)]
+        aggregates = aggregate_rounds(aggregates, observed, recorder, at_s=number, number=number)
+    assert [(one.name, one.value) for one in aggregates] == [("digest.value", "aa, then bb"), ("digest.mismatches", 1)]
 
 
-def test_figure_that_could_not_be_had_in_one_round_stays_an_error() -> None:
-    lost = replace(rate(0.0), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
-    result = rounds(rate(1.0), lost, rate(1.0))
+def test_error_in_one_round_is_an_error_of_the_soak() -> None:
+    lost = replace(measurement(0.0), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
+    result = aggregated(measurement(1.0), lost, measurement(1.0))
     assert (result.status, result.reason) == (ERROR, "in round 2: CUDA error: unspecified launch failure")
 
 
-def test_of_many_launches_the_first_the_last_and_the_failed_are_kept() -> None:
+def test_first_last_and_failed_launches_are_kept() -> None:
     kept: tuple[Launch, ...] = ()
     for number in range(1, 400):
         outcome = "failed" if number in (50, 60) else "finished"
@@ -215,70 +225,76 @@ def test_of_many_launches_the_first_the_last_and_the_failed_are_kept() -> None:
     assert [bool(launch.log_tail) for launch in kept] == [False, True, True, False, False, False]
 
 
-def taken(phase: str, second: int, **over: Any) -> Snapshot:
-    made = builders.snapshot(range(1), stage=SOAK, phase=phase, **over)
-    return replace(made, at=f"2026-11-21T04:{second // 60:02}:{second % 60:02}Z")
+def soak_snapshot(phase: str, second: int, **changes: Any) -> Snapshot:
+    snapshot = builders.snapshot(range(1), stage=SOAK, phase=phase, **changes)
+    return replace(snapshot, at=f"2026-11-21T04:{second // 60:02}:{second % 60:02}Z")
 
 
-def test_of_many_snapshots_the_edges_and_those_with_a_change_are_kept() -> None:
+def test_first_last_and_changed_snapshots_are_kept() -> None:
     kept: tuple[Snapshot, ...] = ()
     for number in range(300):
-        replays = number if number < 200 else number - 200  # the driver was loaded again
+        replays = number if number < 200 else number - 200  # the driver was reloaded
         pending = number == 100
         kept = select_snapshots(
-            [*kept, taken("after", number, gpu__pcie__replays=replays, gpu__remapped_rows__pending=pending)]
+            [*kept, soak_snapshot("after", number, gpu__pcie__replays=replays, gpu__remapped_rows__pending=pending)]
         )
-    read = [{metric.name: metric.values.get("gpu=0") for metric in one.metrics} for one in kept]
-    reported = [(one["gpu.pcie.replays"], one["gpu.remapped_rows.pending"]) for one in read]
-    assert reported == [(0, False), (100, True), (101, False), (0, False), (99, False)]
+    readings = [{metric.name: metric.values.get("gpu=0") for metric in snapshot.metrics} for snapshot in kept]
+    assert [(values["gpu.pcie.replays"], values["gpu.remapped_rows.pending"]) for values in readings] == [
+        (0, False),
+        (100, True),
+        (101, False),
+        (0, False),
+        (99, False),
+    ]
 
 
-def test_both_sides_of_a_reboot_are_kept() -> None:
+def test_snapshots_before_and_after_a_reboot_are_kept() -> None:
     kept: tuple[Snapshot, ...] = ()
     for number in range(300):
-        up = 50_000.0 + number if number < 100 else 300_000.0 + number if number > 200 else number - 90.0
-        observed = replace(
-            taken("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": up}),)
+        uptime_s = 50_000.0 + number if number < 100 else 300_000.0 + number if number > 200 else number - 90.0
+        snapshot = replace(
+            soak_snapshot("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": uptime_s}),)
         )
-        kept = select_snapshots([*kept, observed])
+        kept = select_snapshots([*kept, snapshot])
     assert [one.metrics[0].values["host"] for one in kept] == [50_000.0, 50_099.0, 10.0, 300_299.0]
 
 
-# ---- round after round
+# ---- running a soak
 
 Round = Callable[[SoakRun, int], Sequence[Observation]]
 
 
-def begin(tmp_path: Path, duration: str = "100s", **variables: Any) -> SoakRun:
-    chosen = {"rackproof_gang": "none", "rackproof_soak_duration": duration, **variables}
-    plan = builders.plan("h1", profile="soak-rehearsal", gpu_count=1, **chosen)
+def begin_soak(tmp_path: Path, duration: str = "100s", **variables: Any) -> SoakRun:
+    """Begin a soak run of one host."""
+    inventory = {"rackproof_gang": "none", "rackproof_soak_duration": duration, **variables}
+    plan = builders.plan("h1", profile="soak-rehearsal", gpu_count=1, **inventory)
     HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
     return SoakRun(tmp_path / "run", "h1")
 
 
-def go(run: SoakRun, measure: Round, outcome: str = "finished", step_s: float = 25.0) -> Record:
-    """Soaks with rounds that take no torchrun: the clock is turned on by `step_s` for each."""
-    turned = [0.0]
+def run_rounds(run: SoakRun, measure: Round, outcome: str = "finished", step_s: float = 25.0) -> Record:
+    """Soak without torchrun; each round advances the soaked time by `step_s`."""
 
     def launch(number: int, span: Span) -> Record:
         assert span.began < span.ends
         observations = measure(run, number)
-        turned[0] += step_s
         run._base_s += step_s
-        made = replace(builders.launch(SOAK, ("h1",), outcome, "" if outcome == "finished" else "why"), number=number)
-        return run.append(observations=observations, launches=[made])
+        launched = replace(
+            builders.launch(SOAK, ("h1",), outcome, "" if outcome == "finished" else "why"), number=number
+        )
+        return run.append(observations=observations, launches=[launched])
 
     return run_soak(run, launch, [], lambda line: None, sleep=lambda wait: None)
 
 
-def good(run: SoakRun, number: int) -> list[Observation]:
-    wrong = replace(rate(0, "stress.wrong_products", dtype="fp32"), unit="1")
-    return [rate(100.0 + number), wrong]
+def measure_good(run: SoakRun, number: int) -> list[Observation]:
+    wrong_products = replace(measurement(0, "stress.wrong_products", dtype="fp32"), unit="1")
+    return [measurement(100.0 + number), wrong_products]
 
 
-def test_rounds_go_on_until_the_time_is_over_and_are_one_record(tmp_path: Path) -> None:
-    run = begin(tmp_path)
-    record = go(run, good)
+def test_rounds_repeat_until_the_duration_and_give_one_record(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path)
+    record = run_rounds(run, measure_good)
     assert record.soak
     assert (record.soak.finished, record.soak.failed, record.soak.cut, record.soak.ended_by) == (4, 0, 0, "time")
     assert record.soak.soaked_s >= 100.0
@@ -292,33 +308,36 @@ def test_rounds_go_on_until_the_time_is_over_and_are_one_record(tmp_path: Path) 
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing is tidied up."""
+    """Stands for SIGKILL: no cleanup runs."""
 
 
-def test_who_was_killed_goes_on_and_what_the_lost_round_had_measured_counts(tmp_path: Path) -> None:
-    run = begin(tmp_path)
+def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path)
 
     def measure(run: SoakRun, number: int) -> list[Observation]:
         if number == 3:
             work = run.directory / "work" / SOAK
             work.mkdir(parents=True)
-            observation = [to_json(rate(7.0)), to_json(replace(rate(0.0), status=ERROR, value=None, reason="SIGTERM"))]
-            result = {"rank": 0, "observations": observation, "software": {}}
+            measured = [
+                to_json(measurement(7.0)),
+                to_json(replace(measurement(0.0), status=ERROR, value=None, reason="SIGTERM")),
+            ]
+            result = {"rank": 0, "observations": measured, "software": {}}
             (work / "rank0.json").write_text(json.dumps(result))
             raise Killed
-        return good(run, number)
+        return measure_good(run, number)
 
     with pytest.raises(Killed):
-        go(run, measure)
-    again = SoakRun(run.directory, "h1")
-    assert (again.state.finished, again.state.ended) == (2, "")
-    began, soaked = again.state.began, again.state.soaked_s
-    assert soaked >= 50.0
-    record = go(again, good)
+        run_rounds(run, measure)
+    resumed = SoakRun(run.directory, "h1")
+    assert (resumed.state.finished, resumed.state.ended) == (2, "")
+    began, soaked_s = resumed.state.began, resumed.state.soaked_s
+    assert soaked_s >= 50.0
+    record = run_rounds(resumed, measure_good)
     assert record.soak
     assert (record.soak.began, record.soak.ended_by) == (began, "time")
     assert (record.soak.finished, record.soak.cut) == (4, 1)
-    assert record.soak.soaked_s < soaked + 100.0  # the time before counts
+    assert record.soak.soaked_s < soaked_s + 100.0  # the time before the kill counts
     series = record.soak.timeline.series[0]
     assert (sum(series.n), min(series.low)) == (5, 7.0)
     assert [event.name for event in record.soak.timeline.events] == ["soak.cut"]
@@ -327,109 +346,113 @@ def test_who_was_killed_goes_on_and_what_the_lost_round_had_measured_counts(tmp_
 
 
 def test_killed_host_resumes_from_its_checkpoint(tmp_path: Path) -> None:
-    run = begin(tmp_path, "10m")
+    run = begin_soak(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
     run.append(launches=[builders.launch(SOAK, ("h1",))])
     run._base_s = 160.0
     run.recorder.add_value(160, "gpu.power", "gpu=0", "W", 690.0)
     run.write_checkpoint()
-    again = SoakRun(run.directory, "h1")
-    assert again.state.soaked_s >= 160.0
-    assert [one.name for one in again.state.timeline.series] == ["gpu.power"]
-    (run.directory / CHECKPOINT).write_text('{"began": ')  # a disk that lost it
+    resumed = SoakRun(run.directory, "h1")
+    assert resumed.state.soaked_s >= 160.0
+    assert [one.name for one in resumed.state.timeline.series] == ["gpu.power"]
+    (run.directory / CHECKPOINT).write_text('{"began": ')  # truncated by a disk failure
     assert 100.0 <= SoakRun(run.directory, "h1").state.soaked_s < 160.0
 
 
-WRONG = ("integrity.wrong_words", 3)
-SLOW = ("drift.stress.throughput", 0.5)
+WRONG_WORDS = ("integrity.wrong_words", 3)
 
 
 @pytest.mark.parametrize(
-    ("policy", "bad", "ended_by"),
+    ("policy", "figure", "ended_by"),
     [
-        ("fatal", WRONG, "finding"),
+        ("fatal", WRONG_WORDS, "finding"),
         ("fatal", ("stress.throughput", 0.0), "time"),
         ("any", ("stress.throughput", 0.0), "finding"),
-        ("never", WRONG, "time"),
+        ("never", WRONG_WORDS, "time"),
     ],
 )
-def test_policy_decides_which_finding_ends_a_hosts_soak(tmp_path: Path, policy: str, bad: Any, ended_by: str) -> None:
-    """Speed waits for the report; what says that the part is unfit does not."""
-    run = begin(tmp_path, rackproof_soak_stop_on=policy)
-    record = go(run, lambda run, number: [rate(bad[1], bad[0], pattern="random", dtype="fp32")])
+def test_stop_policy_decides_which_finding_ends_the_soak(
+    tmp_path: Path, policy: str, figure: tuple[str, float], ended_by: str
+) -> None:
+    """With `fatal`, a low speed does not end the soak; a hardware fault does."""
+    run = begin_soak(tmp_path, rackproof_soak_stop_on=policy)
+    name, value = figure
+    record = run_rounds(run, lambda run, number: [measurement(value, name, pattern="random", dtype="fp32")])
     assert record.soak
     assert record.soak.ended_by == ended_by
     assert record.soak.finished == (1 if ended_by == "finding" else 4)
-    assert record.soak.reason.startswith(f"cpu=0 {bad[0]}: found ") is (ended_by == "finding")
+    assert record.soak.reason.startswith(f"cpu=0 {name}: found ") is (ended_by == "finding")
 
 
-def test_rounds_that_come_to_no_end_end_the_soak_and_a_resumed_run_tries_again(tmp_path: Path) -> None:
-    run = begin(tmp_path, "1h")
-    record = go(run, lambda run, number: [], outcome="failed")
+def test_failed_rounds_in_a_row_end_the_soak_until_it_is_reopened(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path, "1h")
+    record = run_rounds(run, lambda run, number: [], outcome="failed")
     assert record.soak
     assert (record.soak.ended_by, record.soak.failed) == ("failure", soak.MAX_FAILED)
     assert record.soak.reason == "3 rounds in a row failed: why"
-    again = SoakRun(run.directory, "h1")
-    again.reopen()
+    resumed = SoakRun(run.directory, "h1")
+    resumed.reopen()
     assert not SoakRun(run.directory, "h1").state.ended
-    record = go(again, good, step_s=1800.0)
+    record = run_rounds(resumed, measure_good, step_s=1800.0)
     assert record.soak
-    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MAX_FAILED)  # not forgotten
+    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MAX_FAILED)  # the earlier failures still count
     assert [launch.number for launch in record.launches] == [1, 2, 3, 4, 5]
 
 
-def test_round_that_finished_and_cannot_be_believed_is_a_failed_one(tmp_path: Path) -> None:
-    run = begin(tmp_path, "1h")
+def test_finished_round_with_an_invalid_result_is_failed(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path, "1h")
     run.start()
-    bad = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON")
-    run.append(launches=[replace(bad, number=1)])
+    launch = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON")
+    run.append(launches=[replace(launch, number=1)])
     assert (run.state.finished, run.state.failed) == (0, 1)
 
 
-def leave(run: SoakRun, *seen: Observation) -> Path:
-    """What a rank of the round under way has written."""
+def write_rank_results(run: SoakRun, *observations: Observation) -> Path:
+    """Write the result file of rank 0 of the running round; return its directory."""
     work = run.directory / "work" / SOAK
     work.mkdir(parents=True, exist_ok=True)
-    result = {"rank": 0, "observations": [to_json(one) for one in seen], "software": {}}
+    result = {"rank": 0, "observations": [to_json(observation) for observation in observations], "software": {}}
     (work / "rank0.json").write_text(json.dumps(result))
     return work
 
 
-def test_error_of_a_round_that_was_cut_off_counts_and_our_own_doing_does_not(tmp_path: Path) -> None:
-    run = begin(tmp_path, "1h")
-    lost = replace(rate(0.0), status=ERROR, value=None, reason="CUDA error: an illegal memory access")
-    ended = replace(rate(0.0, "memory.bandwidth"), status=ERROR, value=None, reason="RuntimeError: got SIGTERM")
+def test_errors_that_the_interruption_caused_do_not_count(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path, "1h")
+    cuda_error = replace(measurement(0.0), status=ERROR, value=None, reason="CUDA error: an illegal memory access")
+    sigterm = replace(
+        measurement(0.0, "memory.bandwidth"), status=ERROR, value=None, reason="RuntimeError: got SIGTERM"
+    )
     run.start()
     run.begin_round()
-    assert run.salvage_round(leave(run, lost, ended))
+    assert run.salvage_round(write_rank_results(run, cuda_error, sigterm))
     assert [
         (observation.name, observation.status, observation.reason) for observation in run.record().observations
     ] == [("stress.throughput", ERROR, "in round 1: CUDA error: an illegal memory access")]
 
 
-def test_round_that_is_in_the_record_is_not_counted_again_after_a_kill(tmp_path: Path) -> None:
-    run = begin(tmp_path, "1h")
+def test_recorded_round_is_counted_once_after_a_kill(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path, "1h")
     run.start()
     number = run.begin_round()
-    wrong_words = rate(3, "integrity.wrong_words", pattern="random")
-    work = leave(run, wrong_words)
+    wrong_words = measurement(3, "integrity.wrong_words", pattern="random")
+    work = write_rank_results(run, wrong_words)
     run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",)), number=number)])
-    again = SoakRun(run.directory, "h1")  # killed before the work was cleared
-    assert again.salvage_round(work) == ""
+    resumed = SoakRun(run.directory, "h1")  # killed before the work was cleared
+    assert resumed.salvage_round(work) == ""
     assert not work.exists()
-    assert (again.state.finished, again.state.cut) == (1, 0)
-    assert [observation.value for observation in again.record().observations] == [3]
-    again.begin_round()
-    assert again.salvage_round(leave(again, wrong_words))
-    assert (again.state.finished, again.state.cut) == (1, 1)
-    assert [observation.value for observation in again.record().observations] == [6]
+    assert (resumed.state.finished, resumed.state.cut) == (1, 0)
+    assert [observation.value for observation in resumed.record().observations] == [3]
+    resumed.begin_round()
+    assert resumed.salvage_round(write_rank_results(resumed, wrong_words))
+    assert (resumed.state.finished, resumed.state.cut) == (1, 1)
+    assert [observation.value for observation in resumed.record().observations] == [6]
 
 
-def test_record_of_a_week_is_no_larger_than_that_of_a_day(tmp_path: Path) -> None:
+def test_record_of_a_week_is_about_as_large_as_that_of_a_day(tmp_path: Path) -> None:
     sizes = []
     for number, hours in enumerate((24, 168)):
-        run = begin(tmp_path / str(number), f"{hours}h")
+        run = begin_soak(tmp_path / str(number), f"{hours}h")
         run.start()
         for at in range(0, hours * 3600, 300):
             for gpu in range(8):
@@ -438,48 +461,48 @@ def test_record_of_a_week_is_no_larger_than_that_of_a_day(tmp_path: Path) -> Non
     assert sizes[1] < 1.5 * sizes[0]
 
 
-def test_exporter_gets_the_progress_of_the_soak(tmp_path: Path) -> None:
-    run = begin(tmp_path / "runs", "10m")
+def test_live_document_has_the_progress_of_the_soak(tmp_path: Path) -> None:
+    run = begin_soak(tmp_path / "runs", "10m")
     run.start()
     run._base_s = 150.0
-    run.append(observations=good(run, 1), launches=[builders.launch(SOAK, ("h1",))])
-    reported = build_document(run)
-    documents.validate({**reported, "written": 0}, "live", source="live.json")
-    stage = next(one for one in reported["stages"] if one["name"] == SOAK)
+    run.append(observations=measure_good(run, 1), launches=[builders.launch(SOAK, ("h1",))])
+    document = build_document(run)
+    documents.validate({**document, "written": 0}, "live", source="live.json")
+    stage = next(one for one in document["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
-    assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # a round that has begun comes to its end
+    assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # the running round may finish
     span = run.span()
     halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
     run.finish("finding", "gpu=1: bad")
     publish_record(run)
-    path = documents.read(tmp_path / "runs" / "live.json", "live")
-    assert [one["state"] for one in path["stages"] if one["name"] == SOAK] == ["failed"]
+    published = documents.read(tmp_path / "runs" / "live.json", "live")
+    assert [one["state"] for one in published["stages"] if one["name"] == SOAK] == ["failed"]
 
 
-def test_old_record_without_a_soak_is_still_one() -> None:
+def test_record_without_a_soak_is_valid() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     document = json.loads(json.dumps(to_json(builders.records(plan, "h1")[0])))
-    documents.validate(document, "record", source="an old record")
+    documents.validate(document, "record", source="a record without a soak")
     assert record_from_json(document).soak is None
 
 
 @pytest.mark.parametrize(
-    ("text", "reported"), [("24h", 86400), ("45m", 2700), ("1h30m", 5400), ("2d", 172800), ("90s", 90)]
+    ("text", "seconds"), [("24h", 86400), ("45m", 2700), ("1h30m", 5400), ("2d", 172800), ("90s", 90)]
 )
-def test_duration_as_people_write_it(text: str, reported: float) -> None:
-    assert parse_duration(text) == reported
+def test_duration_is_parsed(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1.5h", "-1h", "24 h", "0s", "40d"])
-def test_duration_that_is_none_is_refused_with_an_example(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="rackproof_soak_duration"):
         builders.plan(profile="soak-rehearsal", rackproof_soak_duration=text)
 
 
-# ---- a GPU, by the stub of NVML
+# ---- sampling through the NVML stub
 
-GPU = """
+SOAK_WITH_NVML = """
 import json, sys, time
 from pathlib import Path
 from agent.run.record import HostRun
@@ -504,37 +527,37 @@ print(json.dumps(to_json(record)["soak"]))
 """
 
 
-def test_power_clock_temperature_and_throttling_of_every_gpu_are_in_the_record(tmp_path: Path) -> None:
+def test_record_has_power_clock_temperature_and_throttling_of_every_gpu(tmp_path: Path) -> None:
     library = nvml.build(tmp_path / "library")
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.2.CurrentClocksEventReasons=0x40")
-    said = nvml.python(["-c", textwrap.dedent(GPU), tmp_path / "run"], library, scenario)
-    document = json.loads(said.splitlines()[-1])
+    output = nvml.python(["-c", textwrap.dedent(SOAK_WITH_NVML), tmp_path / "run"], library, scenario)
+    document = json.loads(output.splitlines()[-1])
     names = {"gpu.power", "gpu.clock.sm", "gpu.temperature", "gpu.throttle.active"}
     series = {(one["name"], one["scope"]): one for one in document["timeline"]["series"]}
     assert {name for name, _ in series} == names
     for gpu in range(4):
         assert sum(series["gpu.power", f"gpu={gpu}"]["n"]) >= 3
-        holder = max(series["gpu.throttle.active", f"gpu={gpu},reason=other"]["mean"])
-        assert holder == (1.0 if gpu == 2 else 0.0)
+        throttled = max(series["gpu.throttle.active", f"gpu={gpu},reason=other"]["mean"])
+        assert throttled == (1.0 if gpu == 2 else 0.0)
     assert {event["scope"] for event in document["timeline"]["events"]} == {"gpu=2,reason=hw_thermal"}
 
 
-# ---- the judge: against its own first hour, and the fleet
+# ---- verdicts: drift from the first hour, and from the fleet
 
 DAY = 24 * HOUR
 
 
-def soaked(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
-    """What a fleet leaves that soaked a day; `changes`: host and GPU (`h1_3`) -> share of its rate at a time."""
-    left = builders.evidence(plan)
+def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
+    """Return the evidence of a soak of 24 hours; `changes` maps a host and GPU (`h1_3`) to a factor of its rate over time."""
+    evidence = builders.evidence(plan)
     for number, host in enumerate(plan.hosts):
-        noise = random.Random(number)  # noqa: S311 - to be repeated
+        noise = random.Random(number)  # noqa: S311 - reproducible
         recorder = Recorder()
         for at in range(270, int(DAY), 300):
             for gpu in host.devices:
                 share = changes.get(f"{host.name}_{gpu}", lambda at: 1.0)(at) * noise.gauss(1.0, 0.003)
                 recorder.add_value(at, "stress.throughput", f"gpu={gpu}", "FLOP/s", 6.5e14 * share, {"dtype": "bf16"})
-        alone, *rest = left[host.name].records
+        alone, *rest = evidence[host.name].records
         alone = replace(
             alone,
             observations=tuple(builders.results(plan, host.name, SOAK)),
@@ -544,8 +567,8 @@ def soaked(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
                 ended_by="time", timeline=recorder.timeline(),
             ),
         )  # fmt: skip
-        left[host.name] = replace(left[host.name], records=(alone, *rest))
-    return left
+        evidence[host.name] = replace(evidence[host.name], records=(alone, *rest))
+    return evidence
 
 
 @pytest.fixture(scope="module")
@@ -553,136 +576,138 @@ def plan() -> Plan:
     return builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="24h")
 
 
-def wrong(plan: Plan, left: Any) -> list[Verdict]:
-    return [verdict for verdict in judge(plan, left, read_packs([])) if verdict.verdict != "pass"]
+def unpassed(plan: Plan, evidence: Any) -> list[Verdict]:
+    return [verdict for verdict in judge(plan, evidence, read_packs([])) if verdict.verdict != "pass"]
 
 
-def test_fleet_that_goes_as_it_began_is_accepted(plan: Plan) -> None:
-    assert wrong(plan, soaked(plan)) == []
-    dip = soaked(plan, h1_0=lambda at: 0.5 if 40000 < at < 40400 else 1.0)  # one slow round
-    assert [item for item in wrong(plan, dip) if item.name.startswith("drift.")] == []
+def test_constant_rates_pass(plan: Plan) -> None:
+    assert unpassed(plan, evidence_of_soak(plan)) == []
+    dip = evidence_of_soak(plan, h1_0=lambda at: 0.5 if 40000 < at < 40400 else 1.0)  # one slow round
+    assert [item for item in unpassed(plan, dip) if item.name.startswith("drift.")] == []
 
 
-def test_gpu_that_slows_down_fails_with_the_time_from_which_on_it_did(plan: Plan) -> None:
-    left = soaked(plan, h1_1=lambda at: 1.0 if at < 4.2 * HOUR else 0.95)
-    result = [item for item in wrong(plan, left) if item.criterion == "drift-stress"]
+def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
+    evidence = evidence_of_soak(plan, h1_1=lambda at: 1.0 if at < 4.2 * HOUR else 0.95)
+    result = [item for item in unpassed(plan, evidence) if item.criterion == "drift-stress"]
     assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
     assert result[0].reason.startswith("found 0.94")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
-    assert "04:03" <= since <= "04:21"  # a bucket of a day is eight minutes and a half
+    assert "04:03" <= since <= "04:21"  # in 24 hours a bucket is 8.5 minutes
     assert result[0].reason.endswith(" % under its first hour")
     assert float(result[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
-    assert {(item.host, item.scope) for item in wrong(plan, left)} == {("h1", "gpu=1")}
+    assert {(item.host, item.scope) for item in unpassed(plan, evidence)} == {("h1", "gpu=1")}
 
 
-def test_finished_episode_is_reported_with_its_end(plan: Plan) -> None:
-    left = soaked(plan, h2_0=lambda at: 0.9 if 8 * HOUR <= at < 11 * HOUR else 1.0)
-    reason = next(item.reason for item in wrong(plan, left) if item.criterion == "drift-stress")
+def test_temporary_slowdown_is_reported_with_its_end(plan: Plan) -> None:
+    evidence = evidence_of_soak(plan, h2_0=lambda at: 0.9 if 8 * HOUR <= at < 11 * HOUR else 1.0)
+    reason = next(item.reason for item in unpassed(plan, evidence) if item.criterion == "drift-stress")
     begins, ends = reason.split("from ")[1].split(",")[0].split(" to ")
     assert begins[:2] in ("07", "08")
     assert ends[:2] in ("10", "11")
 
 
-def test_part_that_falls_further_than_the_fleet_fails_and_a_warm_hall_does_not(plan: Plan) -> None:
-    def warm(at: float) -> float:
+def test_only_a_gpu_that_slows_more_than_the_fleet_fails(plan: Plan) -> None:
+    def slower_after_12_hours(at: float) -> float:
         return 1.0 if at < 12 * HOUR else 0.985
 
-    hall = dict.fromkeys(("h1_0", "h1_1", "h2_0", "h2_1"), warm)
-    assert wrong(plan, soaked(plan, **hall)) == []
-    one = {**dict.fromkeys(hall, lambda at: 1.0), "h2_1": lambda at: 1.0 if at < 12 * HOUR else 0.975}
-    result = wrong(plan, soaked(plan, **one))
+    all_gpus = dict.fromkeys(("h1_0", "h1_1", "h2_0", "h2_1"), slower_after_12_hours)
+    assert unpassed(plan, evidence_of_soak(plan, **all_gpus)) == []
+    one_gpu = {**dict.fromkeys(all_gpus, lambda at: 1.0), "h2_1": lambda at: 1.0 if at < 12 * HOUR else 0.975}
+    result = unpassed(plan, evidence_of_soak(plan, **one_gpu))
     assert [(item.host, item.scope, item.criterion) for item in result] == [("h2", "gpu=1", "drift-stress-vs-fleet")]
     assert "of the fleet's median" in result[0].reason
     assert "under its first hour" in result[0].reason
 
 
-def test_soak_that_was_cut_off_or_too_short_is_no_pass(plan: Plan) -> None:
-    left = soaked(plan)
+def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
+    evidence = evidence_of_soak(plan)
 
-    def changed(**more: Any) -> list[str]:
-        alone, *rest = left["h1"].records
-        other = {**left, "h1": replace(left["h1"], records=(replace(alone, soak=replace(alone.soak, **more)), *rest))}
-        result = wrong(plan, other)
+    def reasons_with(**changes: Any) -> list[str]:
+        alone, *rest = evidence["h1"].records
+        other = {
+            **evidence,
+            "h1": replace(evidence["h1"], records=(replace(alone, soak=replace(alone.soak, **changes)), *rest)),
+        }
+        result = unpassed(plan, other)
         assert {(item.host, item.name, item.verdict) for item in result} <= {("h1", "stage.soak", INCONCLUSIVE)}
         return [item.reason for item in result]
 
-    assert changed(ended="", ended_by="", soaked_s=7200.0) == [
+    assert reasons_with(ended="", ended_by="", soaked_s=7200.0) == [
         "cut off after 2 h 00 min of 24 h 00 min: resume the run"
     ]
-    assert changed(reason="gpu=1 gpu.ecc: bad; rma", soaked_s=7200.0) == [
+    assert reasons_with(reason="gpu=1 gpu.ecc: bad; rma", soaked_s=7200.0) == [
         "ended after 2 h 00 min of 24 h 00 min: gpu=1 gpu.ecc: bad; rma"
     ]
-    assert changed(failed=2) == ["2 of 290 rounds did not finish"]
-    few = replace(left["h1"].records[0].soak.timeline, bucket_s=DAY)
+    assert reasons_with(failed=2) == ["2 of 290 rounds did not finish"]
+    few = replace(evidence["h1"].records[0].soak.timeline, bucket_s=DAY)
     few = replace(
         few, series=tuple(replace(one, at=(0,), n=(1,), low=(1.0,), mean=(1.0,), high=(1.0,)) for one in few.series)
     )
-    assert changed(timeline=few, finished=1) == [
+    assert reasons_with(timeline=few, finished=1) == [
         "too few rounds to evaluate the drift of stress.throughput: 1 in 24 h 00 min"
     ]
-    assert changed(cut=3) == []
-    assert changed(cut=4) == ["4 of 292 rounds were cut off with their supervisor, for an unknown reason"]
-    assert changed(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, without a reason"]
-    assert changed(planned_s=60.0, soaked_s=60.0) == [
+    assert reasons_with(cut=3) == []
+    assert reasons_with(cut=4) == ["4 of 292 rounds were cut off with their supervisor, for an unknown reason"]
+    assert reasons_with(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, without a reason"]
+    assert reasons_with(planned_s=60.0, soaked_s=60.0) == [
         "the host planned to soak 1 min 00 s, the plan says 24 h 00 min",
         "ended after 1 min 00 s of 24 h 00 min, without a reason",
     ]
 
 
-def with_h1(left: Any, **more: Any) -> Any:
-    """The same with another record of host h1."""
-    alone, *rest = left["h1"].records
-    return {**left, "h1": replace(left["h1"], records=(replace(alone, **more), *rest))}
+def with_h1(evidence: Any, **changes: Any) -> Any:
+    """Return the evidence with a changed record of host h1."""
+    alone, *rest = evidence["h1"].records
+    return {**evidence, "h1": replace(evidence["h1"], records=(replace(alone, **changes), *rest))}
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("failed", "rank 1 crashed"), ("finished", "no result of rank 1")])
-def test_round_that_failed_or_cannot_be_believed_is_no_pass_however_it_was_counted(
-    plan: Plan, outcome: str, reason: str
-) -> None:
-    left = soaked(plan)
-    bad = replace(builders.launch(SOAK, ("h1",), outcome, reason), number=7)
-    result = wrong(plan, with_h1(left, launches=(bad, *left["h1"].records[0].launches)))
+def test_failed_launch_is_inconclusive_whatever_the_counters(plan: Plan, outcome: str, reason: str) -> None:
+    evidence = evidence_of_soak(plan)
+    failed = replace(builders.launch(SOAK, ("h1",), outcome, reason), number=7)
+    result = unpassed(plan, with_h1(evidence, launches=(failed, *evidence["h1"].records[0].launches)))
     assert [(item.host, item.name, item.verdict, item.reason) for item in result] == [
         ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not finish: round 7: {reason}")
     ]
 
 
-def test_gpu_whose_figures_stop_or_are_few_is_no_pass(plan: Plan) -> None:
-    left = soaked(plan)
-    reported = left["h1"].records[0].soak
+def test_gpu_with_missing_figures_is_inconclusive(plan: Plan) -> None:
+    evidence = evidence_of_soak(plan)
+    soak = evidence["h1"].records[0].soak
 
-    def without(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
-        series = tuple(one if one.scope != "gpu=1" else some(one, keep) for one in reported.timeline.series)
-        result = wrong(plan, with_h1(left, soak=replace(reported, timeline=replace(reported.timeline, series=series))))
+    def reasons_if_kept(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
+        series = tuple(one if one.scope != "gpu=1" else keep_buckets(one, keep) for one in soak.timeline.series)
+        timeline = replace(soak.timeline, series=series)
+        result = unpassed(plan, with_h1(evidence, soak=replace(soak, timeline=timeline)))
         return [(item.scope, item.name, item.reason) for item in result if item.name == "stage.soak"]
 
-    def some(series: Any, keep: Callable[[int], bool]) -> Any:
+    def keep_buckets(series: Any, keep: Callable[[int], bool]) -> Any:
         positions = [position for position, at in enumerate(series.at) if keep(at)]
         names = ("at", "n", "low", "mean", "high")
         return replace(
             series, **{name: tuple(getattr(series, name)[position] for position in positions) for name in names}
         )
 
-    last = reported.timeline.series[0].at[-1]
-    assert without(lambda at: at != last) == []  # half a round earlier or later is nothing
-    scope, name, reason = without(lambda at: at < last // 2)[0]
+    last = soak.timeline.series[0].at[-1]
+    assert reasons_if_kept(lambda at: at != last) == []  # one missing bucket is tolerated
+    scope, name, reason = reasons_if_kept(lambda at: at < last // 2)[0]
     assert (scope, name) == ("gpu=1", "stage.soak")
     assert reason.startswith("stress.throughput[dtype=bf16] was last measured at 11:5")
-    ((scope, _, reason),) = without(lambda at: at % 2 == 0)
+    ((scope, _, reason),) = reasons_if_kept(lambda at: at % 2 == 0)
     assert scope == "gpu=1"
     assert reason.endswith(" of 288 rounds")
 
 
 def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
     short = builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="5m")
-    left = soaked(short)
-    for name, result in left.items():
+    evidence = evidence_of_soak(short)
+    for name, result in evidence.items():
         alone, *rest = result.records
         few = Recorder()
         few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
         soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
-        left[name] = replace(result, records=(replace(alone, soak=soak), *rest))
-    report = merge(short, left, read_packs([]))
+        evidence[name] = replace(result, records=(replace(alone, soak=soak), *rest))
+    report = merge(short, evidence, read_packs([]))
     assert report.decision == "accepted"
     assert (
         "Drift: NOT JUDGED for stress.throughput (the soak is too short: drift needs an hour or more)"
@@ -690,31 +715,31 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
     )
 
 
-def test_host_that_never_soaked_is_no_pass(plan: Plan) -> None:
-    left = soaked(plan)
-    alone, *rest = left["h1"].records
-    bare = replace(alone, soak=None, observations=(), launches=())
-    left["h1"] = replace(left["h1"], records=(bare, *rest))
-    result = wrong(plan, left)
+def test_host_without_a_soak_is_inconclusive(plan: Plan) -> None:
+    evidence = evidence_of_soak(plan)
+    alone, *rest = evidence["h1"].records
+    without_soak = replace(alone, soak=None, observations=(), launches=())
+    evidence["h1"] = replace(evidence["h1"], records=(without_soak, *rest))
+    result = unpassed(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
     assert "the plan has a soak, and no record of the host has one" in [item.reason for item in result]
 
 
-def test_course_needs_more_than_the_start() -> None:
+def test_drift_needs_more_than_the_first_hour() -> None:
     recorder = Recorder()
     for at in range(0, 3000, 300):
         recorder.add_value(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
     timeline = recorder.timeline()
-    assert rate_course(timeline.series[0], state(timeline)) is None  # all of it in the first hour
-    assert rate_course(timeline.series[0], state(timeline, planned_s=3000.0)) is not None
+    assert rate_course(timeline.series[0], soak_state(timeline)) is None  # no data after the first hour
+    assert rate_course(timeline.series[0], soak_state(timeline, planned_s=3000.0)) is not None
 
 
 # ---- the report
 
 
-def test_report_shows_the_course_and_stays_small(plan: Plan) -> None:
-    left = soaked(plan, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
-    report = merge(plan, left, read_packs([]))
+def test_report_has_a_small_section_with_sparklines(plan: Plan) -> None:
+    evidence = evidence_of_soak(plan, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
+    report = merge(plan, evidence, read_packs([]))
     page, text = render_html(report), render_markdown(report)
     documents.validate(json.loads(json.dumps(to_json(report))), "report", source="generated report")
     assert page.count('<svg class="spark"') == 4
@@ -726,14 +751,14 @@ def test_report_shows_the_course_and_stays_small(plan: Plan) -> None:
     assert all(len(one.at) <= 40 for host in report.hosts if host.soak for one in host.soak.timeline.series)
 
 
-def test_report_without_a_soak_has_nothing_of_it() -> None:
+def test_report_without_a_soak_has_no_soak_section() -> None:
     plan = builders.plan()
     report = merge(plan, builders.evidence(plan), read_packs([]))
     assert "soak" not in render_html(report).lower()
     assert "## Soak" not in render_markdown(report)
 
 
-def test_thinner_timeline_keeps_the_extremes() -> None:
+def test_thinned_timeline_keeps_the_extremes() -> None:
     recorder = Recorder()
     for at in range(0, 86400, 300):
         recorder.add_value(at, "gpu.power", "gpu=0", "W", 1000.0 if at == 43200 else 690.0)
@@ -743,11 +768,10 @@ def test_thinner_timeline_keeps_the_extremes() -> None:
     assert sum(result.series[0].n) == 288
 
 
-def test_command_without_a_soak_in_its_plan_says_so(tmp_path: Path) -> None:
+def test_soak_command_is_refused_if_the_plan_has_no_soak(tmp_path: Path) -> None:
     plan = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
     HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
-    root = ROOT
-    command = [sys.executable, root / "rackproof", "soak", "--run-dir", tmp_path / "run", "--host", "h1"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.returncode == 64
-    assert "the plan of this run has no soak" in said.stderr
+    command = [sys.executable, ROOT / "rackproof", "soak", "--run-dir", tmp_path / "run", "--host", "h1"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 64
+    assert "the plan of this run has no soak" in completed.stderr
