@@ -1,22 +1,22 @@
 #!/bin/sh
-# What the container does with its arguments:
-#   none, or only flags           rackproof run, with those flags: accepts this host
-#   rackproof [flags]             the same
-#   rackproof VERB …              that verb
-#   sshd                          sshd on port 2222, for MPI
-#   mpi COMMAND …                 COMMAND, where mpirun in it is to reach the others' sshd
-#   anything else                 that program
+# Arguments of the container:
+#   [OPTIONS]                     run `rackproof run` with these options: accept this host
+#   rackproof [OPTIONS]           the same
+#   rackproof COMMAND …           run this command of rackproof
+#   sshd                          run sshd on port 2222, for MPI
+#   mpi COMMAND …                 run COMMAND, configured so that its mpirun can connect to the sshd of the other containers
+#   PROGRAM …                     run any other program
 set -eu
 here=$(dirname "$0")
 state=${RACKPROOF_CONTAINER_STATE:-/tmp/rackproof-container}
 
-# A user that the system chose may have no home that it can write.
+# An arbitrary user, such as OpenShift assigns, may have no writable home directory.
 if [ ! -w "${HOME:-/}" ]; then
   export HOME=/tmp
 fi
 
-does() { # what the health check looks at
-  mkdir -p "$state" && printf '%s\n' "$@" >"$state/does"
+record_command() { # healthy.sh reads it
+  mkdir -p "$state" && printf '%s\n' "$@" >"$state/command"
 }
 
 if [ "${1-}" = rackproof ]; then
@@ -25,30 +25,30 @@ if [ "${1-}" = rackproof ]; then
     --version | -h | --help) exec rackproof "$@" ;;
     '' | -*) ;;
     *)
-      does "$1"
+      record_command "$1"
       exec rackproof "$@"
       ;;
   esac
 fi
 case ${1-} in
   '' | -*)
-    does run
+    record_command run
     exec rackproof run "$@"
     ;;
   sshd)
     shift
-    does sshd
+    record_command sshd
     exec "$here/sshd.sh" "$@"
     ;;
   mpi)
     shift
-    does mpi
+    record_command mpi
     exec "$here/mpi.sh" "$@"
     ;;
 esac
 if ! command -v "$1" >/dev/null; then
-  echo "rackproof: $1 is no program in this image: for a verb of Rackproof write \`rackproof $1 …\`" >&2
+  echo "rackproof: no program $1 in this image: for a command of Rackproof use \`rackproof $1 …\`" >&2
   exit 64
 fi
-does "$1"
+record_command "$1"
 exec "$@"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A command in which mpirun reaches the others' sshd on port 2222. The host key of every pod is the job's own, so it is known
-# beforehand: nobody else's sshd is believed.
+# Run a command whose mpirun connects to the sshd of the other pods on port 2222. All pods of a job have the same host key, which the
+# job mounts, so ssh rejects any other server.
 set -eu
 port=${RACKPROOF_SSH_PORT:-2222}
 keys=${RACKPROOF_SSH_DIRECTORY:-$HOME/.ssh}
@@ -24,7 +24,7 @@ Host *
   ServerAliveInterval 15
   ServerAliveCountMax 4
 CONFIG
-# Open MPI 4 and 5 name the same thing differently.
+# Open MPI 4 and Open MPI 5 have different variables for this.
 export OMPI_MCA_plm_rsh_args="-F $work/config"
 export PRTE_MCA_plm_ssh_args="-F $work/config"
 export RACKPROOF_SSH_CONFIG="$work/config"

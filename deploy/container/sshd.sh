@@ -1,7 +1,7 @@
 #!/bin/sh
-# sshd without root on port 2222, in the foreground: mpirun starts its part on this host by it.
-# The MPI operator mounts one key into every pod of a job, as $HOME/.ssh: it is whom sshd lets in, and what sshd is known by.
-# The variables of this container are given on: a session over SSH would have none of them.
+# Run sshd without root on port 2222, in the foreground. mpirun starts the processes of this host through it.
+# The MPI operator mounts one key into $HOME/.ssh of every pod of a job. It is both the host key and the only authorized key.
+# SetEnv passes the variables of this container to the SSH sessions, which would not have them otherwise.
 set -eu
 port=${RACKPROOF_SSH_PORT:-2222}
 keys=${RACKPROOF_SSH_DIRECTORY:-$HOME/.ssh}
@@ -11,14 +11,14 @@ if [ ! -r "$keys/id_rsa" ] || [ ! -r "$keys/authorized_keys" ]; then
 fi
 work=$(mktemp -d /tmp/rackproof-sshd.XXXXXX)
 
-given() { # one line: sshd heeds the first SetEnv alone
+list_variables() { # on one line, because sshd uses only the first SetEnv
   env | while IFS='=' read -r name value; do
     case $name in
       PATH | LD_LIBRARY_PATH | CUDA_HOME | OPAL_PREFIX | NVIDIA_* | NCCL_* | GLOO_* | OMPI_MCA_* | UCX_* | RACKPROOF_*) ;;
       *) continue ;;
     esac
     case $value in
-      *'"'* | *\\*) continue ;; # sshd has no way to write it
+      *'"'* | *\\*) continue ;; # sshd cannot quote these characters
     esac
     printf ' "%s=%s"' "$name" "$value"
   done
@@ -29,7 +29,7 @@ Port $port
 HostKey $keys/id_rsa
 AuthorizedKeysFile $keys/authorized_keys
 PidFile none
-# Who may write the mounted key is the kubelet's business: its files belong to root or to a group.
+# The kubelet sets the owner of the mounted key (root or a group), which StrictModes would reject.
 StrictModes no
 UsePAM no
 AuthenticationMethods publickey
@@ -41,6 +41,6 @@ X11Forwarding no
 PermitTunnel no
 PrintMotd no
 MaxStartups 256
-SetEnv$(given)
+SetEnv$(list_variables)
 CONFIG
 exec /usr/sbin/sshd -D -e -f "$work/config" "$@"

@@ -190,7 +190,7 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         ends = time.monotonic() + 30
         while run(container, healthy).returncode and time.monotonic() < ends:
             # Here the entry point also starts the check, and overwrites the command that the check reads.
-            buildah("run", container, "--", "sh", "-c", "echo sshd >/tmp/rackproof-container/does")
+            buildah("run", container, "--", "sh", "-c", "echo sshd >/tmp/rackproof-container/command")
             time.sleep(0.3)
         words = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")
         output = run(

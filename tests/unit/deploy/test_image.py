@@ -104,7 +104,7 @@ def test_unknown_program_is_reported(image: dict[str, str]) -> None:
     assert (done.returncode, done.stdout) == (64, "")
     assert (
         done.stderr
-        == "rackproof: docktor is no program in this image: for a verb of Rackproof write `rackproof docktor …`\n"
+        == "rackproof: no program docktor in this image: for a command of Rackproof use `rackproof docktor …`\n"
     )
 
 

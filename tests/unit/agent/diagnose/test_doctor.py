@@ -99,7 +99,7 @@ def test_every_action_has_a_label_in_order_of_severity() -> None:
 
 def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
     """scontrol accepts only ASCII."""
-    drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_reason"]
+    drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_drain_reason"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
     text = drain_reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
     assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
