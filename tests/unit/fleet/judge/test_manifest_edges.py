@@ -145,7 +145,9 @@ def test_last_adapter_reading_is_used() -> None:
         assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
     silent = host_inventory(HostView(plan, plan.hosts[0], host_evidence(plan), [pack()]))
     assert silent.unknown == {
-        "gpu.serial": "", HCA: "the host reported the GUID of no NIC", "network.address": "the host reported the address of no NIC"
-    }  # fmt: skip
+        "gpu.serial": "",
+        HCA: "the host reported the GUID of no NIC",
+        "network.address": "the host reported the address of no NIC",
+    }
     none = HostView(plan, plan.hosts[0], replace(host_evidence(plan), records=()), [pack()])
     assert set(host_inventory(none).unknown.values()) == {"the host left no record"}
