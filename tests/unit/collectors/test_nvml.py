@@ -63,7 +63,7 @@ def flat(snapshot: dict[str, list[dict[str, object]]]) -> Readings:
 
 
 def changes(before: Readings, after: Readings) -> Readings:
-    """Return the new and changed readings in `after`; None for a removed reading."""
+    """Return the new and changed readings of `after`, with None for a removed reading."""
     names = [*before, *(name for name in after if name not in before)]
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
@@ -181,13 +181,13 @@ NVLINK5 = {
     f"gpu.nvlink.{name}"
     for name in ("failed_recoveries", "receive_errors", "symbol_errors", "effective_errors", "effective_error_ratio")
 }
-HEALTH = {
+FABRIC_HEALTH = {
     f"gpu.fabric.{name}"
     for name in (
         "degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery", "incorrect_configuration",
     )
 }  # fmt: skip
-HOPPER_LACKS = NVLINK5 | {
+UNSUPPORTED_ON_HOPPER = NVLINK5 | {
     "gpu.numa_node",
     "gpu.fan.speed",
     "gpu.temperature_slowdown",  # reported as margins instead
@@ -196,19 +196,19 @@ HOPPER_LACKS = NVLINK5 | {
     "gpu.retired_pages.pending",
     "gpu.c2c.link_count",
     "gpu.c2c.missing_links",
-    "gpu.throttle.time",  # of any thermal reason: reported separately instead
+    "gpu.throttle.time",  # the total of thermal reasons; reported separately instead
 }
-LACKS = {"healthy-h100x8": HOPPER_LACKS, "healthy-h200x4": HOPPER_LACKS | HEALTH}
+UNSUPPORTED = {"healthy-h100x8": UNSUPPORTED_ON_HOPPER, "healthy-h200x4": UNSUPPORTED_ON_HOPPER | FABRIC_HEALTH}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_machine_reads_in_full(reader: nvml.Reader, name: str) -> None:
+def test_healthy_host_reports_all_readings(reader: nvml.Reader, name: str) -> None:
     observed = readings(reader, name)
     assert {key: observed[key] for key in HEALTHY[name]} == HEALTHY[name]
     assert "gpu.nvlink.active gpu=0,link=18" not in observed
     absent = {key: value for key, value in observed.items() if re.match(r"(error|unsupported): ", str(value))}
-    assert {key.split()[0] for key in absent} == LACKS[name], (
-        "another needs its line in nvml_stub.c and in the scenario"
+    assert {key.split()[0] for key in absent} == UNSUPPORTED[name], (
+        "add the missing function to nvml_stub.c and to the scenario"
     )
     assert all(str(value).startswith("unsupported: ") for value in absent.values())
     assert {key.split()[1] for key in absent if "throttle" in key} == {
@@ -217,14 +217,14 @@ def test_a_healthy_machine_reads_in_full(reader: nvml.Reader, name: str) -> None
     }
 
 
-def test_every_gpu_has_an_identity_of_its_own(reader: nvml.Reader) -> None:
+def test_every_gpu_has_a_unique_identity(reader: nvml.Reader) -> None:
     gpus = reader.take("healthy-h100x8")["gpus"]
     assert [gpu["index"] for gpu in gpus] == list(range(8))
     for part in ("serial", "uuid", "pci_bus_id"):
         assert len({gpu[part] for gpu in gpus}) == 8, part
 
 
-# ---- faults: scenario -> all that it changes ----
+# ---- faults: scenario -> expected changes ----
 
 ECC_COUNTS = [
     f"{kind}_{location}{counter}"
@@ -234,7 +234,7 @@ ECC_COUNTS = [
 ]
 
 FAULTS: dict[str, Readings] = {
-    "gpu-missing": {"gpu.count host": 7},  # and nothing of gpu=7, below
+    "gpu-missing": {"gpu.count host": 7},  # the test adds the removed readings of gpu=7
     "ecc-uncorrectable": {
         "gpu.ecc.uncorrectable_volatile gpu=2": 2,
         "gpu.ecc.uncorrectable_aggregate gpu=2": 2,
@@ -301,7 +301,7 @@ FAULTS: dict[str, Readings] = {
                 "gpu.fabric.state",
                 "gpu.fabric.clique_id",
                 "gpu.fabric.cluster_uuid",
-                *HEALTH,
+                *FABRIC_HEALTH,
             )
         },
         **{
@@ -340,7 +340,9 @@ FAULTS: dict[str, Readings] = {
     "fabric-waiting": {
         **{f"gpu.fabric.state gpu={index}": "in_progress" for index in range(8)},
         **{
-            f"{name} gpu={index}": "unsupported: the fabric does not report it" for index in range(8) for name in HEALTH
+            f"{name} gpu={index}": "unsupported: the fabric does not report it"
+            for index in range(8)
+            for name in FABRIC_HEALTH
         },
         **{
             f"gpu.fabric.{name} gpu={index}": "error: the registration with the fabric is in_progress"
@@ -352,16 +354,16 @@ FAULTS: dict[str, Readings] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_changes_its_own_readings_only(reader: nvml.Reader, healthy: Readings, name: str) -> None:
+def test_fault_changes_only_its_readings(reader: nvml.Reader, healthy: Readings, name: str) -> None:
     expected = dict(FAULTS[name])
     if name == "gpu-missing":
-        expected |= {key: None for key in healthy if of(key, [7]) or key.endswith("peer=7")}
+        expected |= {key: None for key in healthy if belongs_to(key, [7]) or key.endswith("peer=7")}
     assert changes(healthy, readings(reader, name)) == expected
 
 
 UNKNOWN = "error: NVML: Unknown Error"
 NO_NVLINK = "unsupported: the part has no NVLink"
-OF_LINKS = (
+LINK_READINGS = (
     "gpu.nvlink.active",
     "gpu.nvlink.speed",
     "gpu.nvlink.replays",
@@ -369,7 +371,7 @@ OF_LINKS = (
     "gpu.nvlink.crc_errors",
 )
 """Readings of each NVLink of a Hopper GPU."""
-OTHERS = (0, 2, 3, 4, 5, 6, 7)
+PEERS_OF_GPU_1 = (0, 2, 3, 4, 5, 6, 7)
 """The peers of GPU 1."""
 
 ANSWERS: dict[str, Readings] = {
@@ -413,7 +415,12 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.RetiredPages.*=0x1000 0x2000 0x3000": {"gpu.retired_pages.count gpu=1": 6},
     "gpu.1.GpuFabricInfoV=0 0 0 0": {
         f"gpu.fabric.{name} gpu=1": "unsupported: the part belongs to no NVLink fabric"
-        for name in ("state", "clique_id", "cluster_uuid", *(each.removeprefix("gpu.fabric.") for each in HEALTH))
+        for name in (
+            "state",
+            "clique_id",
+            "cluster_uuid",
+            *(each.removeprefix("gpu.fabric.") for each in FABRIC_HEALTH),
+        )
     },
     "gpu.1.GpuFabricInfoV=3 999 0 0x11aa": {
         "gpu.fabric.state gpu=1": "failed: Unknown Error",
@@ -429,7 +436,12 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.GpuFabricInfoV=3 0 0 0x15aa": {"gpu.fabric.incorrect_configuration gpu=1": True},
     "gpu.1.GpuFabricInfoV=!25": {
         f"gpu.fabric.{name} gpu=1": "unsupported: NVML: An error that only the stub knows"
-        for name in ("state", "clique_id", "cluster_uuid", *(each.removeprefix("gpu.fabric.") for each in HEALTH))
+        for name in (
+            "state",
+            "clique_id",
+            "cluster_uuid",
+            *(each.removeprefix("gpu.fabric.") for each in FABRIC_HEALTH),
+        )
     },
     "gpu.1.FieldValues.230=1": {"gpu.recovery_action gpu=1": "gpu_reset"},
     "gpu.1.FieldValues.82=!3": {"gpu.memory.temperature gpu=1": NOT_SUPPORTED},
@@ -452,15 +464,15 @@ ANSWERS: dict[str, Readings] = {
         "gpu.nvlink.active gpu=1,link=4": UNKNOWN,
         "gpu.nvlink.active_links gpu=1": UNKNOWN,
         "gpu.nvlink.missing_links gpu=1": UNKNOWN,
-        **{f"gpu.peer.link gpu=1,peer={peer}": UNKNOWN for peer in OTHERS},
+        **{f"gpu.peer.link gpu=1,peer={peer}": UNKNOWN for peer in PEERS_OF_GPU_1},
     },
     "gpu.1.NvLinkState.*=!3": {
-        **{f"{name} gpu=1,link={link}": None for name in OF_LINKS for link in range(18)},
-        **{f"{name} gpu=1": NO_NVLINK for name in (*OF_LINKS, *NVLINK5)},
+        **{f"{name} gpu=1,link={link}": None for name in LINK_READINGS for link in range(18)},
+        **{f"{name} gpu=1": NO_NVLINK for name in (*LINK_READINGS, *NVLINK5)},
         **{
             f"gpu.nvlink.{name} gpu=1": NO_NVLINK for name in ("link_count", "active_links", "missing_links", "version")
         },
-        **{f"gpu.peer.link gpu=1,peer={peer}": NO_NVLINK for peer in OTHERS},
+        **{f"gpu.peer.link gpu=1,peer={peer}": NO_NVLINK for peer in PEERS_OF_GPU_1},
     },
     "gpu.1.P2PStatus.6.2=!999": {"gpu.peer.link gpu=1,peer=6": UNKNOWN},
     "gpu.1.NvLinkRemoteDeviceType.*=!3": {"gpu.nvlink.missing_links gpu=1": NOT_SUPPORTED},
@@ -475,11 +487,11 @@ ANSWERS: dict[str, Readings] = {
 
 
 @pytest.mark.parametrize("line", ANSWERS)
-def test_one_answer_changes_its_own_reading_only(reader: nvml.Reader, healthy: Readings, line: str) -> None:
+def test_one_nvml_answer_changes_only_its_readings(reader: nvml.Reader, healthy: Readings, line: str) -> None:
     assert changes(healthy, readings(reader, "healthy-h100x8", line)) == ANSWERS[line]
 
 
-def test_a_text_that_is_not_utf8_costs_its_own_reading(reader: nvml.Reader, healthy: Readings) -> None:
+def test_invalid_utf8_affects_only_its_reading(reader: nvml.Reader, healthy: Readings) -> None:
     observed = changes(healthy, readings(reader, "healthy-h100x8", b"gpu.5.BoardPartNumber=692-\xff\xfe"))
     assert list(observed) == ["gpu.part_number gpu=5"]
     assert str(observed["gpu.part_number gpu=5"]).startswith("error: NVML: 'utf-8' codec can't decode")
@@ -489,24 +501,24 @@ def test_a_text_that_is_not_utf8_costs_its_own_reading(reader: nvml.Reader, heal
 
 
 def peers(observed: Readings) -> dict[tuple[int, int], object]:
-    """Return the path of each pair of GPU and peer."""
-    result = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in observed.items())
-    return {(int(pair[1]), int(pair[2])): value for pair, value in result if pair}
+    """Return (GPU, peer) -> the path between them."""
+    matches = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in observed.items())
+    return {(int(match[1]), int(match[2])): value for match, value in matches if match}
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("healthy-h100x8", 8), ("healthy-h200x4", 4)])
-def test_through_a_switch_every_pair_has_all_links(reader: nvml.Reader, name: str, gpus: int) -> None:
-    every = {(gpu, peer): "NV18" for gpu in range(gpus) for peer in range(gpus) if gpu != peer}
-    assert peers(readings(reader, name)) == every
+def test_pairs_behind_nvswitch_have_all_links(reader: nvml.Reader, name: str, gpus: int) -> None:
+    expected = {(gpu, peer): "NV18" for gpu in range(gpus) for peer in range(gpus) if gpu != peer}
+    assert peers(readings(reader, name)) == expected
 
 
-def test_direct_links_count_for_the_peer_that_they_end_at(reader: nvml.Reader) -> None:
+def test_direct_links_are_counted_per_peer(reader: nvml.Reader) -> None:
     observed = readings(reader, "direct-a100x4")
     assert observed["gpu.nvlink.active_links gpu=0"] == 12
     assert peers(observed) == {(gpu, peer): "NV4" for gpu in range(4) for peer in range(4) if gpu != peer}
 
 
-def test_a_direct_link_that_is_down_costs_its_own_pair(reader: nvml.Reader) -> None:
+def test_inactive_direct_link_affects_only_its_pair(reader: nvml.Reader) -> None:
     before, after = readings(reader, "direct-a100x4"), readings(reader, "direct-a100x4", "gpu.0.NvLinkState.5=0")
     assert changes(before, after) == {
         "gpu.nvlink.active gpu=0,link=5": False,
@@ -522,7 +534,7 @@ def test_a_direct_link_that_is_down_costs_its_own_pair(reader: nvml.Reader) -> N
         ("gpu.2.NvLinkRemotePciInfo.7=!999", [(2, 0), (2, 1), (2, 3)]),
     ],
 )
-def test_a_direct_link_with_an_unknown_end_is_not_counted_for_anybody(
+def test_unknown_link_end_makes_affected_pairs_errors(
     reader: nvml.Reader, line: str, pairs: list[tuple[int, int]]
 ) -> None:
     assert peers(readings(reader, "direct-a100x4", line)) == {
@@ -549,7 +561,7 @@ def test_other_paths_over_pcie(reader: nvml.Reader, answer: str, path: str) -> N
     assert (observed[0, 1], observed[1, 0]) == (path, "PIX")
 
 
-def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
+def test_lost_gpu_has_no_peer_paths(reader: nvml.Reader) -> None:
     rest = [gpu for gpu in range(8) if gpu != 3]
     assert peers(readings(reader, "gpu-lost")) == {(gpu, peer): "NV18" for gpu in rest for peer in rest if gpu != peer}
 
@@ -557,34 +569,36 @@ def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
 # ---- lost GPUs ----
 
 
-def lost(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
-    """Return the changes if this GPU does not answer: all of its readings and its pairs."""
-    own: Readings = {key: None if "link=" in key or "peer=" in key else why for key in healthy if of(key, [gpu])}
+def lost_gpu_changes(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
+    """Return the changes when this GPU does not answer: its readings and every pair with it."""
+    gpu_readings: Readings = {
+        key: None if "link=" in key or "peer=" in key else why for key in healthy if belongs_to(key, [gpu])
+    }
     pairs: Readings = {key: None for key in healthy if key.endswith(f"peer={gpu}")}
-    return {**own, **pairs, **{f"{name} gpu={gpu}": why for name in OF_LINKS}}
+    return {**gpu_readings, **pairs, **{f"{name} gpu={gpu}": why for name in LINK_READINGS}}
 
 
-def of(key: str, gpus: Iterable[int]) -> bool:
-    """Return whether this is a reading of one of these GPUs."""
+def belongs_to(key: str, gpus: Iterable[int]) -> bool:
+    """Return whether `name scope` is a reading of one of these GPUs."""
     return key.split()[1].split(",")[0] in {f"gpu={gpu}" for gpu in gpus}
 
 
-def test_a_lost_gpu_costs_its_own_readings_only(reader: nvml.Reader, healthy: Readings) -> None:
+def test_lost_gpu_affects_only_its_readings(reader: nvml.Reader, healthy: Readings) -> None:
     taken = reader.take("gpu-lost")
-    assert changes(healthy, flat(taken["snapshot"])) == {**lost(healthy, 3), "gpu.count host": 7}
+    assert changes(healthy, flat(taken["snapshot"])) == {**lost_gpu_changes(healthy, 3), "gpu.count host": 7}
     assert [gpu["index"] for gpu in taken["gpus"]] == [0, 1, 2, 4, 5, 6, 7]
 
 
-def test_a_lost_gpu_that_still_has_a_handle_gives_no_value(reader: nvml.Reader, healthy: Readings) -> None:
+def test_lost_gpu_with_a_valid_handle_has_no_values(reader: nvml.Reader, healthy: Readings) -> None:
     observed = changes(healthy, readings(reader, "gpu-lost", "gpu.3.HandleByIndex=0"))
-    pairs = {key: LOST for key in healthy if "peer=" in key and (of(key, [3]) or key.endswith("peer=3"))}
-    assert observed == {**lost(healthy, 3), **pairs}
+    pairs = {key: LOST for key in healthy if "peer=" in key and (belongs_to(key, [3]) or key.endswith("peer=3"))}
+    assert observed == {**lost_gpu_changes(healthy, 3), **pairs}
 
 
-def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healthy: Readings) -> None:
+def test_running_collector_recovers_when_a_lost_gpu_returns(reader: nvml.Reader, healthy: Readings) -> None:
     before, during, after = (readings(reader, name) for name in ("healthy-h100x8", "gpu-lost", "healthy-h100x8"))
     assert before == healthy
-    assert changes(before, during) == {**lost(healthy, 3), "gpu.count host": 7}
+    assert changes(before, during) == {**lost_gpu_changes(healthy, 3), "gpu.count host": 7}
     assert after == healthy
 
 
@@ -595,14 +609,14 @@ def test_unsupported_readings_have_a_reason(reader: nvml.Reader, healthy: Readin
     taken = reader.take("not-supported")
     observed = flat(taken["snapshot"])
     assert observed.pop("gpu.count host") == 8
-    of_gpus = {key: value for key, value in observed.items() if of(key, range(8))}
-    expected = {key for key in healthy if of(key, range(8)) and "link=" not in key}
-    assert set(of_gpus) == expected | {f"{name} gpu={index}" for name in OF_LINKS for index in range(8)}
-    assert set(of_gpus.values()) == {NOT_SUPPORTED, NO_NVLINK}
+    gpu_readings = {key: value for key, value in observed.items() if belongs_to(key, range(8))}
+    expected = {key for key in healthy if belongs_to(key, range(8)) and "link=" not in key}
+    assert set(gpu_readings) == expected | {f"{name} gpu={index}" for name in LINK_READINGS for index in range(8)}
+    assert set(gpu_readings.values()) == {NOT_SUPPORTED, NO_NVLINK}
     assert taken["gpus"] == []
 
 
-def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_path: Path) -> None:
+def test_functions_missing_in_an_older_library_are_unsupported(healthy: Readings, tmp_path: Path) -> None:
     older = nvml.build(tmp_path, without=nvml.TOO_NEW_FOR_R525)
     with nvml.Reader(older, tmp_path / "now") as reader:
         fields = [f"FieldValues.{number}=!3" for number in (193, 194, 230, 269, 270, 271)]
@@ -621,7 +635,7 @@ def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_pa
         ("healthy-h100x8", ["Init=!999"], None, UNKNOWN),
     ],
 )
-def test_only_a_missing_driver_counts_zero_gpus(
+def test_only_a_missing_driver_reports_zero_gpus(
     reader: nvml.Reader, base: str, lines: list[str], count: int | None, why: str
 ) -> None:
     taken = reader.take(base, *lines)
@@ -644,7 +658,7 @@ def test_failed_count_is_an_error(reader: nvml.Reader) -> None:
 
 
 @pytest.mark.parametrize("present", ["no library", "not a library"])
-def test_a_host_without_a_driver_has_no_gpu(tmp_path: Path, present: str) -> None:
+def test_host_without_a_driver_has_no_gpus(tmp_path: Path, present: str) -> None:
     if present == "not a library":
         (tmp_path / nvml.LIBRARY).write_text("")
     elif has_driver():
@@ -668,18 +682,18 @@ def has_driver() -> bool:
 
 # ---- blocked GPUs ----
 
-BLOCKED = """
+REPEATED_SNAPSHOTS = """
 import json, sys, time
 import pynvml
 from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
-collector, taken = NvmlCollector(full_snapshot=True, deadline_s=float(sys.argv[1])), []
-def look():
-    began = time.monotonic()
+collector, snapshots = NvmlCollector(full_snapshot=True, deadline_s=float(sys.argv[1])), []
+def add_snapshot():
+    started = time.monotonic()
     snapshot, _ = take_snapshot([collector], stage="preflight", phase="before")
-    taken.append([time.monotonic() - began, to_json(snapshot)])
-def held():
+    snapshots.append([time.monotonic() - started, to_json(snapshot)])
+def is_open():
     try:
         pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError_Uninitialized:
@@ -688,58 +702,63 @@ def held():
 for line in ("", *sys.argv[4:]):
     with open(sys.argv[2], "a") as scenario:
         scenario.write(line + "\\n")
-    look()
-ends = time.monotonic() + 20
-if sys.argv[3] == "let go":
-    while held() and time.monotonic() < ends:
-        look()
-    look()
-print(json.dumps([taken, held()]))
+    add_snapshot()
+deadline = time.monotonic() + 20
+if sys.argv[3] == "wait_until_closed":
+    while is_open() and time.monotonic() < deadline:
+        add_snapshot()
+    add_snapshot()
+print(json.dumps([snapshots, is_open()]))
 """
 NO_ANSWER = "error: no answer within 0.5 s"
 
 
-def taken_again(library: Path, scenario: Path, *later: str, kept_open: bool = True) -> list[tuple[float, Readings]]:
-    """Seconds and readings: at once, and after each further line of the scenario, by the same collector.
+def repeated_snapshots(
+    library: Path, scenario: Path, *later: str, kept_open: bool = True
+) -> list[tuple[float, Readings]]:
+    """Take a snapshot, and one more after each added scenario line; return the duration in seconds and the readings of each.
 
-    `held`: whether the library is expected to be held on to in the end, as one that waits in it still needs it. If not, it is
-    looked at until it is let go: on a busy machine whoever is late is later.
+    One collector takes all snapshots. With `kept_open`, NVML must still be open at the end, because a call is pending. Otherwise
+    more snapshots follow until the collector closes NVML: the pending call returns later on a busy machine.
     """
-    asked = ["-c", BLOCKED, "0.5", scenario, "kept_open" if kept_open else "let go", *later]
-    taken, still = json.loads(nvml.python(asked, library, scenario))
-    assert still == kept_open
-    return [(seconds, flat(snapshot)) for seconds, snapshot in taken]
+    mode = "keep_open" if kept_open else "wait_until_closed"
+    arguments = ["-c", REPEATED_SNAPSHOTS, "0.5", scenario, mode, *later]
+    snapshots, is_open = json.loads(nvml.python(arguments, library, scenario))
+    assert is_open == kept_open
+    return [(seconds, flat(snapshot)) for seconds, snapshot in snapshots]
 
 
-def test_a_gpu_that_blocks_costs_itself_and_half_a_second_once(
+def test_blocked_gpu_affects_only_its_readings_and_is_waited_for_once(
     library: Path, healthy: Readings, tmp_path: Path
 ) -> None:
     scenario = nvml.write(tmp_path / "now", "blocked")
-    (first, observed), (second, again) = taken_again(library, scenario, "# nothing new")
-    assert changes(healthy, observed) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
+    (first, observed), (second, again) = repeated_snapshots(library, scenario, "# nothing new")
+    assert changes(healthy, observed) == changes(healthy, again) == lost_gpu_changes(healthy, 2, NO_ANSWER)
     assert 0.5 <= first < 3
-    assert second < 0.5, "a blocked GPU is not waited for again"
+    assert second < 0.5, "the collector waits for a blocked GPU only once"
 
 
-def test_a_handle_that_blocks_costs_its_gpu_only(library: Path, healthy: Readings, tmp_path: Path) -> None:
+def test_blocked_handle_affects_only_its_gpu(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.HandleByIndex=~600s")
-    ((_, observed),) = taken_again(library, scenario)
-    assert changes(healthy, observed) == lost(healthy, 2, NO_ANSWER)
+    ((_, observed),) = repeated_snapshots(library, scenario)
+    assert changes(healthy, observed) == lost_gpu_changes(healthy, 2, NO_ANSWER)
 
 
-def test_a_gpu_that_answers_late_is_read_again_afterwards(library: Path, healthy: Readings, tmp_path: Path) -> None:
+def test_gpu_is_read_again_after_a_late_answer(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.Serial=~1.2s")
-    at_once, time_goes_by = "gpu.2.Serial=1654922006102", "gpu.5.Serial=~0.2s"
-    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, time_goes_by, kept_open=False)
-    assert changes(healthy, first) == changes(healthy, second) == lost(healthy, 2, NO_ANSWER)
+    fast_answer, short_delay = "gpu.2.Serial=1654922006102", "gpu.5.Serial=~0.2s"
+    (_, first), (_, second), *_, (_, last) = repeated_snapshots(
+        library, scenario, fast_answer, short_delay, kept_open=False
+    )
+    assert changes(healthy, first) == changes(healthy, second) == lost_gpu_changes(healthy, 2, NO_ANSWER)
     assert last == healthy
 
 
-def test_blocked_pair_query_costs_one_gpus_pairs(library: Path, healthy: Readings, tmp_path: Path) -> None:
+def test_blocked_pair_query_affects_only_pairs_of_its_gpu(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.1.P2PStatus.6.2=~600s")
-    ((seconds, observed),) = taken_again(library, scenario)
+    ((seconds, observed),) = repeated_snapshots(library, scenario)
     assert changes(healthy, observed) == {
-        f"gpu.peer.link gpu=1,peer={peer}": "error: no answer within 2 s" for peer in OTHERS
+        f"gpu.peer.link gpu=1,peer={peer}": "error: no answer within 2 s" for peer in PEERS_OF_GPU_1
     }
     assert 2 <= seconds < 5
 
@@ -751,7 +770,7 @@ NEWER_THAN_12_560 = (
     "nvmlDeviceGetMarginTemperature",
     "nvmlDeviceGetRepairStatus",
 )
-WITHOUT = """
+SNAPSHOT_WITHOUT_FUNCTIONS = """
 import json, sys
 import pynvml
 for name in sys.argv[1:]:
@@ -765,7 +784,7 @@ print(json.dumps(to_json(snapshot)))
 
 
 @pytest.mark.parametrize(
-    ("gone", "lacks"),
+    ("removed", "unsupported"),
     [
         (
             NEWER_THAN_12_560,
@@ -786,12 +805,12 @@ print(json.dumps(to_json(snapshot)))
     ],
 )
 def test_function_missing_in_pynvml_is_unsupported(
-    library: Path, healthy: Readings, gone: tuple[str, ...], lacks: dict[str, str]
+    library: Path, healthy: Readings, removed: tuple[str, ...], unsupported: dict[str, str]
 ) -> None:
-    printed = nvml.python(["-c", WITHOUT, *gone], library, nvml.scenario("healthy-h100x8"))
+    printed = nvml.python(["-c", SNAPSHOT_WITHOUT_FUNCTIONS, *removed], library, nvml.scenario("healthy-h100x8"))
     assert changes(healthy, flat(json.loads(printed))) == {
         f"{name} gpu={index}": f"unsupported: the installed nvidia-ml-py has no {function}"
-        for name, function in lacks.items()
+        for name, function in unsupported.items()
         for index in range(8)
     }
 
@@ -799,17 +818,19 @@ def test_function_missing_in_pynvml_is_unsupported(
 # ---- other GPU models ----
 
 
-def test_grace_part_has_chip_to_chip_links(reader: nvml.Reader) -> None:
+def test_grace_gpu_has_chip_to_chip_links(reader: nvml.Reader) -> None:
     grace = ("C2cModeInfoV=1", "FieldValues.170=10", "FieldValues.171=1", "NumaNodeId=8", "AddressingMode=2")
-    whole, broken = (readings(reader, "healthy-h100x8", *grace, *line) for line in ([], ["gpu.0.FieldValues.171.4=0"]))
-    assert whole["gpu.c2c.enabled gpu=0"] is True
-    assert whole["gpu.c2c.link_count gpu=0"] == 10
-    assert whole["gpu.c2c.missing_links gpu=0"] == 0
-    assert whole["gpu.addressing_mode gpu=0"] == "ats"
-    assert changes(whole, broken) == {"gpu.c2c.missing_links gpu=0": 1}
+    healthy, broken = (
+        readings(reader, "healthy-h100x8", *grace, *line) for line in ([], ["gpu.0.FieldValues.171.4=0"])
+    )
+    assert healthy["gpu.c2c.enabled gpu=0"] is True
+    assert healthy["gpu.c2c.link_count gpu=0"] == 10
+    assert healthy["gpu.c2c.missing_links gpu=0"] == 0
+    assert healthy["gpu.addressing_mode gpu=0"] == "ats"
+    assert changes(healthy, broken) == {"gpu.c2c.missing_links gpu=0": 1}
 
 
-def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) -> None:
+def test_nvlink5_has_different_counters(reader: nvml.Reader) -> None:
     observed = readings(
         reader,
         "healthy-h100x8",
@@ -834,9 +855,11 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
     assert observed["gpu.nvlink.replays gpu=3"] == observed["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
 
 
-def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
-    asked = [call[2] for calls in recorded(library) for call in calls if call[0] == "nvmlDeviceGetFieldValues"]
-    fields = {int(field) for call in asked for field in re.findall(r"\[(\d+), \d+\]", str(call))}
+def test_fields_that_break_the_library_are_never_read(library: Path) -> None:
+    field_calls = [
+        call[2] for calls in recorded_calls(library) for call in calls if call[0] == "nvmlDeviceGetFieldValues"
+    ]
+    fields = {int(field) for call in field_calls for field in re.findall(r"\[(\d+), \d+\]", str(call))}
     assert fields >= {230, 164}
     assert not fields & {161, 162, 163}
 
@@ -846,7 +869,7 @@ def test_link_speed_before_hopper_uses_the_old_field(reader: nvml.Reader) -> Non
     assert observed["gpu.nvlink.speed gpu=1,link=3"] == 25e9
 
 
-def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reader) -> None:
+def test_inactive_first_link_does_not_hide_errors_of_others(reader: nvml.Reader) -> None:
     down = ("gpu.1.NvLinkState.0=0", "gpu.1.NvLinkErrorCounter.0.*=!3", "gpu.1.NvLinkErrorCounter.5.0=4")
     observed = readings(reader, "healthy-h200x4", *down)
     assert observed["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
@@ -872,7 +895,7 @@ def test_links_are_missing_only_behind_a_switch(
     assert readings(reader, base, *lines)["gpu.nvlink.missing_links gpu=0"] == missing
 
 
-def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml.Reader) -> None:
+def test_throttle_times_use_field_numbers_of_early_r575_drivers(reader: nvml.Reader) -> None:
     moved = ("FieldValues.269=!2", "FieldValues.27?=7", "FieldValues.25[123]=1500000000 3")
     observed = readings(reader, "healthy-h100x8", *moved)
     assert {key: observed[key] for key in observed if key.startswith("gpu.throttle.time gpu=0,")} == {
@@ -887,65 +910,74 @@ def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml
 
 # ---- cost of a scrape ----
 
-RECORDED = """
+RECORD_CALLS = """
 import ctypes, functools, json, sys
 import pynvml
 calls = []
-def recorded(name, function):
+def record(name, function):
     @functools.wraps(function)
     def call(*arguments):
-        told = [getattr(each, "value", each) if not hasattr(each, "contents") else ctypes.addressof(each.contents)
-                for each in arguments]
-        calls.append([name, *(each if isinstance(each, (int, list)) else "place" for each in told)])
+        values = [getattr(each, "value", each) if not hasattr(each, "contents") else ctypes.addressof(each.contents)
+                  for each in arguments]
+        calls.append([name, *(each if isinstance(each, (int, list)) else "object" for each in values)])
         return function(*arguments)
     return call
 for name in dir(pynvml):
     if name.startswith(("nvmlDevice", "nvmlSystem")) and callable(getattr(pynvml, name)):
-        setattr(pynvml, name, recorded(name, getattr(pynvml, name)))
+        setattr(pynvml, name, record(name, getattr(pynvml, name)))
 from collectors.nvml import NvmlCollector
-collector, taken = NvmlCollector(full_snapshot=len(sys.argv) > 1), []
+collector, collections = NvmlCollector(full_snapshot=len(sys.argv) > 1), []
 for _ in range(2):
     calls.clear()
     list(collector.collect())
-    taken.append(list(calls))
-print(json.dumps(taken))
+    collections.append(list(calls))
+print(json.dumps(collections))
 """
-SLOW = {"nvmlDeviceGetInforomConfigurationChecksum", "nvmlDeviceValidateInforom", "nvmlDeviceGetMarginTemperature"}
-CONSTANT = {"nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetBrand"}
+SLOW_FUNCTIONS = {
+    "nvmlDeviceGetInforomConfigurationChecksum",
+    "nvmlDeviceValidateInforom",
+    "nvmlDeviceGetMarginTemperature",
+}
+CONSTANT_FUNCTIONS = {
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetMaxPcieLinkGeneration",
+    "nvmlDeviceGetBrand",
+}
 
 
-def recorded(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]]]:
-    """Return the calls of two collections."""
-    printed = nvml.python(["-c", RECORDED, *full_snapshot], library, nvml.scenario("healthy-h200x4"))
+def recorded_calls(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]]]:
+    """Return the NVML calls of two collections: (function, arguments…)."""
+    printed = nvml.python(["-c", RECORD_CALLS, *full_snapshot], library, nvml.scenario("healthy-h200x4"))
     return [[tuple(map(str, call)) for call in calls] for calls in json.loads(printed)]
 
 
 @pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)])
 def test_each_getter_is_called_once(library: Path, full_snapshot: tuple[str, ...]) -> None:
-    for calls in recorded(library, *full_snapshot):
+    for calls in recorded_calls(library, *full_snapshot):
         assert [call for call in set(calls) if calls.count(call) > 1] == []
 
 
-def test_a_scrape_asks_for_nothing_slow_and_for_constants_once(library: Path) -> None:
-    first, second = ({str(call[0]) for call in calls} for calls in recorded(library))
-    assert not first & SLOW
-    assert first >= CONSTANT
-    assert not second & CONSTANT
-    whole, again = ({str(call[0]) for call in calls} for calls in recorded(library, "full_snapshot"))
-    assert whole == again
-    assert whole >= SLOW | CONSTANT
+def test_scrape_skips_slow_calls_and_reads_constants_once(library: Path) -> None:
+    first, second = ({str(call[0]) for call in calls} for calls in recorded_calls(library))
+    assert not first & SLOW_FUNCTIONS
+    assert first >= CONSTANT_FUNCTIONS
+    assert not second & CONSTANT_FUNCTIONS
+    snapshot, next_snapshot = ({str(call[0]) for call in calls} for calls in recorded_calls(library, "full_snapshot"))
+    assert snapshot == next_snapshot
+    assert snapshot >= SLOW_FUNCTIONS | CONSTANT_FUNCTIONS
 
 
-def test_a_scrape_asks_each_gpu_little(library: Path) -> None:
-    _, later = recorded(library)
-    assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: read fields together"
+def test_scrape_makes_few_calls_per_gpu(library: Path) -> None:
+    _, second = recorded_calls(library)
+    assert len(second) / 4 < 85, "a call costs tens of microseconds on a real GPU: read fields together"
 
 
 def test_scrape_matches_snapshot_except_slow_readings(reader: nvml.Reader, healthy: Readings) -> None:
     first, second = (flat(reader.take("healthy-h100x8", full_snapshot=False)["snapshot"]) for _ in range(2))
     assert first == second
-    full_snapshot = {row.name for row in collector.GPU_READINGS if row.pace == "snapshot_only"}
-    assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in full_snapshot}
+    snapshot_only = {row.name for row in collector.GPU_READINGS if row.pace == "snapshot_only"}
+    assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in snapshot_only}
 
 
 def test_cache_belongs_to_the_gpu_not_its_index(reader: nvml.Reader) -> None:
@@ -960,31 +992,31 @@ def test_cache_belongs_to_the_gpu_not_its_index(reader: nvml.Reader) -> None:
 
 
 def test_failed_constant_is_read_again(reader: nvml.Reader) -> None:
-    broken, whole = (
+    broken, fixed = (
         flat(reader.take("healthy-h200x4", *lines, devices=[1], full_snapshot=False)["snapshot"])
         for lines in (["gpu.1.VbiosVersion=!999"], [])
     )
-    assert changes(broken, whole) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
+    assert changes(broken, fixed) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
 
 
 # ---- selected GPUs ----
 
 
 @pytest.mark.parametrize(
-    ("devices", "result"), [([], [0, 1, 2, 3, 4, 5, 6, 7]), ([2, 5], [2, 5]), ([7], [7]), ([6, 9], [6])]
+    ("devices", "selected"), [([], [0, 1, 2, 3, 4, 5, 6, 7]), ([2, 5], [2, 5]), ([7], [7]), ([6, 9], [6])]
 )
-def test_chosen_devices_are_the_only_ones_read(
-    reader: nvml.Reader, healthy: Readings, devices: list[int], result: list[int]
+def test_only_selected_gpus_are_read(
+    reader: nvml.Reader, healthy: Readings, devices: list[int], selected: list[int]
 ) -> None:
     taken = reader.take("healthy-h100x8", devices=devices)
-    left_out = tuple(f"peer={index}" for index in range(8) if index not in result)
+    excluded_peers = tuple(f"peer={index}" for index in range(8) if index not in selected)
     expected = {
         key: value
         for key, value in healthy.items()
-        if key.endswith(" host") or (of(key, result) and not key.endswith(left_out))
+        if key.endswith(" host") or (belongs_to(key, selected) and not key.endswith(excluded_peers))
     }
-    assert flat(taken["snapshot"]) == {**expected, "gpu.count host": len(result)}
-    assert [gpu["index"] for gpu in taken["gpus"]] == result
+    assert flat(taken["snapshot"]) == {**expected, "gpu.count host": len(selected)}
+    assert [gpu["index"] for gpu in taken["gpus"]] == selected
 
 
 # ---- fast reader ----
@@ -1004,7 +1036,7 @@ except OSError as error:
 
 
 def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str) -> object:
-    """Return what FastReader reads, or the message of its OSError, from a process of its own."""
+    """Return what FastReader reads, or the message of its OSError, in a separate process."""
     return json.loads(nvml.python(["-c", FAST_READER, json.dumps(devices), scenario, *later], library, scenario))
 
 
@@ -1024,19 +1056,19 @@ def test_instant_power_is_used_if_available(library: Path, tmp_path: Path, line:
     assert fast_readings(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4, 2619e6]]]
 
 
-def test_fast_reader_reads_the_chosen_gpus(library: Path) -> None:
+def test_fast_reader_reads_the_selected_gpus(library: Path) -> None:
     read = fast_readings(library, nvml.scenario("healthy-h200x4"), [3, 0])
     assert read == [[3, [76.291, 345e6, 28.0, 1, 3201e6]], [0, [79.064, 345e6, 29.0, 1, 3201e6]]]
 
 
 def test_fast_reader_reports_a_lost_gpu_and_reads_the_others(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8")
-    for lost in (
+    for observed in (
         fast_readings(library, scenario, [2, 3], "gpu.3.*=!15\n"),
         fast_readings(library, nvml.scenario("gpu-lost"), [2, 3]),
     ):
-        (first, beat), (second, reason) = lost  # type: ignore[misc, attr-defined]
-        assert (first, len(beat)) == (2, 5)
+        (first, sample), (second, reason) = observed  # type: ignore[misc, attr-defined]
+        assert (first, len(sample)) == (2, 5)
         assert (second, reason) == (3, "NVML: GPU is lost")
     assert fast_readings(library, nvml.scenario("driver-not-loaded"), [0]) == "NVML: Driver Not Loaded"
 
@@ -1053,7 +1085,7 @@ print(json.dumps(gpu_conflicts(json.loads(sys.argv[1]), share=bool(sys.argv[2]))
 def gpu_conflicts(
     library: Path, scenario: Path, devices: Iterable[int] = range(8), *, share: bool = False
 ) -> list[str]:
-    """Return the result of `gpu_conflicts` in a process of its own."""
+    """Return the result of `gpu_conflicts` in a separate process."""
     arguments = ["-c", GPU_CONFLICTS, json.dumps(list(devices)), "share" if share else ""]
     result: list[str] = json.loads(nvml.python(arguments, library, scenario))
     return result
@@ -1072,7 +1104,7 @@ def test_mig_is_a_conflict_even_if_gpus_are_shared(library: Path, share: bool) -
     assert gpu_conflicts(library, nvml.scenario("mig-on"), [0, 1, 3], share=share) == []
 
 
-def test_a_busy_gpu_names_its_processes(library: Path, tmp_path: Path) -> None:
+def test_conflict_names_the_processes_of_a_busy_gpu(library: Path, tmp_path: Path) -> None:
     lines = ("gpu.5.ComputeRunningProcesses=4711 4712 4713", "ProcessName.4711=/usr/bin/python3", "ProcessName.4712=!6")
     scenario = nvml.write(tmp_path / "now", "mig-on", *lines, "ProcessName.4713=" + "x" * 300)
     assert gpu_conflicts(library, scenario) == [
@@ -1085,14 +1117,14 @@ def test_a_busy_gpu_names_its_processes(library: Path, tmp_path: Path) -> None:
     assert gpu_conflicts(library, scenario, [0, 1]) == []
 
 
-def test_a_gpu_full_of_processes_leaves_a_reason_that_a_record_takes(library: Path, tmp_path: Path) -> None:
+def test_list_of_conflicts_is_truncated(library: Path, tmp_path: Path) -> None:
     processes = ("ComputeRunningProcesses=1 2 3 4 5 6 7 8", "ProcessName.?=" + "x" * 300)
     result = gpu_conflicts(library, nvml.write(tmp_path / "now", "healthy-h100x8", *processes))
     assert (len(result), result[-1]) == (17, "48 more")
     assert len("; ".join(result)) < 2000
 
 
-def test_lost_gpu_hides_no_conflict_of_the_next(library: Path, tmp_path: Path) -> None:
+def test_lost_gpu_does_not_hide_conflicts_of_others(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "gpu-lost", "gpu.4.ComputeRunningProcesses=4711")
     assert gpu_conflicts(library, scenario) == ["gpu=4 is in use by process 4711"]
     assert gpu_conflicts(library, scenario, [3]) == []
@@ -1114,7 +1146,7 @@ def test_no_conflicts_without_a_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "unit", "help"), [(kind.name, kind.unit, kind.help) for kind in collector.reading_kinds(True)]
 )
-def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str, help: str) -> None:
+def test_reading_has_a_valid_name_a_known_unit_and_a_help_text(name: str, unit: str, help: str) -> None:
     valid = documents.validator("observation").schema["$defs"]["name"]["pattern"]
     assert re.fullmatch(valid, name)
     assert name.startswith("gpu.")
@@ -1139,7 +1171,7 @@ def test_reading_names_are_unique() -> None:
         (424242, Absent(status="error", reason="NVML: NVML Error with code 424242")),
     ],
 )
-def test_an_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
+def test_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
     assert translate(pynvml.NVMLError(code)) == expected
 
 
@@ -1154,22 +1186,22 @@ collector = NvmlCollector([0, 1], keep_open=True)
 for later in sys.argv[2:]:
     with open(sys.argv[1], "a") as scenario:
         scenario.write(later)
-    found = {family.name: family.readings for family in collector.collect() if family.name.startswith("gpu.gpm.")}
-    told = {
-        f"{name} {labels['gpu']}": f"{seen.status}: {seen.reason}" if isinstance(seen, Absent) else seen
-        for name, readings in found.items() for labels, seen in readings
+    families = [family for family in collector.collect() if family.name.startswith("gpu.gpm.")]
+    readings = {
+        f"{family.name} {labels['gpu']}": f"{value.status}: {value.reason}" if isinstance(value, Absent) else value
+        for family in families for labels, value in family.readings
     }
-    print(json.dumps([told, collector._open_count]))
+    print(json.dumps([readings, collector._open_count]))
     time.sleep(gpm.MIN_INTERVAL_S)
 """
 
 
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
-    """Add each of these lines and collect; return the readings of two GPUs and how often NVML is open after it."""
+    """Add each line and collect; return the GPM readings of two GPUs and how often NVML is open after each collection."""
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 
-def test_gpm_values_are_shares_and_bytes(library: Path, tmp_path: Path) -> None:
+def test_gpm_values_are_ratios_and_bytes_per_second(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     busy = "gpu.1.GpmMetric.5=62.5\ngpu.1.GpmMetric.10=40\ngpu.1.GpmMetric.60=1024\ngpu.1.GpmMetric.13=!3\n"
     (idle, _), (loaded, opened) = gpm(library, scenario, "", busy)
@@ -1180,7 +1212,7 @@ def test_gpm_values_are_shares_and_bytes(library: Path, tmp_path: Path) -> None:
         "gpu.gpm.nvlink_received 1": 1024 * 1024**2,
         "gpu.gpm.fp16_active 1": NOT_SUPPORTED,
     }
-    assert opened == 1, "the library owns the memory of a sample"
+    assert opened == 1, "NVML must stay open: the library owns the memory of a sample"
 
 
 @pytest.mark.parametrize(
@@ -1203,20 +1235,20 @@ def test_absent_gpm_has_a_reason(library: Path, tmp_path: Path, base: str, line:
     assert observed == again
 
 
-def test_a_gpu_that_is_lost_does_not_keep_nvml_open(library: Path, tmp_path: Path) -> None:
+def test_lost_gpu_does_not_keep_nvml_open(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.1.GpmSupport=0")
     (before, kept_open), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
     assert (before["gpu.gpm.sm_active 0"], kept_open) == (0.0, 1)
     assert (after["gpu.gpm.sm_active 0"], open_) == (LOST, 0)
 
 
-def test_a_library_without_gpm_has_none(tmp_path: Path) -> None:
+def test_library_without_gpm_reports_it_as_unsupported(tmp_path: Path) -> None:
     older = nvml.build(tmp_path / "nvml", without=["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet"])
     ((reported, _),) = gpm(older, nvml.write(tmp_path / "now", "healthy-h200x4"), "")
     assert set(reported.values()) == {NO_FUNCTION}
 
 
-IN_BACKGROUND = """
+BACKGROUND_READINGS = """
 import json, sys, time
 from pathlib import Path
 from collectors.nvml import NvmlCollector
@@ -1226,58 +1258,58 @@ collector, scenario = NvmlCollector([0], keep_open=True), Path(sys.argv[1])
 
 def replays():
     families = {family.name: family for family in collector.collect()}
-    return dict((labels["link"], str(seen)) for labels, seen in families["gpu.nvlink.replays"].readings)["3"]
+    return dict((labels["link"], str(value)) for labels, value in families["gpu.nvlink.replays"].readings)["3"]
 
 before, text = replays(), scenario.read_text()
 scenario.write_text(text + sys.argv[2])
-young = replays()
+recent = replays()
 time.sleep(0.25)
-old = replays()
+expired = replays()
 time.sleep(0.25)
-print(json.dumps([before, young, old, replays()]))
+print(json.dumps([before, recent, expired, replays()]))
 """
 
 
 def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
-    reported = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
+    reported = nvml.python(["-c", BACKGROUND_READINGS, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
     *counted, last = json.loads(reported)
-    assert (counted[0], last) == ("0", "7"), "an old reading is refreshed for the next collection"
+    assert (counted[0], last) == ("0", "7"), "an expired reading is refreshed for the next collection"
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
         "refreshed by the third collection, or by the second on a busy machine"
     )
 
 
 def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
+    calls: list[float] = []
     now = [1000.0]
-    monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
-    kept = slow_readings.SlowReadings(clock=lambda: now[0])
+    monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (calls.append(now[0]), [("gpu.energy", {}, now[0])])[1])
+    cache = slow_readings.SlowReadings(clock=lambda: now[0])
     gpu = Gpu(object())
     reported = []
     for _ in range(3):  # a scrape every half hour
-        reported += [value for _, _, value in kept.read(gpu, wait=False)]
+        reported += [value for _, _, value in cache.read(gpu, wait=False)]
         now[0] += 1800
-    assert reported == asked == [1000.0, 2800.0, 4600.0]
+    assert reported == calls == [1000.0, 2800.0, 4600.0]
 
 
 def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, asked, now = threading.Event(), [], [1000.0]
+    gate, calls, now = threading.Event(), [], [1000.0]
 
-    def ask(gpu: Gpu) -> list[tuple[str, dict[str, str], float]]:
-        asked.append(now[0])
-        if len(asked) > 1:
+    def read_all(gpu: Gpu) -> list[tuple[str, dict[str, str], float]]:
+        calls.append(now[0])
+        if len(calls) > 1:
             gate.wait()
         return [("gpu.energy", {}, now[0])]
 
-    monkeypatch.setattr(slow_readings, "_read_all", ask)
-    kept, reported = slow_readings.SlowReadings(clock=lambda: now[0]), []
+    monkeypatch.setattr(slow_readings, "_read_all", read_all)
+    cache, reported = slow_readings.SlowReadings(clock=lambda: now[0]), []
     for _ in range(4):
-        reported.append(kept.read(Gpu(object()), wait=False)[0][2])
+        reported.append(cache.read(Gpu(object()), wait=False)[0][2])
         now[0] += 400
     gate.set()
     assert reported[:3] == [1000.0] * 3
-    assert asked == [1000.0, 1400.0]
+    assert calls == [1000.0, 1400.0]
     assert isinstance(reported[3], Absent)
     assert reported[3].reason == "no answer for 1200 s"
 
