@@ -1,4 +1,4 @@
-"""Whether the system clock is synchronized, by the state of the kernel's clock."""
+"""The clock collector reads synchronization, offset, error and source of the kernel clock."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collectors.base import HOST, Absent, Value
 from collectors.clock import ClockCollector, ClockState, read_clock
 from tests.fakes import host
 
-KEPT = ClockState(offset=-2.5e-5, error_max=0.031, error_estimated=0.0004)
-LOST = ClockState(offset=0.0, error_max=16.0, error_estimated=16.0)
-VIRTUAL = "model name\t: A CPU\nflags\t: fpu hypervisor\n"
+SYNCHRONIZED = ClockState(offset=-2.5e-5, error_max=0.031, error_estimated=0.0004)
+UNSYNCHRONIZED = ClockState(offset=0.0, error_max=16.0, error_estimated=16.0)
+VIRTUAL_CPUINFO = "model name\t: A CPU\nflags\t: fpu hypervisor\n"
 
 
-def readings(root: Path, expected: ClockState) -> dict[str, Value | Absent]:
-    families = list(ClockCollector(root, lambda: expected).collect())
+def readings(root: Path, state: ClockState) -> dict[str, Value | Absent]:
+    families = list(ClockCollector(root, lambda: state).collect())
     assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
     return {family.name: family.readings[0][1] for family in families}
 
 
-def test_a_clock_that_is_kept(tmp_path: Path) -> None:
-    assert readings(host.tree(tmp_path), KEPT) == {
+def test_synchronized_clock(tmp_path: Path) -> None:
+    assert readings(host.tree(tmp_path), SYNCHRONIZED) == {
         "clock.synchronized": True,
         "clock.offset": -2.5e-5,
         "clock.error_max": 0.031,
@@ -31,21 +31,21 @@ def test_a_clock_that_is_kept(tmp_path: Path) -> None:
     }
 
 
-def test_a_clock_that_nothing_keeps(tmp_path: Path) -> None:
-    values = readings(host.tree(tmp_path), LOST)
+def test_unsynchronized_clock(tmp_path: Path) -> None:
+    values = readings(host.tree(tmp_path), UNSYNCHRONIZED)
     assert values["clock.synchronized"] is False
     assert values["clock.error_max"] == 16.0
 
 
-def test_a_virtual_machine_may_leave_its_clock_to_its_host(tmp_path: Path) -> None:
-    root = host.tree(tmp_path, cpuinfo=VIRTUAL)
-    absent = readings(root, LOST)["clock.synchronized"]
+def test_unsynchronized_clock_of_a_virtual_machine_is_unsupported(tmp_path: Path) -> None:
+    root = host.tree(tmp_path, cpuinfo=VIRTUAL_CPUINFO)
+    absent = readings(root, UNSYNCHRONIZED)["clock.synchronized"]
     assert isinstance(absent, Absent)
     assert absent.status == "unsupported"
-    assert readings(root, KEPT)["clock.synchronized"] is True
+    assert readings(root, SYNCHRONIZED)["clock.synchronized"] is True
 
 
-def test_a_clock_that_cannot_be_asked(tmp_path: Path) -> None:
+def test_failed_adjtimex_is_an_error(tmp_path: Path) -> None:
     def refused() -> ClockState:
         raise PermissionError(1, "Operation not permitted")
 
@@ -57,15 +57,15 @@ def test_a_clock_that_cannot_be_asked(tmp_path: Path) -> None:
     )
 
 
-def test_a_machine_without_a_choice_of_sources(tmp_path: Path) -> None:
-    absent = readings(host.bare(tmp_path), KEPT)["clock.source"]
+def test_missing_clock_source_is_unsupported(tmp_path: Path) -> None:
+    absent = readings(host.bare(tmp_path), SYNCHRONIZED)["clock.source"]
     assert isinstance(absent, Absent)
     assert absent.status == "unsupported"
 
 
 def test_real_clock_is_read() -> None:
-    expected = read_clock()
-    assert 0 <= expected.error_max <= 17
-    assert expected.offset == pytest.approx(0, abs=1)
+    state = read_clock()
+    assert 0 <= state.error_max <= 17
+    assert state.offset == pytest.approx(0, abs=1)
     values = [value for family in ClockCollector().collect() for _, value in family.readings]
     assert [value for value in values if isinstance(value, Absent) and value.status == "error"] == []

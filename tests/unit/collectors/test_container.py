@@ -1,4 +1,4 @@
-"""Container runtimes, NVIDIA's toolkit and CDI specifications, over a tree of files."""
+"""The container collector reads runtimes, the NVIDIA Container Toolkit and CDI specifications from a tree of files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.fakes import host
 
 Readings = dict[str, Value | Absent]
 DOCKER, CDI = "etc/docker/daemon.json", "var/run/cdi/nvidia.yaml"
-OLD = host.CDI.replace(host.DRIVER, "570.86.15")
-INDENTED = """cdiVersion: 0.6.0
+OLD_CDI = host.CDI.replace(host.DRIVER, "570.86.15")
+INDENTED_CDI = """cdiVersion: 0.6.0
 devices:
     - name: "0"
       containerEdits:
@@ -48,7 +48,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")))
 
 
-def test_a_host_reads_in_full(healthy: Readings) -> None:
+def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
     assert healthy == {
         "runtime.present runtime=docker": True,
         "runtime.present runtime=containerd": False,
@@ -67,7 +67,7 @@ def test_a_host_reads_in_full(healthy: Readings) -> None:
     }
 
 
-def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
+def test_scrape_starts_no_program(tmp_path: Path) -> None:
     root = host.tree(tmp_path / "host")
     host.program(root / "usr/bin/nvidia-ctk", f"touch {tmp_path}/started")
     assert "toolkit.version" not in readings(root, full_snapshot=False)
@@ -77,9 +77,9 @@ def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "change"),
     [
-        ({CDI: OLD}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
-        ({"etc/cdi/nvidia.yaml": OLD}, {}),
-        ({CDI: None, "etc/cdi/old.yaml": OLD}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
+        ({CDI: OLD_CDI}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
+        ({"etc/cdi/nvidia.yaml": OLD_CDI}, {}),
+        ({CDI: None, "etc/cdi/old.yaml": OLD_CDI}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
         ({CDI: host.CDI.replace('name: "1"', 'name: "1:0"')}, {"cdi.gpus": 1}),
         ({DOCKER: "{}"}, {"docker.nvidia_runtime": False, "docker.default_runtime": "runc"}),
         ({DOCKER: None}, {"docker.nvidia_runtime": False, "docker.default_runtime": "runc"}),
@@ -94,7 +94,7 @@ def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
          {"cdi.current": Absent(status="unsupported", reason="no /proc/driver/nvidia/version")}),
     ],
 )  # fmt: skip
-def test_one_difference_changes_its_own_readings_only(
+def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
@@ -109,7 +109,7 @@ def test_one_difference_changes_its_own_readings_only(
         ({CDI: '{"devices": 3,\n"kind": "nvidia.com/gpu", "x": "/libcuda.so.580.95.05"}'}, {"cdi.gpus"}),
     ],
 )
-def test_a_broken_file_costs_its_own_readings_only(
+def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
 ) -> None:
     observed = changed(healthy, readings(host.tree(tmp_path, files=files)))
@@ -117,13 +117,13 @@ def test_a_broken_file_costs_its_own_readings_only(
     assert {value.status for value in observed.values() if isinstance(value, Absent)} == {"error"}
 
 
-def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
+def test_minimal_host_has_no_errors(tmp_path: Path) -> None:
     observed = readings(host.bare(tmp_path))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
     assert observed["toolkit.present"] is False
 
 
-def test_this_machine_reads_without_an_error() -> None:
+def test_local_machine_has_no_errors() -> None:
     observed = readings(Path("/"))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
 
@@ -139,7 +139,7 @@ def test_this_machine_reads_without_an_error() -> None:
         ("\n", (False, "runc")),
     ],
 )
-def test_docker(text: str, expected: tuple[bool, str]) -> None:
+def test_docker_configuration(text: str, expected: tuple[bool, str]) -> None:
     assert parse_docker_config(text) == expected
 
 
@@ -147,28 +147,28 @@ def test_docker(text: str, expected: tuple[bool, str]) -> None:
     ("specification", "names"),
     [
         (host.CDI, ["0", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702", "1", "all"]),
-        (INDENTED, ["0", "1"]),
+        (INDENTED_CDI, ["0", "1"]),
         (json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}, {"name": "all"}]}), ["0", "all"]),
         ("kind: nvidia.com/gpu\ndevices: []\n", []),
         ("", []),
     ],
 )
-def test_devices_of_a_specification(specification: str, names: list[str]) -> None:
+def test_cdi_device_names(specification: str, names: list[str]) -> None:
     assert device_names(specification) == names
 
 
 @pytest.mark.parametrize(
-    ("specification", "of"),
+    ("specification", "kind"),
     [
         (host.CDI, "nvidia.com/gpu"),
         ('{"kind": "nvidia.com/gpu"}', "nvidia.com/gpu"),
         ("kind: intel.com/gpu\n", "intel.com/gpu"),
     ],
 )
-def test_kind_of_a_specification(specification: str, of: str) -> None:
-    assert specification_kind(specification) == of
+def test_cdi_kind(specification: str, kind: str) -> None:
+    assert specification_kind(specification) == kind
 
 
-def test_driver_versions_of_a_specification() -> None:
+def test_cdi_driver_versions() -> None:
     text = "/usr/lib64/libcuda.so.580.95.05 /usr/lib64/libcuda.so.1 /usr/lib64/libnvidia-ml.so.570.86.15 /libfoo.so.1.2"
     assert driver_versions(text) == {"580.95.05", "570.86.15"}

@@ -1,4 +1,4 @@
-"""NVSwitches on the bus, the daemons of the fabric, and the verdict on switches without a fabric manager."""
+"""The fabric collector reads NVSwitches and fabric daemons; NVSwitches without a running fabric manager fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INFORMATION = "BIOS Version: 96.10.57.00.01\nUUID: SWX-5D21\nPhysical location I
 
 
 def host(root: Path, *, switches: int = 4, probed: int | None = None, processes: tuple[str, ...] = ()) -> Path:
-    """Return a host with eight GPUs, a NIC, that many NVSwitches, and these processes beside process 1."""
+    """Return a host with eight GPUs, a NIC, NVSwitches, and the given processes after process 1 (systemd)."""
     bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
     for number, (vendor, kind) in enumerate(bus):
         pci(root, f"0000:{number:02x}:00.0", vendor, kind)
@@ -49,7 +49,7 @@ def read(root: Path, *, full_snapshot: bool = False) -> dict[str, Value | Absent
     }
 
 
-def test_switches_under_a_manager_are_in_order(tmp_path: Path) -> None:
+def test_switches_with_a_running_manager(tmp_path: Path) -> None:
     assert read(host(tmp_path, processes=("nv-fabricmanage", "python3"))) == {
         "nvswitch.count": 4,
         "nvswitch.probed": 4,
@@ -63,7 +63,7 @@ def test_missing_manager_is_reported(tmp_path: Path) -> None:
     assert (result["manager.running"], result["manager.missing"]) == (False, True)
 
 
-def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) -> None:
+def test_host_without_switches_is_unsupported(tmp_path: Path) -> None:
     assert read(host(tmp_path, switches=0)) == {
         "nvswitch.count": 0,
         "nvswitch.probed": NO_SWITCH,
@@ -73,7 +73,7 @@ def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) 
 
 
 def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
-    """On HGX B200 the switches are not on the bus."""
+    """HGX B200 shows no NVSwitch on the PCI bus."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
     result = read(root)
@@ -81,7 +81,7 @@ def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pid", ["1\n", "4711\n", "nonsense\n"])
-def test_a_pid_file_that_was_left_behind_is_not_believed(tmp_path: Path, pid: str) -> None:
+def test_stale_pid_file_is_ignored(tmp_path: Path, pid: str) -> None:
     root = host(tmp_path)
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", pid)
     assert read(root)["manager.missing"] is True
@@ -108,19 +108,19 @@ def test_all_processes_are_visible_in_the_first_pid_namespace(tmp_path: Path) ->
     assert read(root)["manager.missing"] is True
 
 
-def test_a_process_that_ends_meanwhile_is_passed_over(tmp_path: Path) -> None:
+def test_process_that_exits_during_the_scan_is_skipped(tmp_path: Path) -> None:
     root = host(tmp_path, processes=("nv-fabricmanage",))
     (root / "proc/999").mkdir()
     assert read(root)["manager.running"] is True
 
 
-def test_without_a_bus_nothing_is_known(tmp_path: Path) -> None:
+def test_missing_pci_bus_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "proc/1/comm", "systemd\n")
     assert {value.status for value in read(tmp_path).values() if isinstance(value, Absent)} == {"error"}
     assert len(read(tmp_path)) == 4
 
 
-def test_switches_that_the_driver_does_not_work_with(tmp_path: Path) -> None:
+def test_switches_not_probed_by_the_driver(tmp_path: Path) -> None:
     root = host(tmp_path / "one", probed=3, processes=("nv-fabricmanage",))
     assert (read(root)["nvswitch.count"], read(root)["nvswitch.probed"]) == (4, 3)
     unloaded = read(host(tmp_path / "none", probed=0))["nvswitch.probed"]
@@ -128,7 +128,7 @@ def test_switches_that_the_driver_does_not_work_with(tmp_path: Path) -> None:
     assert unloaded.status == "error"
 
 
-def test_firmware_of_each_switch(tmp_path: Path) -> None:
+def test_firmware_version_of_each_switch(tmp_path: Path) -> None:
     root = host(tmp_path, probed=2)
     information = "proc/driver/nvidia-nvswitch/devices/0000:02:00.0/information"
     write(root / information, "BIOS Version: N/A\n")
@@ -156,19 +156,19 @@ PACKS = read_packs(())
 
 
 def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
-    """Return verdict and action for h1, whose snapshots have this value for the manager; None: no reading."""
+    """Return verdict and action for h1 if its snapshots have this value of `fabric.manager.missing`; None removes the reading."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     metric = Metric(name="fabric.manager.missing", unit="1", values={"host": value})
     if isinstance(value, Absent):
         metric = replace(metric, values={}, absent={"host": f"{value.status}: {value.reason}"})
 
-    def expected(snapshot: Snapshot) -> Snapshot:
+    def with_reading(snapshot: Snapshot) -> Snapshot:
         others = (item for item in snapshot.metrics if item.name != metric.name)
         return replace(snapshot, metrics=(*others, *([] if value is None else [metric])))
 
     records = tuple(
-        replace(record, snapshots=tuple(expected(each) for each in record.snapshots))
+        replace(record, snapshots=tuple(with_reading(snapshot) for snapshot in record.snapshots))
         for record in evidence["h1"].records
     )
     verdicts = judge(plan, evidence | {"h1": Evidence(records=records)}, PACKS)

@@ -34,7 +34,7 @@ MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/d
 
 
 def readings(root: Path, *, full_snapshot: bool = False) -> Readings:
-    """`name` of a reading of the whole host, or `name scope` -> the reading."""
+    """Return `name scope` -> the reading; `name` alone for a reading of the whole host."""
     return {
         family.name + (f" {scope(labels)}" if labels else ""): value
         for family in HostCollector(root, full_snapshot).collect()
@@ -52,7 +52,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")), full_snapshot=True)
 
 
-def test_a_host_reads_in_full(tmp_path: Path) -> None:
+def test_healthy_host_reports_all_readings(tmp_path: Path) -> None:
     assert readings(host.tree(tmp_path)) == {
         "host.kernel_version": "6.8.0-45-generic",
         "host.cpu.model": "Intel(R) Xeon(R) Platinum 8480C",
@@ -180,7 +180,7 @@ def test_one_difference_changes_its_own_readings_only(
         ("osrelease", None, {"host.kernel_version": "/proc/sys/kernel/osrelease: No such file or directory"}),
     ],
 )
-def test_a_broken_file_costs_its_own_readings_only(
+def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, file: str, text: str | None, reasons: dict[str, str]
 ) -> None:
     values = readings(host.tree(tmp_path, **{file: text}))
@@ -191,7 +191,7 @@ def test_a_broken_file_costs_its_own_readings_only(
 
 
 @pytest.mark.parametrize("text", ["", "many\n"])
-def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Readings, text: str) -> None:
+def test_invalid_count_is_an_error(tmp_path: Path, healthy: Readings, text: str) -> None:
     values = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), full_snapshot=True))
     assert list(values) == ["host.memory.ecc_uncorrected mc=mc0"]
     absent = values["host.memory.ecc_uncorrected mc=mc0"]
@@ -199,7 +199,7 @@ def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Readings
     assert absent.status == "error"
 
 
-def test_missing_hardware_of_a_small_machine_is_not_an_error(tmp_path: Path) -> None:
+def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> None:
     values = readings(host.bare(tmp_path), full_snapshot=True)
     assert [name for name, value in values.items() if isinstance(value, Absent) and value.status == "error"] == []
     for name in (
@@ -211,18 +211,18 @@ def test_missing_hardware_of_a_small_machine_is_not_an_error(tmp_path: Path) -> 
         assert value.reason, name
 
 
-def test_bytes_that_are_not_text_do_no_harm(tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:
     host.tree(tmp_path)
     (tmp_path / "proc/cpuinfo").write_bytes(b"model name\t: \xff\xfe CPU\n")
     assert readings(tmp_path)["host.cpu.model"] == "\ufffd\ufffd CPU"
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 8])
-def test_only_nvidia_gpus_count(tmp_path: Path, gpus: int) -> None:
+def test_only_nvidia_gpus_are_counted(tmp_path: Path, gpus: int) -> None:
     assert readings(host.tree(tmp_path, gpus=gpus))["gpu.pci_count"] == gpus
 
 
-def test_a_host_without_sys_and_proc_gives_errors_only(tmp_path: Path) -> None:
+def test_host_without_sys_and_proc_reports_errors(tmp_path: Path) -> None:
     values = readings(tmp_path, full_snapshot=True)
     assert [name for name, value in values.items() if not isinstance(value, Absent)] == ["host.cpu.count"]
     unsupported = {
@@ -231,14 +231,14 @@ def test_a_host_without_sys_and_proc_gives_errors_only(tmp_path: Path) -> None:
     assert unsupported == {"host.persistence_daemon"}  # no driver is loaded
 
 
-def test_the_processor_is_asked_once(tmp_path: Path) -> None:
+def test_cpu_model_is_read_once(tmp_path: Path) -> None:
     collector = HostCollector(host.tree(tmp_path))
     first = list(collector.collect())
     (tmp_path / "proc/cpuinfo").unlink()
     assert list(collector.collect()) == first
 
 
-def test_this_machine_reads_without_an_error() -> None:
+def test_local_machine_has_no_errors() -> None:
     values = readings(Path("/"), full_snapshot=True)
     wrong = {name: value for name, value in values.items() if isinstance(value, Absent) and value.status == "error"}
     wrong.pop("gpu.pci_count", None)  # a container may have no PCI bus
@@ -256,7 +256,7 @@ def test_this_machine_reads_without_an_error() -> None:
         ("Features\t: fp asimd\n", "GB200 NVL\n", None),
     ],
 )
-def test_a_virtual_machine(tmp_path: Path, flags: str, product: str, virtual: bool | None) -> None:
+def test_virtual_machine_is_detected(tmp_path: Path, flags: str, product: str, virtual: bool | None) -> None:
     files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
     values = readings(host.tree(tmp_path, files=files))["host.virtual_machine"]
     assert values == virtual if virtual is not None else isinstance(values, Absent) and values.status == "unsupported"
@@ -278,7 +278,7 @@ def test_cpu_model(text: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "model name\n", "my model name: x\n"])
-def test_no_cpu_model(text: str) -> None:
+def test_missing_cpu_model_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="no processor model"):
         cpu_model(text)
 
@@ -288,17 +288,17 @@ def test_load_average() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("MemTotal", 64 * GIB), ("MemAvailable", 32 * GIB)])
-def test_memory(key: str, value: int) -> None:
+def test_meminfo_is_in_bytes(key: str, value: int) -> None:
     assert meminfo("MemTotal:       67108864 kB\nMemAvailable:   33554432 kB\n", key) == value
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 1 MB\n", "MemTotal: -1 kB\n", "MemTotals: 1 kB\n"])
-def test_no_memory(text: str) -> None:
+def test_invalid_meminfo_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="no MemTotal"):
         meminfo(text, "MemTotal")
 
 
-def test_fields_with_and_without_a_unit_and_a_node() -> None:
+def test_meminfo_with_and_without_unit_and_numa_node() -> None:
     assert optional_meminfo("HugePages_Total:    12\n", "HugePages_Total") == 12
     assert optional_meminfo("Node 3 MemFree:  2 kB\n", "MemFree") == 2048
 
@@ -328,24 +328,24 @@ def test_iommu_options(text: str, options: str) -> None:
     assert iommu_options(text) == options
 
 
-def test_limits() -> None:
+def test_soft_limits() -> None:
     text = "Max locked memory  8388608  unlimited  bytes\nMax open files   unlimited  unlimited files\n"
     assert soft_limit(text, "Max locked memory") == 8388608
     assert soft_limit(text, "Max open files") is None
 
 
-def test_interrupts_of_all_processors() -> None:
+def test_interrupts_are_summed_over_cpus() -> None:
     text = "   CPU0 CPU1\n MCE:    2    1   Machine check exceptions\nXMCE:  5 5\n"
     assert interrupts(text, "MCE") == 3
 
 
-def test_pressure() -> None:
+def test_stalled_share_is_a_ratio() -> None:
     assert (
         stalled_share("some avg10=12.50 avg60=0 avg300=0 total=1\nfull avg10=99.00 avg60=0 avg300=0 total=1\n") == 0.125
     )
 
 
-def test_the_chosen_of_several() -> None:
+def test_bracketed_choice() -> None:
     assert bracketed_choice("always madvise [never]\n") == "never"
 
 
@@ -353,19 +353,19 @@ def test_the_chosen_of_several() -> None:
     ("text", "values"),
     [("1 (systemd) S 0 1", ("systemd", "S")), ("7 (a) b (c)) D 1 7", ("a) b (c)", "D"))],
 )
-def test_a_process_may_be_called_anything(text: str, values: tuple[str, str]) -> None:
+def test_process_name_may_contain_parentheses(text: str, values: tuple[str, str]) -> None:
     assert process_state(text) == values
 
 
 @pytest.mark.parametrize(
     "text", ["Default string", "Not Specified", "None", "0000000", "System Serial Number", " ", "N/A"]
 )
-def test_firmware_that_was_never_filled_in(text: str) -> None:
+def test_placeholder_firmware_text_is_missing(text: str) -> None:
     with pytest.raises(MissingError):
         firmware_text(f"{text}\n")
 
 
-def test_virtual_machine_is_unknown_without_processor_flags() -> None:
+def test_hypervisor_flag_is_unknown_without_cpu_flags() -> None:
     assert has_hypervisor_flag("flags\t: vme hypervisor lm\n")
     assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):

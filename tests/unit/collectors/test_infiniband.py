@@ -1,4 +1,4 @@
-"""The infiniband collector over the /sys of a host with eight InfiniBand ports and one for RoCE."""
+"""The InfiniBand collector reads the /sys of a host with eight InfiniBand ports and one RoCE port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROCE = f"hca={links.ROCE},port=1"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return every reading by name, without `infiniband.`, and scope."""
+    """Return (name without `infiniband.`, scope) -> the reading."""
     return {
         (family.name.removeprefix("infiniband."), scope(labels)): value
         for family in InfinibandCollector(root, full_snapshot=full_snapshot).collect()
@@ -36,7 +36,7 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def write(root: Path, **files: str) -> None:
-    """Files of the port, in the directory of the port."""
+    """Write files in the directory of the port."""
     for name, text in files.items():
         (links.port(root, HCA) / name).write_text(f"{text}\n")
 
@@ -47,7 +47,7 @@ def root() -> Iterator[Path]:
         yield root
 
 
-def test_a_healthy_port_and_its_adapter_read_in_full(root: Path) -> None:
+def test_healthy_port_and_adapter_report_all_readings(root: Path) -> None:
     observed = {name: value for (name, location), value in readings(root).items() if location in (SCOPE, f"hca={HCA}")}
     counters = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}
     assert observed == {
@@ -73,7 +73,7 @@ def test_a_healthy_port_and_its_adapter_read_in_full(root: Path) -> None:
     }
 
 
-def test_a_roce_port_names_its_interface(root: Path) -> None:
+def test_roce_port_reports_its_interface(root: Path) -> None:
     observed = {name: value for (name, location), value in readings(root).items() if location == ROCE}
     reported = ("link_layer", "interface", "roce_v2", "rate", "active", "unmanaged", "narrowed", "lid")
     assert {name: observed[name] for name in reported} == {
@@ -88,7 +88,7 @@ def test_a_roce_port_names_its_interface(root: Path) -> None:
     }
 
 
-def test_every_port_is_read_in_full() -> None:
+def test_every_port_reports_all_readings() -> None:
     with links.host() as root:
         observed = readings(root)
     assert observed["port_count", "host"] == 9
@@ -98,7 +98,7 @@ def test_every_port_is_read_in_full() -> None:
     assert [key for key, value in observed.items() if isinstance(value, Absent)] == []
 
 
-def test_scrape_leaves_out_network_addresses(root: Path) -> None:
+def test_scrape_omits_network_addresses(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"lid", "sm_lid", "interface", "roce_v2"}
 
@@ -107,13 +107,13 @@ def test_scrape_leaves_out_network_addresses(root: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
-def test_a_link_without_a_subnet_manager(root: Path, state: str) -> None:
+def test_port_without_a_subnet_manager_is_unmanaged(root: Path, state: str) -> None:
     fault = changed(root, lambda root: write(root, state=state))
     assert fault == {("state", SCOPE): state[3:], ("active", SCOPE): False, ("unmanaged", SCOPE): True}
 
 
 @pytest.mark.parametrize(("state", "physical"), [("1: DOWN", "2: Polling"), ("1: DOWN", "3: Disabled")])
-def test_a_port_without_a_cable_has_no_rate_and_no_fault(root: Path, state: str, physical: str) -> None:
+def test_port_without_a_cable_has_no_rate_and_no_error(root: Path, state: str, physical: str) -> None:
     fault = changed(root, lambda root: write(root, state=state, phys_state=physical, rate="2.5 Gb/sec (1X SDR)"))
     reported = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
     assert reported == {"state": "DOWN", "phys_state": physical[3:], "active": False}
@@ -121,14 +121,14 @@ def test_a_port_without_a_cable_has_no_rate_and_no_fault(root: Path, state: str,
     assert absent == dict.fromkeys(("rate", "width", "narrowed"), "unsupported")
 
 
-def test_a_state_that_cannot_be_read_is_an_error_wherever_it_counts(root: Path) -> None:
+def test_missing_state_is_an_error_in_every_dependent_reading(root: Path) -> None:
     fault = changed(root, lambda root: (links.port(root, HCA) / "state").unlink())
     assert {name for name, _ in fault} == {"state", "active", "unmanaged"}
     assert {getattr(value, "status", "") for value in fault.values()} == {"error"}
 
 
 @pytest.mark.parametrize("text", ["", "ACTIVE", "x: ACTIVE"])
-def test_no_state(text: str) -> None:
+def test_invalid_state_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a port state"):
         parse_state(text)
 
@@ -136,17 +136,17 @@ def test_no_state(text: str) -> None:
 # ---- rate and width ----
 
 
-def test_one_lane_of_four(root: Path) -> None:
+def test_one_of_four_lanes_is_narrowed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, rate="100 Gb/sec (1X NDR)"))
     assert fault == {("rate", SCOPE): 12.5e9, ("width", SCOPE): 1, ("narrowed", SCOPE): True}
 
 
-def test_a_splitter_cable_has_two_lanes_by_design(root: Path) -> None:
+def test_two_lanes_of_a_splitter_cable_are_not_narrowed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, rate="200 Gb/sec (2X NDR)"))
     assert fault == {("rate", SCOPE): 25e9, ("width", SCOPE): 2}
 
 
-def test_ethernet_lanes_are_not_judged(root: Path) -> None:
+def test_ethernet_port_is_never_narrowed(root: Path) -> None:
     (links.port(root, links.ROCE) / "rate").write_text("25 Gb/sec (1X EDR)\n")
     observed = readings(root)
     assert (observed["width", ROCE], observed["narrowed", ROCE]) == (1, False)
@@ -156,18 +156,18 @@ def test_ethernet_lanes_are_not_judged(root: Path) -> None:
     ("text", "rate", "width"),
     [("2.5 Gb/sec (1X SDR)", 2.5e9 / 8, 1), ("56 Gb/sec (4X FDR)", 7e9, 4), ("800 Gb/sec (4X XDR)", 100e9, 4)],
 )
-def test_rates(text: str, rate: float, width: int) -> None:
+def test_rate_is_in_bytes_per_second(text: str, rate: float, width: int) -> None:
     assert parse_rate(text) == (rate, width)
 
 
-def test_a_rate_without_a_width() -> None:
+def test_rate_without_a_width() -> None:
     rate, width = parse_rate("100 Gb/sec")
     assert rate == 12.5e9
     assert getattr(width, "status", "") == "unsupported"
 
 
 @pytest.mark.parametrize("text", ["", "fast", "400 Gb/sec (4X NDR) and more"])
-def test_no_rate(text: str) -> None:
+def test_invalid_rate_is_an_error(text: str) -> None:
     assert {getattr(value, "status", "") for value in parse_rate(text)} == {"error"}
 
 
@@ -175,7 +175,7 @@ def test_no_rate(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["symbol_error", "link_downed", "VL15_dropped", "out_of_sequence", "np_cnp_sent"])
-def test_a_counter_that_rose(root: Path, name: str) -> None:
+def test_counter_affects_only_its_reading(root: Path, name: str) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), SCOPE): 3}
 
 
@@ -185,24 +185,24 @@ def test_data_counters_are_converted_to_bytes(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "end"),
+    ("name", "maximum"),
     [("symbol_error", 65535), ("link_downed", 255), ("local_link_integrity_errors", 15), ("port_xmit_wait", 2**32 - 1)],
 )
-def test_saturated_counter_is_an_error(root: Path, name: str, end: int) -> None:
-    assert changed(root, lambda root: links.set_counter(root, HCA, name, end - 1)) == {(name, SCOPE): end - 1}
-    fault = changed(root, lambda root: links.set_counter(root, HCA, name, end))
+def test_saturated_counter_is_an_error(root: Path, name: str, maximum: int) -> None:
+    assert changed(root, lambda root: links.set_counter(root, HCA, name, maximum - 1)) == {(name, SCOPE): maximum - 1}
+    fault = changed(root, lambda root: links.set_counter(root, HCA, name, maximum))
     assert getattr(fault.pop((name, SCOPE)), "status", "") == "error"
     assert fault == {}
 
 
 @pytest.mark.parametrize("text", [None, "N/A (no PMA)"])
-def test_a_counter_that_the_adapter_lacks(root: Path, text: str | None) -> None:
+def test_missing_counter_is_unsupported(root: Path, text: str | None) -> None:
     counter = links.port(root, HCA) / "counters/symbol_error"
 
-    def lack(_: Path) -> None:
+    def remove_counter(_: Path) -> None:
         counter.unlink() if text is None else counter.write_text(f"{text}\n")
 
-    fault = changed(root, lack)
+    fault = changed(root, remove_counter)
     assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
         ("symbol_error", SCOPE): "unsupported"
     }
@@ -218,18 +218,18 @@ def test_counters_are_marked_as_counters(root: Path) -> None:
 # ---- other machines ----
 
 
-def test_a_host_without_adapters_has_no_ports(tmp_path: Path) -> None:
+def test_host_without_adapters_has_no_ports(tmp_path: Path) -> None:
     assert readings(tmp_path) == {("port_count", "host"): 0}
 
 
-def test_an_adapter_that_is_gone(root: Path) -> None:
+def test_missing_adapter_has_no_readings(root: Path) -> None:
     (root / "sys/class/infiniband" / HCA).unlink()
     observed = readings(root)
     assert observed["port_count", "host"] == 2
     assert [key for key in observed if HCA in key[1]] == []
 
 
-def test_soft_roce_and_virtual_functions_are_left_out(root: Path) -> None:
+def test_soft_roce_and_virtual_functions_are_excluded(root: Path) -> None:
     links.write(root, "sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
     (links.pci(root, links.HCAS[0]) / "physfn").symlink_to("..")
     observed = readings(root)
@@ -237,7 +237,7 @@ def test_soft_roce_and_virtual_functions_are_left_out(root: Path) -> None:
     assert [key for key in observed if "rxe0" in key[1] or links.IB[0] in key[1]] == []
 
 
-def test_an_adapter_whose_ports_vanish_costs_its_own_only(root: Path) -> None:
+def test_adapter_without_ports_affects_only_its_ports(root: Path) -> None:
     shutil.rmtree(links.port(root, HCA).parent)
     observed = readings(root)
     assert observed["port_count", "host"] == 2

@@ -1,4 +1,4 @@
-"""The network collector over the /sys of a host with two NICs, among interfaces that are not NICs."""
+"""The network collector reads the /sys of a host with two NICs and with other interfaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NIC, SCOPE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return every reading by name, without `network.`, and scope."""
+    """Return (name without `network.`, scope) -> the reading."""
     return {
         (family.name.removeprefix("network."), scope(labels)): value
         for family in NetworkCollector(root, full_snapshot=full_snapshot).collect()
@@ -34,7 +34,7 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def write(root: Path, **files: object) -> None:
-    """Files of the NIC."""
+    """Write files of the NIC."""
     for name, text in files.items():
         (links.interface(root, NIC) / name).write_text(f"{text}\n")
 
@@ -45,7 +45,7 @@ def root() -> Iterator[Path]:
         yield root
 
 
-def test_a_healthy_nic_reads_in_full(root: Path) -> None:
+def test_healthy_nic_reports_all_readings(root: Path) -> None:
     assert {name: value for (name, location), value in readings(root).items() if location == SCOPE} == {
         "operstate": "up",
         "carrier": True,
@@ -66,13 +66,13 @@ def test_a_healthy_nic_reads_in_full(root: Path) -> None:
     }
 
 
-def test_only_nics_count(root: Path) -> None:
+def test_only_nics_are_counted(root: Path) -> None:
     observed = readings(root)
     assert observed["nic_count", "host"] == 2
     assert {location for _, location in observed} == {"host", SCOPE, f"nic={links.ROCE_INTERFACE}"}
 
 
-def test_scrape_leaves_out_constants(root: Path) -> None:
+def test_scrape_omits_constants(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"mtu", "driver", "address", "pci_address"}
 
@@ -80,12 +80,12 @@ def test_scrape_leaves_out_constants(root: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors"]
 )
-def test_errors(root: Path, name: str) -> None:
+def test_error_counter_affects_only_its_reading(root: Path, name: str) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
     assert fault == {(name, SCOPE): 4}
 
 
-def test_a_link_that_came_and_went(root: Path) -> None:
+def test_carrier_changes(root: Path) -> None:
     assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", SCOPE): 4}
 
 
@@ -94,7 +94,7 @@ def test_half_duplex(root: Path) -> None:
     assert fault == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
 
 
-def test_a_nic_without_a_cable_has_no_speed(root: Path) -> None:
+def test_nic_without_a_cable_has_no_speed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
     expected = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
     assert expected == {"operstate": "down", "carrier": False}
@@ -113,26 +113,26 @@ def test_disabled_nic_has_no_readings(root: Path) -> None:
     )
 
 
-def test_a_statistic_that_is_missing_is_an_error(root: Path) -> None:
+def test_missing_statistic_is_an_error(root: Path) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics/rx_errors").unlink())
     assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", SCOPE): "error"}
 
 
 @pytest.mark.parametrize(("text", "rate"), [("400000", 50e9), ("1000", 125e6), ("10", 1.25e6)])
-def test_speeds(text: str, rate: float) -> None:
+def test_speed_is_in_bytes_per_second(text: str, rate: float) -> None:
     assert parse_speed(text) == rate
 
 
 @pytest.mark.parametrize("text", ["-1", "0"])
-def test_no_speed(text: str) -> None:
+def test_unknown_speed_is_unsupported(text: str) -> None:
     assert getattr(parse_speed(text), "status", "") == "unsupported"
 
 
-# ---- interfaces that are left out ----
+# ---- excluded interfaces ----
 
 
 @pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])
-def test_left_out(root: Path, name: str) -> None:
+def test_interface_is_excluded(root: Path, name: str) -> None:
     device = links.pci(root, links.PLAIN_NIC)
     if name == "on USB":
         (device / "subsystem").unlink()
@@ -152,7 +152,7 @@ def test_left_out(root: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("state", "up"), [("up", 2), ("down", 1)])
-def test_bond_counts_its_interfaces_that_are_up(root: Path, state: str, up: int) -> None:
+def test_bond_counts_its_active_interfaces(root: Path, state: str, up: int) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
     observed = readings(root)
     assert {name: value for (name, location), value in observed.items() if location == "nic=bond0"} == {
@@ -161,7 +161,7 @@ def test_bond_counts_its_interfaces_that_are_up(root: Path, state: str, up: int)
     }
 
 
-def test_a_virtual_machine_has_a_nic_on_virtio(root: Path) -> None:
+def test_virtio_nic_of_a_virtual_machine(root: Path) -> None:
     nic = links.interface(root, NIC).resolve()
     below = nic.parents[1] / "virtio0"
     (below / "net").mkdir(parents=True)
@@ -180,10 +180,10 @@ def test_a_virtual_machine_has_a_nic_on_virtio(root: Path) -> None:
     }
 
 
-def test_a_host_without_interfaces(tmp_path: Path) -> None:
+def test_host_without_interfaces(tmp_path: Path) -> None:
     assert readings(tmp_path) == {("nic_count", "host"): 0}
 
 
-def test_this_machine_reads_without_errors() -> None:
+def test_local_machine_has_no_errors() -> None:
     observed = readings(Path("/"))
     assert [value for value in observed.values() if isinstance(value, Absent) and value.status == "error"] == []

@@ -1,4 +1,4 @@
-"""The pcie collector over the /sys of an HGX host: one fault, and what it changes."""
+"""The PCIe collector reads the /sys of an HGX host; each fault changes only its readings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORT = links.GPU_PORTS[1]
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return every reading by name and scope."""
+    """Return (name, scope) -> the reading."""
     collector = PcieCollector(root, full_snapshot=full_snapshot)
     return {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
 
@@ -40,15 +40,15 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
     return {key: value for key, value in after.items() if value != before[key]}
 
 
-def of(address: str, **values: Value) -> Readings:
+def device_readings(address: str, **values: Value) -> Readings:
     """Return readings of one device, by name with `__` for `.`."""
     return {(f"pcie.{name.replace('__', '.')}", f"pci={address}"): value for name, value in values.items()}
 
 
-def test_a_healthy_gpu_reads_in_full(root: Path) -> None:
+def test_healthy_gpu_reports_all_readings(root: Path) -> None:
     observed = {key: value for key, value in readings(root).items() if key[1] == f"pci={GPU}"}
     none = Absent(status="unsupported", reason="the device is in no IOMMU group")
-    assert observed == of(
+    assert observed == device_readings(
         GPU,
         generation=5,
         width=16,
@@ -93,7 +93,7 @@ def test_relevant_devices_are_identified() -> None:
     assert [key for key, value in observed.items() if isinstance(value, Absent) and ".iommu." not in key[0]] == []
 
 
-def test_scrape_reads_what_changes_and_snapshot_everything(root: Path) -> None:
+def test_scrape_omits_constants(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
@@ -106,30 +106,32 @@ def test_scrape_reads_what_changes_and_snapshot_everything(root: Path) -> None:
 # ---- links ----
 
 
-def test_a_lost_lane_narrows_the_link(root: Path) -> None:
+def test_link_with_fewer_lanes_is_narrowed(root: Path) -> None:
     fault = changed(root, lambda root: links.set_link(root, GPU, "current", width=8))
-    assert fault == of(GPU, width=8, narrowed=True)
+    assert fault == device_readings(GPU, width=8, narrowed=True)
 
 
-def test_a_slow_link_is_slowed(root: Path) -> None:
+def test_link_at_lower_speed_is_slowed(root: Path) -> None:
     fault = changed(root, lambda root: links.set_link(root, HCA, "current", speed="16.0"))
-    assert fault == of(HCA, generation=4, slowed=True)
+    assert fault == device_readings(HCA, generation=4, slowed=True)
 
 
-def test_a_port_that_can_do_less_is_no_fault_of_the_link(root: Path) -> None:
+def test_link_at_the_limit_of_its_port_is_not_degraded(root: Path) -> None:
     def riser(root: Path) -> None:
         links.set_link(root, PORT, "max", speed="16.0", width=8)
         links.set_link(root, GPU, "current", speed="16.0", width=8)
 
-    assert changed(root, riser) == of(GPU, generation=4, width=8, port__generation_max=4, port__width_max=8)
+    assert changed(root, riser) == device_readings(
+        GPU, generation=4, width=8, port__generation_max=4, port__width_max=8
+    )
 
 
-def test_drive_behind_a_slow_backplane_is_not_judged(root: Path) -> None:
+def test_drive_is_never_narrowed_or_slowed(root: Path) -> None:
     fault = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
-    assert fault == of(DRIVE, generation=3, width=2)
+    assert fault == device_readings(DRIVE, generation=3, width=2)
 
 
-def test_a_gpu_on_a_grace_cpu_has_no_link_to_judge(root: Path) -> None:
+def test_link_of_a_gpu_on_a_grace_cpu_is_unsupported(root: Path) -> None:
     def grace(root: Path) -> None:
         (links.pci(root, PORT) / "vendor").write_text("0x10de\n")
         links.set_link(root, GPU, "current", width=1)
@@ -140,7 +142,7 @@ def test_a_gpu_on_a_grace_cpu_has_no_link_to_judge(root: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_device_that_does_not_answer_is_an_error(root: Path) -> None:
+def test_unresponsive_device_is_an_error(root: Path) -> None:
     def lost(root: Path) -> None:
         (links.pci(root, GPU) / "current_link_speed").write_text("Unknown\n")
         links.set_link(root, GPU, "current", width=63)
@@ -158,12 +160,12 @@ def test_a_device_that_does_not_answer_is_an_error(root: Path) -> None:
 @pytest.mark.parametrize(
     ("speed", "number"), [("2.5 GT/s", 1), ("5 GT/s", 2), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)]
 )
-def test_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
+def test_generation_from_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
     assert parse_generation(speed) == number
 
 
 @pytest.mark.parametrize(("speed", "status"), [("Unknown", "unsupported"), ("", "unsupported"), ("3.0 GT/s", "error")])
-def test_no_speed(speed: str, status: str) -> None:
+def test_unknown_speed_has_no_generation(speed: str, status: str) -> None:
     value = parse_generation(speed)
     assert isinstance(value, Absent)
     assert value.status == status
@@ -193,19 +195,19 @@ def test_removed_device_is_no_longer_reported(root: Path) -> None:
 
 
 @pytest.mark.parametrize("severity", ["correctable", "nonfatal", "fatal"])
-def test_errors_of_either_end_are_counted_apart(root: Path, severity: str) -> None:
-    own = changed(root, lambda root: links.set_aer(root, GPU, severity, 3))
-    assert own == {(f"pcie.aer.{severity}", f"pci={GPU}"): 3}
+def test_errors_of_device_and_port_are_separate(root: Path, severity: str) -> None:
+    device = changed(root, lambda root: links.set_aer(root, GPU, severity, 3))
+    assert device == {(f"pcie.aer.{severity}", f"pci={GPU}"): 3}
     port = changed(root, lambda root: links.set_aer(root, PORT, severity, 7))
     assert port == {(f"pcie.port.aer.{severity}", f"pci={GPU}"): 7}
 
 
-def test_errors_are_counters(root: Path) -> None:
+def test_aer_errors_are_counters(root: Path) -> None:
     names = {family.name for family in PcieCollector(root, full_snapshot=True).collect() if family.counter}
     assert names == {f"pcie.{end}aer.{kind}" for end in ("", "port.") for kind in ("correctable", "nonfatal", "fatal")}
 
 
-def test_a_device_without_aer_is_unsupported(root: Path) -> None:
+def test_device_without_aer_is_unsupported(root: Path) -> None:
     fault = changed(root, lambda root: (links.pci(root, NVSWITCH) / "aer_dev_fatal").unlink())
     assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
         ("pcie.aer.fatal", f"pci={NVSWITCH}"): "unsupported"
@@ -213,7 +215,7 @@ def test_a_device_without_aer_is_unsupported(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "RxErr 4\n", "TOTAL_ERR_COR many\n"])
-def test_no_total(text: str) -> None:
+def test_missing_aer_total_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_total(text)
 
@@ -222,42 +224,46 @@ def test_no_total(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [GPU, PORT, links.HCA_PORTS[1]], ids=["above the device: nothing", "above the GPU", "above the adapter"]
+    "end", [GPU, PORT, links.HCA_PORTS[1]], ids=["GPU", "port above the GPU", "port above the adapter"]
 )
-def test_acs_on_the_way_between_gpu_and_adapter(root: Path, end: str) -> None:
+def test_acs_between_gpu_and_adapter_is_redirected(root: Path, end: str) -> None:
     fault = changed(root, lambda root: links.set_acs(root, end, links.ACS_KERNEL))
-    expected = {} if end == GPU else of(end, acs__enabled=True) | of(GPU, acs__redirected=True)
+    expected = (
+        {} if end == GPU else device_readings(end, acs__enabled=True) | device_readings(GPU, acs__redirected=True)
+    )
     assert fault == expected
 
 
-def test_acs_of_a_root_port_parts_nothing_below_one_switch(root: Path) -> None:
+def test_acs_of_a_root_port_does_not_redirect_traffic_below_one_switch(root: Path) -> None:
     fault = changed(root, lambda root: links.set_acs(root, links.ROOT_PORTS[1], links.ACS_KERNEL))
-    assert fault == of(links.ROOT_PORTS[1], acs__enabled=True)
+    assert fault == device_readings(links.ROOT_PORTS[1], acs__enabled=True)
 
 
 @pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])
-def test_acs_that_redirects_nothing(root: Path, control: int) -> None:
+def test_acs_without_redirection(root: Path, control: int) -> None:
     assert changed(root, lambda root: links.set_acs(root, PORT, control)) == {}
 
 
-def test_settings_that_are_not_the_default(root: Path) -> None:
-    def set_small(root: Path) -> None:
+def test_payload_and_read_request_sizes(root: Path) -> None:
+    def reduce_sizes(root: Path) -> None:
         (links.pci(root, HCA) / "config").write_bytes(links.config_space(payload=0, read=2))
 
-    assert changed(root, set_small) == of(HCA, max_payload=128, max_read_request=512)
+    assert changed(root, reduce_sizes) == device_readings(HCA, max_payload=128, max_read_request=512)
 
 
-def test_an_iommu_and_its_groups(root: Path) -> None:
+def test_iommu_group_and_type(root: Path) -> None:
     def isolate(root: Path) -> None:
         links.write(root, "sys/class/iommu/dmar0/name", "dmar0\n")
         links.write(root, "sys/kernel/iommu_groups/47/type", "identity\n")
         (links.pci(root, GPU) / "iommu_group").symlink_to("../../../kernel/iommu_groups/47")
 
     observed = changed(root, isolate)
-    assert observed == of(GPU, iommu__group=47, iommu__type="identity") | {("pcie.iommu.enabled", "host"): True}
+    assert observed == device_readings(GPU, iommu__group=47, iommu__type="identity") | {
+        ("pcie.iommu.enabled", "host"): True
+    }
 
 
-def test_reason_without_root_permission(root: Path) -> None:
+def test_settings_are_unsupported_without_root(root: Path) -> None:
     hidden = {(name, getattr(value, "status", "")) for (name, _), value in changed(root, links.as_unprivileged).items()}
     assert hidden == {
         (f"pcie.{name}", "unsupported")
@@ -268,13 +274,13 @@ def test_reason_without_root_permission(root: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_size_of_bar1() -> None:
+def test_largest_bar() -> None:
     old = "0xc5000000 0xc5ffffff 0x40200\n0x52000000000 0x52fffffffff 0x14220c\n0x0 0x0 0x0\n"
     assert largest_bar(old) == 64 * links.GIB
 
 
 @pytest.mark.parametrize("text", ["", "0x0 0x0 0x0\n", "0x0000 0xffff 0x20140204\n", "0xe000 0xe07f 0x40101\n"])
-def test_no_bar_has_an_address(text: str) -> None:
+def test_missing_memory_bar_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="no memory BAR"):
         largest_bar(text)
 
@@ -282,7 +288,7 @@ def test_no_bar_has_an_address(text: str) -> None:
 # ---- other machines ----
 
 
-def test_a_virtual_machine_lacks_much_and_nothing_is_wrong(tmp_path: Path) -> None:
+def test_virtual_machine_has_no_errors(tmp_path: Path) -> None:
     links.as_virtual_machine(tmp_path)
     observed = readings(tmp_path)
     assert observed["pcie.device_count", "host"] == 3
@@ -295,7 +301,7 @@ def test_a_virtual_machine_lacks_much_and_nothing_is_wrong(tmp_path: Path) -> No
     }  # fmt: skip
 
 
-def test_ports_of_a_virtual_machine_prove_nothing(root: Path) -> None:
+def test_links_of_a_virtual_machine_are_unsupported(root: Path) -> None:
     links.write(root, "proc/cpuinfo", "flags\t\t: fpu hypervisor\n")
     links.set_link(root, GPU, "current", width=8)
     links.set_acs(root, PORT, links.ACS_KERNEL)
@@ -305,12 +311,12 @@ def test_ports_of_a_virtual_machine_prove_nothing(root: Path) -> None:
     assert observed["pcie.width", f"pci={GPU}"] == 8
 
 
-def test_a_virtual_function_is_left_out(root: Path) -> None:
+def test_virtual_function_is_excluded(root: Path) -> None:
     (links.pci(root, links.ROCE_NIC) / "physfn").symlink_to("..")
     assert [key for key in readings(root) if key[1] == f"pci={links.ROCE_NIC}"] == []
 
 
-def test_a_machine_without_a_pci_bus(tmp_path: Path) -> None:
+def test_host_without_a_pci_bus(tmp_path: Path) -> None:
     observed = readings(tmp_path)
     assert list(observed) == [("pcie.device_count", "host")]
     assert re.search("no PCI bus", str(observed["pcie.device_count", "host"]))

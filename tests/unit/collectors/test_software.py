@@ -1,4 +1,4 @@
-"""Versions from files and programs, and whether they match."""
+"""The software collector reads versions from files and programs and compares them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collectors.software import SoftwareCollector, is_open_module, module_versio
 from tests.fakes import host
 
 Readings = dict[str, Value | Absent]
-PROPRIETARY = (
+PROPRIETARY_MODULE = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.216.03  Fri Oct 25 22:43:06 UTC 2024\nGCC version:  12\n"
 )
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
@@ -37,7 +37,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")))
 
 
-def test_a_host_reads_in_full(healthy: Readings) -> None:
+def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
     assert healthy == {
         "driver_module.version": host.DRIVER,
         "driver_module.open": True,
@@ -56,7 +56,7 @@ def test_a_host_reads_in_full(healthy: Readings) -> None:
     }
 
 
-def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
+def test_scrape_starts_no_program(tmp_path: Path) -> None:
     root = host.tree(tmp_path / "host")
     host.program(root / "usr/bin/nv-fabricmanager", f"touch {tmp_path}/started")
     names = readings(root, full_snapshot=False)
@@ -65,7 +65,7 @@ def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
-def test_libraries_that_were_upgraded_under_a_running_module(tmp_path: Path, healthy: Readings) -> None:
+def test_upgraded_library_does_not_match_the_loaded_module(tmp_path: Path, healthy: Readings) -> None:
     root = host.tree(tmp_path)
     (root / LIBRARY).unlink()
     (root / LIBRARY).symlink_to("libnvidia-ml.so.580.105.08")
@@ -75,7 +75,7 @@ def test_libraries_that_were_upgraded_under_a_running_module(tmp_path: Path, hea
     }
 
 
-def test_a_fabric_manager_of_another_version(tmp_path: Path, healthy: Readings) -> None:
+def test_fabric_manager_of_another_version_does_not_match(tmp_path: Path, healthy: Readings) -> None:
     root = host.tree(tmp_path)
     host.program(root / "usr/bin/nv-fabricmanager", "echo 'Fabric Manager version is : 570.86.15'")
     assert changed(healthy, readings(root)) == {
@@ -84,7 +84,7 @@ def test_a_fabric_manager_of_another_version(tmp_path: Path, healthy: Readings) 
     }
 
 
-def test_no_driver_is_no_mismatch(tmp_path: Path, healthy: Readings) -> None:
+def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> None:
     observed = changed(healthy, readings(host.tree(tmp_path, files={"proc/driver/nvidia/version": None})))
     none = Absent(status="unsupported", reason="no /proc/driver/nvidia/version")
     names = ("driver_module.version", "driver_module.open", "driver_library.matches", "fabric_manager.matches")
@@ -100,7 +100,7 @@ def test_no_driver_is_no_mismatch(tmp_path: Path, healthy: Readings) -> None:
         ({"usr/local/cuda/version.json": "[" * 100_000}, {"cuda_toolkit.version"}),
     ],
 )  # fmt: skip
-def test_a_broken_file_costs_its_own_readings_only(
+def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
 ) -> None:
     observed = changed(healthy, readings(host.tree(tmp_path, files=files)))
@@ -108,7 +108,7 @@ def test_a_broken_file_costs_its_own_readings_only(
     assert {value.status for value in observed.values() if isinstance(value, Absent)} == {"error"}
 
 
-def test_a_link_without_a_version_is_an_error(tmp_path: Path) -> None:
+def test_library_link_without_a_version_is_an_error(tmp_path: Path) -> None:
     root = host.tree(tmp_path)
     (root / LIBRARY).unlink()
     (root / LIBRARY).symlink_to("/opt/odd/libnvidia-ml.so")
@@ -117,13 +117,13 @@ def test_a_link_without_a_version_is_an_error(tmp_path: Path) -> None:
     assert absent.status == "error"
 
 
-def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
+def test_minimal_host_has_no_errors(tmp_path: Path) -> None:
     observed = readings(host.bare(tmp_path))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
     assert observed["os.id"] == "ubuntu"
 
 
-def test_this_machine_reads_without_an_error() -> None:
+def test_local_machine_has_no_errors() -> None:
     observed = readings(Path("/"))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
 
@@ -132,19 +132,19 @@ def test_this_machine_reads_without_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "reason"),
+    ("script", "reason"),
     [
         ("exit 3", "tool --version: exit code 3, no version in ''"),
         ("echo broken >&2; exit 1", "tool --version: exit code 1, no version in 'broken'"),
         ("exec sleep 10", "tool --version: no answer within 0.3 s"),
     ],
 )
-def test_program_without_a_version_is_an_error(tmp_path: Path, does: str, reason: str) -> None:
-    host.program(tmp_path / "usr/bin/tool", does)
+def test_program_without_a_version_is_an_error(tmp_path: Path, script: str, reason: str) -> None:
+    host.program(tmp_path / "usr/bin/tool", script)
     assert programs.program_version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
 
 
-def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
+def test_program_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     host.program(tmp_path / "usr/sbin/tool", "")
     (tmp_path / "usr/sbin/tool").write_bytes(os.urandom(16))
     expected = programs.program_version(tmp_path, "tool", r"version (\S+)")
@@ -152,7 +152,7 @@ def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     assert expected.status == "error"
 
 
-def test_no_program_is_no_error(tmp_path: Path) -> None:
+def test_missing_program_is_unsupported(tmp_path: Path) -> None:
     assert programs.program_version(tmp_path, "tool", "x") == Absent(status="unsupported", reason="no tool")
 
 
@@ -160,19 +160,19 @@ def test_no_program_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "opened"),
+    ("text", "version", "is_open"),
     [
         (host.FILES["proc/driver/nvidia/version"], host.DRIVER, True),
-        (PROPRIETARY, "535.216.03", False),
+        (PROPRIETARY_MODULE, "535.216.03", False),
         ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.65.06  Release Build\n", "580.65.06", True),
     ],
 )
-def test_the_kernel_module(text: str, version: str, opened: bool) -> None:
+def test_kernel_module_version_and_license(text: str, version: str, is_open: bool) -> None:
     assert module_version(text) == version
-    assert is_open_module(text) is opened
+    assert is_open_module(text) is is_open
 
 
-def test_the_toolkit() -> None:
+def test_cuda_toolkit_version() -> None:
     assert toolkit_version('{"cuda": {"version": "12.4.1"}, "nvcc": {"version": "12.4.131"}}') == "12.4.1"
 
 
@@ -183,27 +183,27 @@ def test_the_toolkit() -> None:
         ('VERSION_ID="9.4"\nID="rocky"\n', "ID", "rocky"),
     ],
 )
-def test_the_operating_system(text: str, key: str, value: str) -> None:
+def test_os_release_field(text: str, key: str, value: str) -> None:
     assert release_field(text, key) == value
 
 
-def test_an_operating_system_without_a_version() -> None:
+def test_missing_os_release_field() -> None:
     with pytest.raises(MissingError):
         release_field("ID=arch\n", "VERSION_ID")
 
 
-def test_a_library_that_links_to_the_link_with_the_version(tmp_path: Path) -> None:
+def test_chain_of_library_links_is_followed(tmp_path: Path) -> None:
     root = host.tree(tmp_path / "host")
     link = root / LIBRARY
     target = link.readlink()
-    elsewhere = root / "usr/local/nvidia/lib64/libnvidia-ml.so.1"
-    elsewhere.parent.mkdir(parents=True)
-    elsewhere.symlink_to(target)
+    intermediate = root / "usr/local/nvidia/lib64/libnvidia-ml.so.1"
+    intermediate.parent.mkdir(parents=True)
+    intermediate.symlink_to(target)
     link.unlink()
     link.symlink_to("/usr/local/nvidia/lib64/libnvidia-ml.so.1")
     assert readings(root)["driver_library.version"] == host.DRIVER
-    elsewhere.unlink()
-    elsewhere.symlink_to("libnvidia-ml.so.1")  # to itself
+    intermediate.unlink()
+    intermediate.symlink_to("libnvidia-ml.so.1")  # to itself
     lost = readings(root)["driver_library.version"]
     assert isinstance(lost, Absent)
     assert (lost.status, "names no version" in lost.reason) == ("error", True)

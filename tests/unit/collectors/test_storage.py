@@ -1,4 +1,4 @@
-"""Disks, arrays, file systems and the health log of NVMe disks, over a tree of /proc and /sys."""
+"""The storage collector reads disks, arrays, file systems and NVMe health logs from a tree of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def log(**fields: int) -> bytes:
 
 
 def space(path: Path) -> os.statvfs_result:
-    """100 blocks of 4 KiB, 40 of them free, 30 for users; 10 files, 6 and 5."""
+    """Return 100 blocks of 4 KiB (40 free, 30 available to users) and 10 inodes (6 free, 5 available)."""
     observed = SimpleNamespace(
         f_frsize=4096, f_bsize=1 << 20, f_blocks=100, f_bfree=40, f_bavail=30, f_files=10, f_ffree=6, f_favail=5
     )
@@ -47,7 +47,7 @@ def readings(
     read_log: Callable[[Path], bytes] = lambda _: log(),
     statvfs: Callable[[Path], os.statvfs_result] = space,
 ) -> Readings:
-    """`name scope` -> the reading."""
+    """Return `name scope` -> the reading."""
     collector = StorageCollector(root, full_snapshot=True, read_log=read_log, statvfs=statvfs)
     return {
         f"{family.name} {scope(labels)}": value for family in collector.collect() for labels, value in family.readings
@@ -64,9 +64,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")))
 
 
-def test_a_host_reads_in_full(healthy: Readings) -> None:
-    of_host = {name: value for name, value in healthy.items() if "disk=" not in name}
-    assert of_host == {
+def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
+    host_readings = {name: value for name, value in healthy.items() if "disk=" not in name}
+    assert host_readings == {
         "storage.disk.count host": 2,
         "storage.array.missing array=md0": 0,
         "storage.state.read_only host": False,
@@ -101,11 +101,11 @@ def test_a_host_reads_in_full(healthy: Readings) -> None:
     }  # fmt: skip
 
 
-def test_a_scrape_asks_no_disk(tmp_path: Path) -> None:
-    def never(path: Path) -> bytes:
+def test_scrape_reads_no_health_log(tmp_path: Path) -> None:
+    def fail(path: Path) -> bytes:
         raise AssertionError(path)
 
-    names = {family.name for family in StorageCollector(host.tree(tmp_path), read_log=never, statvfs=space).collect()}
+    names = {family.name for family in StorageCollector(host.tree(tmp_path), read_log=fail, statvfs=space).collect()}
     assert not [name for name in names if name.startswith(NVME)]
     assert {"storage.disk.online", "storage.array.missing", "storage.mount.errors", "storage.state.read_only"} < names
 
@@ -122,18 +122,18 @@ def test_a_scrape_asks_no_disk(tmp_path: Path) -> None:
         ({"sys/block/nvme0c1n1/device/state": "live\n"}, {}),
     ],
 )  # fmt: skip
-def test_one_difference_changes_its_own_readings_only(
+def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
 
 
-def test_a_disk_that_is_gone_is_not_counted(tmp_path: Path) -> None:
+def test_missing_disk_is_not_counted(tmp_path: Path) -> None:
     gone = {path: None for path in host.FILES if path.startswith("sys/block/nvme1n1/")}
     assert readings(host.tree(tmp_path, files=gone))["storage.disk.count host"] == 1
 
 
-def test_a_sata_disk(tmp_path: Path) -> None:
+def test_sata_disk_readings(tmp_path: Path) -> None:
     disk = "sys/block/sdb"
     files = {
         f"{disk}/device/state": "running",
@@ -151,7 +151,7 @@ def test_a_sata_disk(tmp_path: Path) -> None:
     assert f"{NVME}spare disk=sdb" not in observed
 
 
-def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
+def test_minimal_host_has_no_errors(tmp_path: Path) -> None:
     observed = readings(host.bare(tmp_path))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
     assert observed["storage.disk.count host"] == 0
@@ -160,14 +160,14 @@ def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
         assert isinstance(observed[name], Absent)
 
 
-def test_a_host_without_sys_and_proc_gives_errors(tmp_path: Path) -> None:
+def test_host_without_sys_and_proc_reports_errors(tmp_path: Path) -> None:
     observed = readings(tmp_path)
     assert all(isinstance(value, Absent) for value in observed.values())
     for name in ("storage.disk.count host", "storage.state.read_only host", "storage.mount.size host"):
         assert cast("Absent", observed[name]).status == "error", name
 
 
-def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Readings) -> None:
+def test_failed_statvfs_affects_only_its_mount(tmp_path: Path, healthy: Readings) -> None:
     def broken(path: Path) -> os.statvfs_result:
         if path.name == "scratch data":
             raise OSError(5, "Input/output error")
@@ -179,7 +179,7 @@ def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Readings) -
     assert changed(healthy, readings(host.tree(tmp_path), statvfs=broken)) == expected
 
 
-def test_this_machine_reads_without_an_error() -> None:
+def test_local_machine_has_no_errors() -> None:
     collector = StorageCollector(full_snapshot=not os.geteuid())
     reported = [value for family in collector.collect() for _, value in family.readings]
     assert [value for value in reported if isinstance(value, Absent) and value.status == "error"] == []
@@ -198,7 +198,7 @@ def test_this_machine_reads_without_an_error() -> None:
         ({"spare": 9}, "spare", 0.09),
     ],
 )
-def test_one_field_of_the_log(fields: dict[str, int], name: str, value: Value) -> None:
+def test_health_log_field_affects_only_its_reading(fields: dict[str, int], name: str, value: Value) -> None:
     before, after = parse_log(log()), parse_log(log(**fields))
     assert {key: observed for key, observed in after.items() if before[key] != observed} == {name: value}
 
@@ -218,7 +218,9 @@ def test_invalid_log_is_refused(page: bytes) -> None:
         (FileNotFoundError(2, "No such file"), "unsupported", "no /dev/nvme0n1 in this container"),
     ],
 )
-def test_a_disk_that_gives_no_log(tmp_path: Path, healthy: Readings, raised: OSError, status: str, reason: str) -> None:
+def test_missing_health_log_affects_only_its_disk(
+    tmp_path: Path, healthy: Readings, raised: OSError, status: str, reason: str
+) -> None:
     def read(path: Path) -> bytes:
         if path.name == "nvme0n1":
             raise raised
@@ -229,7 +231,7 @@ def test_a_disk_that_gives_no_log(tmp_path: Path, healthy: Readings, raised: OSE
     assert set(observed.values()) == {Absent(status=status, reason=reason)}
 
 
-def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> None:
+def test_blocked_disk_affects_only_its_health_log(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def read(path: Path) -> bytes:
@@ -262,7 +264,7 @@ def test_each_local_file_system_is_listed_once() -> None:
     ]
 
 
-def test_single_files_of_a_container_are_no_file_systems(tmp_path: Path) -> None:
+def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
     files = {
         "etc/hosts": "127.0.0.1 localhost\n",
         "proc/self/mountinfo": "1 0 0:50 / / rw - overlay overlay rw\n"

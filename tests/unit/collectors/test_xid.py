@@ -1,4 +1,4 @@
-"""XIDs and SXids in kernel logs: which lines count, how the log is read, and the verdict on each code."""
+"""The XID collector parses and counts XIDs and SXids in kernel logs, and the packs judge each code."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import ROOT, builders
 
-LOGS = ROOT / "tests" / "fakes" / "kmsg"
-FALLEN = "4,1203,91827364554,-;NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
-BOOT = "5,0,0,-;Linux version 6.8.0-45-generic\n"
-LATE = "6,7001,93000000000,-;eth0: link up\n"
+LOG_DIRECTORY = ROOT / "tests" / "fakes" / "kmsg"
+XID_79 = "4,1203,91827364554,-;NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+BOOT_LINE = "5,0,0,-;Linux version 6.8.0-45-generic\n"
+LATER_LINE = "6,7001,93000000000,-;eth0: link up\n"
 
 
 def readings(collector: XidCollector) -> dict[str, dict[str, object]]:
-    """Family -> scope -> value."""
+    """Return metric name -> scope -> value."""
     return {family.name: {scope(labels): value for labels, value in family.readings} for family in collector.collect()}
 
 
@@ -38,18 +38,18 @@ def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> di
     return readings(XidCollector(log, full_snapshot, commands))
 
 
-def reported(tmp_path: Path, *lines: str) -> Sequence[str]:
+def journal_command(tmp_path: Path, *lines: str) -> Sequence[str]:
     """Return a command that prints these lines, as the journal does."""
-    kept = tmp_path / "kept.txt"
-    kept.write_text("\n".join(lines))
-    return (sys.executable, "-c", f"print(open({str(kept)!r}).read())")
+    output = tmp_path / "journal.txt"
+    output.write_text("\n".join(lines))
+    return (sys.executable, "-c", f"print(open({str(output)!r}).read())")
 
 
 # ---- lines ----
 
 
-def test_the_time_of_a_line_is_read_in_every_form() -> None:
-    assert kernel_log.uptime(FALLEN) == 91827.364554
+def test_uptime_is_parsed_from_every_format() -> None:
+    assert kernel_log.uptime(XID_79) == 91827.364554
     assert kernel_log.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
     assert kernel_log.uptime("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00.0): 48") == 91827.364554
     assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
@@ -58,7 +58,7 @@ def test_the_time_of_a_line_is_read_in_every_form() -> None:
 @pytest.mark.parametrize(
     ("line", "result"),
     [
-        (FALLEN, ("0000:5d:00.0", "79")),
+        (XID_79, ("0000:5d:00.0", "79")),
         ("NVRM: Xid (PCI:0000:5D:00): 79, pid=1, GPU has fallen off the bus.", ("0000:5d:00.0", "79")),
         ("[  12.3] NVRM: Xid (PCI:0000:4c:00.0): 48, pid=1, An uncorrectable", ("0000:4c:00.0", "48")),
         ("[  12.3][ T1234] NVRM: Xid (PCI:0000:4c:00): 48, pid=1", ("0000:4c:00.0", "48")),
@@ -80,12 +80,12 @@ def test_the_time_of_a_line_is_read_in_every_form() -> None:
         ("", None),
     ],
 )
-def test_the_lines_that_are_an_xid(line: str, result: tuple[str, str] | None) -> None:
+def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> None:
     assert parse_xid(message(line)) == result
 
 
 @pytest.mark.parametrize(
-    ("said", "result"),
+    ("text", "result"),
     [
         ("20034, Fatal, Link 30 LTSSM Fault Up", ("yes", "20034")),
         ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", ("no", "12028")),
@@ -97,12 +97,12 @@ def test_the_lines_that_are_an_xid(line: str, result: tuple[str, str] | None) ->
         ("xyz, Fatal error", None),
     ],
 )
-def test_sxid_counts_once_with_its_severity(said: str, result: tuple[str, str] | None) -> None:
-    line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {said}"
+def test_sxid_counts_once_with_its_severity(text: str, result: tuple[str, str] | None) -> None:
+    line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {text}"
     assert parse_sxid(message(line)) == (result and ("0000:c1:00.0", *result))
 
 
-def test_addresses_are_spelt_as_sysfs_spells_them() -> None:
+def test_addresses_have_the_sysfs_form() -> None:
     assert sysfs_address("0000:5D:00") == "0000:5d:00.0"
     assert sysfs_address("0000:C1:00.0") == "0000:c1:00.0"
 
@@ -110,8 +110,8 @@ def test_addresses_are_spelt_as_sysfs_spells_them() -> None:
 # ---- the log ----
 
 
-def test_a_log_with_faults_is_counted_by_address_and_code() -> None:
-    result = read(LOGS / "faults.txt")
+def test_errors_are_counted_by_address_and_code() -> None:
+    result = read(LOG_DIRECTORY / "faults.txt")
     assert result["xid.last_seen"] == {"host": 93100.00009}
     assert result["xid.count"] == {
         "pci=0000:4c:00.0,xid=48": 1,
@@ -122,19 +122,19 @@ def test_a_log_with_faults_is_counted_by_address_and_code() -> None:
     assert result["xid.message"] == {"pci=0000:5d:00.0,message=fallen_off_the_bus": 1}
     assert result["sxid.last_seen"] == {"host": 94000.0}
     assert result["sxid.count"] == {"pci=0000:07:00.0,fatal=no,sxid=12028": 1}
-    assert result["xid.log_complete"] == {"host": False}  # its first record is number 812
+    assert result["xid.log_complete"] == {"host": False}  # the sequence number of its first record is 812
 
 
-def test_a_healthy_log_has_none() -> None:
-    assert {name: values for name, values in read(LOGS / "healthy.txt").items() if values} == {
+def test_healthy_log_has_no_errors() -> None:
+    assert {name: values for name, values in read(LOG_DIRECTORY / "healthy.txt").items() if values} == {
         "xid.last_seen": {"host": 0.0},
         "xid.log_complete": {"host": False},
         "sxid.last_seen": {"host": 0.0},
     }
 
 
-def test_three_lines_of_a_switch_are_one_error() -> None:
-    result = read(LOGS / "switch.txt")
+def test_three_lines_of_one_sxid_count_once() -> None:
+    result = read(LOG_DIRECTORY / "switch.txt")
     assert result["sxid.count"] == {
         "pci=0000:c1:00.0,fatal=yes,sxid=20034": 1,
         "pci=0000:c2:00.0,fatal=no,sxid=12021": 1,
@@ -148,7 +148,7 @@ def test_three_lines_of_a_switch_are_one_error() -> None:
 def test_fatal_nvlink_5_xids_are_counted_separately(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_text(
-        f"{BOOT}4,9,1,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x0)\n"
+        f"{BOOT_LINE}4,9,1,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x0)\n"
         "4,10,2,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x0)\n"
         "4,11,3,-;NVRM: Xid (PCI:0000:1c:00): 31, pid=7, name=a Fatal flaw, MMU Fault\n"
     )
@@ -158,15 +158,15 @@ def test_fatal_nvlink_5_xids_are_counted_separately(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", range(8100, 8200, 9))
-def test_a_line_across_two_reads_counts_once(tmp_path: Path, before: int) -> None:
+def test_line_across_two_reads_counts_once(tmp_path: Path, before: int) -> None:
     log = tmp_path / "kern.log"
-    log.write_text("x" * (before - 1) + "\n" + FALLEN)
+    log.write_text("x" * (before - 1) + "\n" + XID_79)
     assert read(log)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
 
 
-def test_a_log_that_is_not_utf8_is_still_read(tmp_path: Path) -> None:
+def test_log_with_invalid_utf8_is_read(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
-    log.write_bytes(b"\xff\xfe\n" + FALLEN.encode())
+    log.write_bytes(b"\xff\xfe\n" + XID_79.encode())
     assert read(log)["xid.last_seen"] == {"host": 91827.364554}
 
 
@@ -175,20 +175,20 @@ def test_scrapes_accumulate_counts(tmp_path: Path) -> None:
     os.mkfifo(log)
     writer = os.open(log, os.O_RDWR)
     try:
-        os.write(writer, BOOT.encode() + FALLEN.encode() * 3)
+        os.write(writer, BOOT_LINE.encode() + XID_79.encode() * 3)
         collector = XidCollector(log)
         first = readings(collector)
         assert (first["xid.count"], first["xid.log_complete"]) == ({"pci=0000:5d:00.0,xid=79": 3}, {"host": True})
         assert readings(collector) == first
-        os.write(writer, FALLEN.replace("91827", "91900").encode())
+        os.write(writer, XID_79.replace("91827", "91900").encode())
         assert readings(collector)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 4}
         assert readings(collector)["xid.last_seen"] == {"host": 91900.364554}
     finally:
         os.close(writer)
 
 
-def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> list[int]:
-    """Replace /dev/kmsg: each read gives the next of these answers. Return the closed descriptors."""
+def replace_kmsg(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> list[int]:
+    """Replace /dev/kmsg: each read returns or raises the next answer. Return the list of closed descriptors."""
 
     def read(descriptor: int, size: int) -> bytes:
         assert (descriptor, size) == (99, 8192)
@@ -205,17 +205,17 @@ def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> l
 
 @pytest.mark.parametrize("full_snapshot", [False, True])
 def test_overwritten_records_make_the_log_incomplete(monkeypatch: pytest.MonkeyPatch, full_snapshot: bool) -> None:
-    answers = [BOOT.encode(), FALLEN.encode(), BrokenPipeError(), FALLEN.encode(), BlockingIOError()]
-    closed = kernel(monkeypatch, answers)
+    answers = [BOOT_LINE.encode(), XID_79.encode(), BrokenPipeError(), XID_79.encode(), BlockingIOError()]
+    closed = replace_kmsg(monkeypatch, answers)
     result = read(Path("/dev/kmsg"), full_snapshot=full_snapshot)
     assert result["xid.count"] == {"pci=0000:5d:00.0,xid=79": 2}
     assert result["xid.log_complete"] == {"host": False}
     assert closed == ([99] if full_snapshot else [])
 
 
-def test_a_scrape_that_fails_begins_again_without_counting_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = [FALLEN.encode(), BlockingIOError()]
-    closed = kernel(monkeypatch, [*again, OSError(errno.EIO, "Input/output error"), *again])
+def test_scrape_after_an_error_does_not_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [XID_79.encode(), BlockingIOError()]
+    closed = replace_kmsg(monkeypatch, [*answers, OSError(errno.EIO, "Input/output error"), *answers])
     collector = XidCollector()
     assert readings(collector)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
     lost = readings(collector)
@@ -225,7 +225,7 @@ def test_a_scrape_that_fails_begins_again_without_counting_twice(monkeypatch: py
 
 
 @pytest.mark.parametrize("full_snapshot", [False, True])
-def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path, full_snapshot: bool) -> None:
+def test_unreadable_log_is_an_error_not_zero(tmp_path: Path, full_snapshot: bool) -> None:
     for log, why in (
         (tmp_path / "kmsg", "No such file or directory"),
         (tmp_path, "Is a directory"),
@@ -236,7 +236,7 @@ def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path, full_s
         assert result == dict.fromkeys(("xid.last_seen", "xid.log_complete", "sxid.last_seen"), absent)
 
 
-def test_a_refused_log_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -258,31 +258,31 @@ JOURNAL = (
 )
 
 
-def test_snapshot_adds_lost_records_of_the_journal_once(tmp_path: Path) -> None:
+def test_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
-    log.write_text(LATE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
-    result = read(log, reported(tmp_path, *JOURNAL), full_snapshot=True)
+    log.write_text(LATER_LINE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
+    result = read(log, journal_command(tmp_path, *JOURNAL), full_snapshot=True)
     assert result["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
     assert result["xid.log_complete"] == {"host": True}
 
 
-def test_a_scrape_starts_no_process(tmp_path: Path) -> None:
+def test_scrape_starts_no_process(tmp_path: Path) -> None:
     log, trace = tmp_path / "kmsg", tmp_path / "started"
-    log.write_text(LATE)
+    log.write_text(LATER_LINE)
     assert read(log, ("touch", str(trace)))["xid.log_complete"] == {"host": False}
     assert not trace.exists()
 
 
-def test_a_buffer_that_reaches_back_to_the_boot_is_enough(tmp_path: Path) -> None:
+def test_journal_is_not_read_if_the_buffer_is_complete(tmp_path: Path) -> None:
     log, trace = tmp_path / "kmsg", tmp_path / "started"
-    log.write_text(BOOT + LATE)
+    log.write_text(BOOT_LINE + LATER_LINE)
     assert read(log, ("touch", str(trace)), full_snapshot=True)["xid.log_complete"] == {"host": True}
     assert not trace.exists()
 
 
-def test_first_command_with_output_replaces_a_refused_buffer(tmp_path: Path) -> None:
-    none, fails = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit('not permitted')")
-    commands = (("no-such-program",), none, fails, reported(tmp_path, *JOURNAL[1:]))
+def test_first_command_with_output_replaces_an_unreadable_buffer(tmp_path: Path) -> None:
+    empty, failing = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit('not permitted')")
+    commands = (("no-such-program",), empty, failing, journal_command(tmp_path, *JOURNAL[1:]))
     result = read(tmp_path / "kmsg", *commands, full_snapshot=True)
     assert result["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
     assert result["xid.last_seen"] == {"host": 93000.5}
@@ -300,13 +300,13 @@ def test_error_names_the_commands_that_were_tried(tmp_path: Path) -> None:
 # ---- the judge ----
 
 PACKS = read_packs(())
-OURS = ("xid-", "sxid-")
+XID_CRITERIA = ("xid-", "sxid-")
 
 
 def judged(
     counts: Mapping[str, object], *, observed: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
 ) -> list[Verdict]:
-    """Return the verdicts on XIDs and SXids if both snapshots of h1 have these counts and times of the newest XID."""
+    """Return the XID and SXid verdicts on h1 if both snapshots have these counts; `observed` has the newest XID time of each."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -323,53 +323,53 @@ def judged(
         ]
     )
     verdicts = judge(plan, evidence | {"h1": Evidence(records=(replace(first, snapshots=taken), *rest))}, PACKS)
-    return [item for item in verdicts if item.host == "h1" and item.criterion.startswith(OURS)]
+    return [item for item in verdicts if item.host == "h1" and item.criterion.startswith(XID_CRITERIA)]
 
 
-def bad(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
-    """Return criterion, verdict, scope and serial of every verdict that is not a pass."""
+def not_passed(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Return (criterion, verdict, scope, serial) of every verdict that is not a pass."""
     return [(item.criterion, item.verdict, item.scope, item.serial) for item in verdicts if item.verdict != PASS]
 
 
-def test_a_gpu_that_fell_off_the_bus_fails_by_its_serial_with_the_action_of_the_catalogue() -> None:
+def test_xid_79_fails_with_serial_and_action() -> None:
     verdicts = judged({"pci=0000:01:00.0,xid=79": 1}, observed=(30.0, 30.0))
-    assert bad(verdicts) == [("xid-79", FAIL, "gpu=1,xid=79", "h1-1")]
+    assert not_passed(verdicts) == [("xid-79", FAIL, "gpu=1,xid=79", "h1-1")]
     (failed,) = (item for item in verdicts if item.verdict == FAIL)
     assert (failed.action, failed.value, failed.reason) == ("reboot", 1, "found 1, wanted = 0")
     assert "GPU has fallen off the bus" in failed.source
 
 
-def test_a_gpu_that_the_record_does_not_know_fails_by_its_address() -> None:
-    assert bad(judged({"pci=0000:5d:00.0,xid=79": 1})) == [("xid-79", FAIL, "pci=0000:5d:00.0,xid=79", "")]
+def test_unknown_gpu_fails_with_its_address() -> None:
+    assert not_passed(judged({"pci=0000:5d:00.0,xid=79": 1})) == [("xid-79", FAIL, "pci=0000:5d:00.0,xid=79", "")]
 
 
 @pytest.mark.parametrize(
     "code", ["13", "31", "43", "45", "63", "68", "92", "93", "94", "121", "137", "149", "154", "999"]
 )
-def test_a_code_from_before_the_run_that_needs_no_repair_is_no_fault(code: str) -> None:
-    assert bad(judged({f"pci=0000:01:00.0,xid={code}": 3}, observed=(30.0, 30.0))) == []
+def test_harmless_code_before_the_run_passes(code: str) -> None:
+    assert not_passed(judged({f"pci=0000:01:00.0,xid={code}": 3}, observed=(30.0, 30.0))) == []
 
 
 @pytest.mark.parametrize("code", ["13", "43", "63", "999"])
-def test_any_code_during_the_run_is(code: str) -> None:
+def test_any_code_during_the_run_fails(code: str) -> None:
     verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, observed=(0.0, 91827.4))
-    assert bad(verdicts) == [("xid-during-run", FAIL, "host", "")]
+    assert not_passed(verdicts) == [("xid-during-run", FAIL, "host", "")]
 
 
-def test_a_log_without_errors_passes_because_it_was_read() -> None:
+def test_log_without_errors_passes() -> None:
     assert [(item.criterion, item.verdict) for item in judged({})] == [("xid-during-run", PASS)]
 
 
 @pytest.mark.parametrize(
     "observed", [("error: refused", "error: refused"), (0.0, "error: refused"), ("error: refused", 0.0)]
 )
-def test_a_log_that_could_not_be_read_is_no_pass(observed: Sequence[float | str]) -> None:
-    assert bad(judged({}, observed=observed)) == [("xid-during-run", INCONCLUSIVE, "host", "")]
+def test_unreadable_log_is_inconclusive(observed: Sequence[float | str]) -> None:
+    assert not_passed(judged({}, observed=observed)) == [("xid-during-run", INCONCLUSIVE, "host", "")]
 
 
-def test_fatal_errors_of_nvlink_5_fail_and_others_do_not() -> None:
+def test_fatal_nvlink_5_xid_fails() -> None:
     counts = {"pci=0000:01:00.0,xid=149": 1}
-    assert bad(judged(counts, name="xid.fatal")) == [("xid-149-fatal", FAIL, "gpu=1,xid=149", "h1-1")]
+    assert not_passed(judged(counts, name="xid.fatal")) == [("xid-149-fatal", FAIL, "gpu=1,xid=149", "h1-1")]
 
 
 @pytest.mark.parametrize(
@@ -387,14 +387,14 @@ def test_fatal_errors_of_nvlink_5_fail_and_others_do_not() -> None:
 def test_fatal_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
     location = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
     expected = [(criterion, FAIL, location, "")] if criterion else []
-    assert bad(judged({location: 2}, name="sxid.count")) == expected
+    assert not_passed(judged({location: 2}, name="sxid.count")) == expected
 
 
 @pytest.mark.parametrize(
     "item", [item for item in read_pack("xid").criteria if item.where and "xid" in item.where], ids=lambda item: item.id
 )
-def test_each_code_is_judged_by_its_own_criterion_alone(item: Criterion) -> None:
+def test_each_code_fails_only_its_criterion(item: Criterion) -> None:
     code = str(item.where["xid"])
     verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, name=item.name)
-    assert [result[0] for result in bad(verdicts)] == [item.id]
+    assert [result[0] for result in not_passed(verdicts)] == [item.id]
     assert re.search(rf"\b{code}\b", item.source)
