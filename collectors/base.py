@@ -18,7 +18,7 @@ Value = float | int | bool | str
 HOST: Labels = {}
 """Labels of a reading of the whole host."""
 IDENTITY = frozenset({"uuid"})
-"""Labels of Prometheus series that a record keeps once, in its list of GPUs."""
+"""Labels of Prometheus series; a record stores them once, in its list of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class Collector(Protocol):
 
 
 def scope(labels: Labels) -> str:
-    """Return the scope as a record spells it: `gpu=0,link=3`, or `host`. Identity labels are not part of a scope.
+    """Return the scope in the form of a record: `gpu=0,link=3`, or `host`. Identity labels are not part of a scope.
 
-    Characters that a scope cannot have, such as the `/` of a path, become `_`.
+    Replace characters that a scope cannot contain, e.g. the `/` of a path, with `_`.
     """
     parts = [f"{key}={re.sub(r'[^A-Za-z0-9_.:-]', '_', value)}" for key, value in labels.items() if key not in IDENTITY]
     return ",".join(parts) or "host"

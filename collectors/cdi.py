@@ -27,7 +27,7 @@ def device_names(specification: str) -> list[str]:
 
 
 def specification_kind(specification: str) -> str:
-    """Return the kind, such as `nvidia.com/gpu`, or an empty string."""
+    """Return the kind, e.g. `nvidia.com/gpu`, or an empty string."""
     match = re.search(r"(?:^|[{,])\s*\"?kind\"?:\s*\"?([\w./-]+)", specification, re.MULTILINE)
     return match.group(1) if match else ""
 

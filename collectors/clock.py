@@ -20,7 +20,7 @@ _SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 @dataclass(frozen=True, kw_only=True)
 class ClockState:
-    """The kernel's view of its own clock (adjtimex(2)), in seconds."""
+    """State of the kernel clock from adjtimex(2), in seconds."""
 
     offset: float
     error_max: float

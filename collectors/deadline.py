@@ -17,7 +17,7 @@ the CPU time, and the driver serves one call after the other anyway."""
 
 
 class PendingCall(threading.Thread, Generic[T]):
-    """A call in a thread of its own. The thread is a daemon: a call that never returns must not keep the process alive."""
+    """A call in a separate daemon thread. A call that never returns does not keep the process alive."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         super().__init__(daemon=True)
@@ -39,12 +39,12 @@ def call_with_deadline(
     deadline_s: float,
     stuck: MutableMapping[K, PendingCall[Any]] | None = None,
 ) -> dict[K, T | Absent]:
-    """Return the result of each function, or the reason why there is none.
+    """Return the result of each function, or an `Absent` with the reason for its failure.
 
     Args:
-        functions: by what they read, e.g. the index of a GPU.
-        deadline_s: for all of them together.
-        stuck: calls that are past their deadline; the caller keeps it from one use to the next. A function whose earlier call
+        functions: key (e.g. the index of a GPU) -> function.
+        deadline_s: shared by all functions.
+        stuck: calls past their deadline; pass the same dictionary every time. A function whose earlier call
             still runs is not called again.
     """
     stuck = {} if stuck is None else stuck

@@ -16,7 +16,7 @@ from collectors.pcie.device import NVSWITCH, PciBus
 
 MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 _COMM_LENGTH = 15
-"""The kernel keeps that many characters of a process's name."""
+"""Length to which the kernel truncates process names."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _MANAGER_PID = "run/nvidia-fabricmanager/nv-fabricmanager.pid"
 _SWITCHES = "proc/driver/nvidia-nvswitch/devices"
@@ -108,7 +108,7 @@ class FabricCollector:
         return False
 
     def _is_in_container(self) -> bool:
-        """Return whether this process is in a PID namespace of its own, with its own process 1."""
+        """Return whether this process is in a child PID namespace, e.g. of a container."""
         try:
             return self._files.target("proc/self/ns/pid") != _FIRST_PID_NAMESPACE
         except OSError:

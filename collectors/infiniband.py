@@ -184,7 +184,7 @@ def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
 
 
 def parse_counter(text: str, bits: int) -> Value | Absent:
-    """Return a counter of that many bits; an error at its maximum, where it hides later events. Raises ValueError."""
+    """Return the value of a saturating counter; an error at its maximum, where later events are lost. Raises ValueError."""
     if not text[:1].isdigit():
         return Absent.unsupported(f"{_NO_COUNTER}: {text or 'empty'}")  # N/A (no PMA)
     number = parse_natural(text)

@@ -1,4 +1,4 @@
-"""The kernel log: the ring buffer, and the older records that journald or dmesg has kept. Collectors use this module."""
+"""Read the kernel log: the ring buffer, and older records from journald or dmesg."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _FIRMWARE = {
     "host.bios.version": ("bios_version", "Version of the host's firmware"),
 }
 PERSISTENCE_DAEMON = "nvidia-persistenced"[:15]
-"""The kernel keeps 15 characters of a program's name."""
+"""The kernel truncates program names to 15 characters."""
 
 
 def health(files: Files) -> Iterable[Family]:

@@ -42,7 +42,7 @@ class GpuReadings:
 
 @dataclass(kw_only=True)
 class CachedGpu:
-    """Values of the GPU with this UUID that an exporter keeps from one scrape to the next."""
+    """Values of the GPU with this UUID that an exporter caches between scrapes."""
 
     uuid: str
     constants: dict[str, Value | Absent] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class CachedGpu:
 
 
 class NvmlCollector:
-    """Reads every GPU, each in a thread of its own.
+    """Reads every GPU in a separate thread.
 
     Args:
         devices: the NVML indices to read; default: all.
         full_snapshot: read everything again, slow getters included.
-        deadline_s: for all GPUs together.
+        deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, which saves the 50 ms of opening it. Only then are GPM counters read.
     """
 
@@ -110,7 +110,7 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Close NVML, and with it the devices, unless a call is pending or a sample is held."""
+        """Close NVML and its devices, unless a call is pending or a GPM sample is allocated."""
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:
             self._open_count -= 1

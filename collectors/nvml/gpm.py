@@ -53,7 +53,7 @@ GpmValues = Mapping[str, Value | Absent]
 
 
 class GpmCounters:
-    """The newest sample of one GPU. NVML owns its memory, so that the library must stay open while a sample is held."""
+    """The newest sample of one GPU. NVML owns its memory: the library must stay open while a sample is allocated."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class GpmCounters:
 
     @property
     def has_sample(self) -> bool:
-        """Whether a sample is held."""
+        """Whether a sample is allocated."""
         return self._previous is not None
 
     def read(self, gpu: Gpu) -> GpmValues:

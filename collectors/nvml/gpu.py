@@ -33,7 +33,7 @@ class Gpu:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.missing_fields: set[int] = set()
-        """NVLink fields that the part does not have; kept from one collection to the next."""
+        """NVLink fields that the part does not have, cached between collections."""
         self._answers: dict[Hashable, Any] = {}
 
     def without_cache(self) -> Gpu:

@@ -37,7 +37,7 @@ THROTTLE_ACTIVE = ReadingKind("gpu.throttle.active", "1", False, "Clocks are thr
 THROTTLE_TIME = ReadingKind("gpu.throttle.time", "s", True, "Time for which clocks were throttled for this reason",
                             tuple({"reason": reason} for reason in (*THROTTLE_TIMES, ANY_THERMAL)))  # fmt: skip
 Sample = tuple[str, Labels, Value | Absent]
-"""Name, labels beside the GPU's own, value."""
+"""Name, labels in addition to those of the GPU, value."""
 
 
 SLOW_KINDS = (
@@ -67,7 +67,7 @@ def read_uuid(gpu: Gpu) -> str | Absent:
 
 
 def read_samples(gpu: Gpu, full_snapshot: bool, constants: MutableMapping[str, Value | Absent]) -> Iterator[Sample]:
-    """Yield the samples of one GPU; slow ones only in a full snapshot. Values that never change are kept in `constants`."""
+    """Yield the samples of one GPU; slow ones only in a full snapshot. Values that never change are cached in `constants`."""
     yield UUID.name, {}, read_uuid(gpu)
     for row in GPU_READINGS:
         if row.pace in (SLOW, SNAPSHOT_ONLY) and not full_snapshot:

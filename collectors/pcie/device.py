@@ -57,7 +57,7 @@ def identify(files: Files, address: str) -> Device | None:
     path = f"{PCI_DEVICES}/{address}"
     kind = device_kind(files.text(f"{path}/class"), files.text(f"{path}/vendor"))
     if not kind or files.exists(f"{path}/physfn"):
-        return None  # a virtual function has no link of its own
+        return None  # a virtual function shares the link of its physical function
     above = pci_addresses(files.target(path))[:-1]
     port_vendor = files.text(f"{PCI_DEVICES}/{above[-1]}/vendor") if above else ""
     is_coherent = kind == GPU and port_vendor == NVIDIA
