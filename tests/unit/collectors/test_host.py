@@ -156,7 +156,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
              reason="/sys/class/dmi/id/product_serial: placeholder in the firmware: 'To Be Filled By O.E.M.'")}),
     ],
 )  # fmt: skip
-def test_one_difference_changes_its_own_readings_only(
+def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files), full_snapshot=True)) == change

@@ -129,8 +129,8 @@ def test_changed_file_affects_only_its_readings(
 
 
 def test_missing_disk_is_not_counted(tmp_path: Path) -> None:
-    gone = {path: None for path in host.FILES if path.startswith("sys/block/nvme1n1/")}
-    assert readings(host.tree(tmp_path, files=gone))["storage.disk.count host"] == 1
+    missing = {path: None for path in host.FILES if path.startswith("sys/block/nvme1n1/")}
+    assert readings(host.tree(tmp_path, files=missing))["storage.disk.count host"] == 1
 
 
 def test_sata_disk_readings(tmp_path: Path) -> None:

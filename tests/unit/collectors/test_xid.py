@@ -241,9 +241,9 @@ def test_permission_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> N
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(kernel_log.os, "open", refused)
-    (why,) = read(Path("/dev/kmsg"))["xid.last_seen"].values()
-    assert isinstance(why, Absent)
-    assert why.reason == (
+    (absent,) = read(Path("/dev/kmsg"))["xid.last_seen"].values()
+    assert isinstance(absent, Absent)
+    assert absent.reason == (
         "/dev/kmsg: Operation not permitted: run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
     )
 
@@ -290,9 +290,9 @@ def test_first_command_with_output_replaces_an_unreadable_buffer(tmp_path: Path)
 
 
 def test_error_names_the_commands_that_were_tried(tmp_path: Path) -> None:
-    (why,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), full_snapshot=True)["xid.last_seen"].values()
-    assert isinstance(why, Absent)
-    assert why.reason.endswith(
+    (absent,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), full_snapshot=True)["xid.last_seen"].values()
+    assert isinstance(absent, Absent)
+    assert absent.reason.endswith(
         "kmsg: No such file or directory; neither no-such-program nor true returned the kernel log"
     )
 
