@@ -10,9 +10,9 @@ from fleet.judge.criteria import read_pack
 from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
 from schemas.catalogue import BENCHMARKS, DURATION
-from schemas.plans import Plan
+from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
-from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot
+from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Snapshot
 
 NONCE = "0123456789abcdef" * 2
 WHEN = "2026-11-21T04:00:00Z"
@@ -95,6 +95,9 @@ EXTRA_PARAMS = {"host_copy.bandwidth": {"numa": "local"}, "dataloader.sufficienc
 """Parameters that benchmarks report in addition to those of the plan."""
 
 
+SOFTWARE = {"torch": "2.11.0", "nccl": "2.28.9"}
+
+
 def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
     """Return an inventory of hosts, each with an address and the same variables."""
     return {
@@ -174,7 +177,16 @@ def optional_readings(devices: range, exported: set[str]) -> list[Metric]:
     return list(metrics.values())
 
 
-def launch(stage: str, members: tuple[str, ...], outcome: str = "finished", reason: str = "") -> Launch:
+def ranks(number: int, first: int = 0) -> tuple[Rank, ...]:
+    """Return the ranks of one host, all of which ended well."""
+    return tuple(
+        Rank(rank=first + index, local_rank=index, phase="end", exit_code=0, log_tail="") for index in range(number)
+    )
+
+
+def launch(
+    stage: str, members: tuple[str, ...], outcome: str = "finished", reason: str = "", *, devices: int = 1
+) -> Launch:
     """Return a launch with its outcome."""
     return Launch(
         stage=stage,
@@ -184,7 +196,7 @@ def launch(stage: str, members: tuple[str, ...], outcome: str = "finished", reas
         began=WHEN,
         duration_s=1.0,
         deadline_s=600.0,
-        ranks=(),
+        ranks=ranks(devices) if outcome == "finished" else (),
         log_tail="",
     )
 
@@ -200,12 +212,17 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
             unit=_unit(item.name),
             status=MEASURED,
             value=_value(item.name, item.params),
-            params={"world_size": 4, **EXTRA_PARAMS.get(item.name, {}), **item.params},
+            params={**_world(of, planned, stage), **EXTRA_PARAMS.get(item.name, {}), **item.params},
         )
         for item in of.expected_of(planned)
         if item.stage == stage
         for scope in of.scopes_of(planned, item)
     ]
+
+
+def _world(of: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
+    """Return the number of ranks that take part in a stage, as a parameter."""
+    return {"world_size": of.ranks(of.gangs()[host.gang]) if stage == "gang" else len(host.devices)}
 
 
 @cache
@@ -238,10 +255,14 @@ def records(of: Plan, host: str) -> tuple[Record, ...]:
     alone = Record(
         **common,
         gpus=gpus,
-        software={"torch": "2.11.0", "nccl": "2.28.9"},
-        snapshots=(snapshot(devices), snapshot(devices, stage="benchmark", phase="after")),
+        software=SOFTWARE,
+        snapshots=(
+            snapshot(devices),
+            snapshot(devices, stage="benchmark"),
+            snapshot(devices, stage="benchmark", phase="after"),
+        ),
         observations=tuple(results(of, host, "benchmark")),
-        launches=(launch("benchmark", (host,)),),
+        launches=(launch("benchmark", (host,), devices=len(devices)),),
     )
     if not planned.gang:
         return (alone,)
@@ -250,9 +271,10 @@ def records(of: Plan, host: str) -> tuple[Record, ...]:
         **common,
         gang=planned.gang,
         gpus=gpus,
-        snapshots=(snapshot(devices, stage="gang", phase="after"),),
+        software=SOFTWARE,
+        snapshots=(snapshot(devices, stage="gang"), snapshot(devices, stage="gang", phase="after")),
         observations=tuple(results(of, host, "gang")),
-        launches=(launch("gang", members),),
+        launches=(launch("gang", members, devices=len(devices)),),
     )
     return (alone, together)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge import expectations
+from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
@@ -140,6 +141,7 @@ def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[V
     yield from expectations.unmeasured_gpus(view)
     yield from judge_soak(view)
     yield from judge_presence(view)
+    yield from contradictions(view)
 
 
 def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:

@@ -194,8 +194,8 @@ def _record(
 
 
 def _selected(snapshots: Snapshots, readings: str) -> Snapshots:
-    """Return every snapshot, or the first and the last, which suffice for counters, if only judged readings are wanted."""
-    return snapshots if readings == ALL else [*dict.fromkeys([snapshots[0], snapshots[-1]])]
+    """Return every snapshot, or only those that every record must have if only judged readings are wanted."""
+    return snapshots if readings == ALL else [item for item in snapshots if item[1] != "during"]
 
 
 def _at(seconds: float) -> Placeholder:

@@ -219,7 +219,7 @@ def test_first_last_and_failed_launches_are_kept() -> None:
     for number in range(1, 400):
         outcome = "failed" if number in (50, 60) else "finished"
         kept = select_launches(
-            [*kept, replace(builders.launch(SOAK, ("h1",), outcome), number=number, log_tail="x" * 4000)]
+            [*kept, replace(builders.launch(SOAK, ("h1",), outcome, devices=2), number=number, log_tail="x" * 4000)]
         )
     assert [launch.number for launch in kept] == [1, 50, 60, 397, 398, 399]
     assert [bool(launch.log_tail) for launch in kept] == [False, True, True, False, False, False]
@@ -280,7 +280,7 @@ def run_rounds(run: SoakRun, measure: Round, outcome: str = "finished", step_s: 
         observations = measure(run, number)
         run._base_s += step_s
         launched = replace(
-            builders.launch(SOAK, ("h1",), outcome, "" if outcome == "finished" else "why"), number=number
+            builders.launch(SOAK, ("h1",), outcome, "" if outcome == "finished" else "why", devices=2), number=number
         )
         return run.append(observations=observations, launches=[launched])
 
@@ -349,7 +349,7 @@ def test_killed_host_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
-    run.append(launches=[builders.launch(SOAK, ("h1",))])
+    run.append(launches=[builders.launch(SOAK, ("h1",), devices=2)])
     run._base_s = 160.0
     run.recorder.add_value(160, "gpu.power", "gpu=0", "W", 690.0)
     run.write_checkpoint()
@@ -403,7 +403,7 @@ def test_failed_rounds_in_a_row_end_the_soak_until_it_is_reopened(tmp_path: Path
 def test_finished_round_with_an_invalid_result_is_failed(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "1h")
     run.start()
-    launch = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON")
+    launch = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON", devices=2)
     run.append(launches=[replace(launch, number=1)])
     assert (run.state.finished, run.state.failed) == (0, 1)
 
@@ -437,7 +437,7 @@ def test_recorded_round_is_counted_once_after_a_kill(tmp_path: Path) -> None:
     number = run.begin_round()
     wrong_words = measurement(3, "integrity.wrong_words", pattern="random")
     work = write_rank_results(run, wrong_words)
-    run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",)), number=number)])
+    run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",), devices=2), number=number)])
     resumed = SoakRun(run.directory, "h1")  # killed before the work was cleared
     assert resumed.salvage_round(work) == ""
     assert not work.exists()
@@ -465,7 +465,7 @@ def test_live_document_has_the_progress_of_the_soak(tmp_path: Path) -> None:
     run = begin_soak(tmp_path / "runs", "10m")
     run.start()
     run._base_s = 150.0
-    run.append(observations=measure_good(run, 1), launches=[builders.launch(SOAK, ("h1",))])
+    run.append(observations=measure_good(run, 1), launches=[builders.launch(SOAK, ("h1",), devices=2)])
     document = build_document(run)
     documents.validate({**document, "written": 0}, "live", source="live.json")
     stage = next(one for one in document["stages"] if one["name"] == SOAK)
@@ -520,7 +520,7 @@ run = SoakRun(directory, "h1")
 
 def launch(number, span):
     time.sleep(1.2)
-    return run.append(launches=[builders.launch(SOAK, ("h1",))])
+    return run.append(launches=[builders.launch(SOAK, ("h1",), devices=2)])
 
 record = run_soak(run, launch, collectors.build_collectors([0, 1, 2, 3], root=directory), lambda line: None)
 print(json.dumps(to_json(record)["soak"]))
@@ -561,7 +561,7 @@ def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[st
         alone = replace(
             alone,
             observations=tuple(builders.results(plan, host.name, SOAK)),
-            launches=(builders.launch(SOAK, (host.name,)),),
+            launches=(builders.launch(SOAK, (host.name,), devices=2),),
             soak=Soak(
                 began=builders.WHEN, planned_s=DAY, soaked_s=DAY, finished=288, ended="2026-11-22T04:00:00Z",
                 ended_by="time", timeline=recorder.timeline(),
@@ -664,7 +664,7 @@ def with_h1(evidence: Any, **changes: Any) -> Any:
 @pytest.mark.parametrize(("outcome", "reason"), [("failed", "rank 1 crashed"), ("finished", "no result of rank 1")])
 def test_failed_launch_is_inconclusive_whatever_the_counters(plan: Plan, outcome: str, reason: str) -> None:
     evidence = evidence_of_soak(plan)
-    failed = replace(builders.launch(SOAK, ("h1",), outcome, reason), number=7)
+    failed = replace(builders.launch(SOAK, ("h1",), outcome, reason, devices=2), number=7)
     result = unpassed(plan, with_h1(evidence, launches=(failed, *evidence["h1"].records[0].launches)))
     assert [(item.host, item.name, item.verdict, item.reason) for item in result] == [
         ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not finish: round 7: {reason}")

@@ -13,6 +13,9 @@ from schemas.reports import FAIL, Verdict
 from schemas.waivers import Waiver
 from tests import builders
 
+SNAPSHOTS = (("preflight", "before"), ("benchmark", "before"), ("benchmark", "after"))
+"""Stage and phase of the snapshots of a host that was measured alone."""
+
 
 def one_figure_plan(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
     """Return a plan that expects one figure per GPU: `memory.bandwidth` of a copy."""
@@ -35,7 +38,7 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -
     devices = range(len(plan.host(host).devices))
     snapshots = [
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
-        for at, (stage, phase) in enumerate((("preflight", "before"), ("benchmark", "after")))
+        for at, (stage, phase) in enumerate(SNAPSHOTS)
     ]
     fields: dict[str, Any] = {
         "run_id": plan.run_id,
@@ -47,7 +50,8 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -
         "gpus": tuple(builders.gpu(host, index) for index in devices),
         "snapshots": tuple(snapshots),
         "observations": tuple(builders.results(plan, host, "benchmark")),
-        "launches": (builders.launch("benchmark", (host,)),),
+        "software": builders.SOFTWARE,
+        "launches": (builders.launch("benchmark", (host,), devices=len(devices)),),
     }
     return Evidence(records=(Record(**{**fields, **over}),))
 

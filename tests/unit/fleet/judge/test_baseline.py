@@ -262,7 +262,7 @@ def part_baseline(part: str, name: str, *figures: Level, **over: Any) -> PartBas
     )
 
 
-COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 4})
+COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 1})
 HOST, GPU = part_baseline("host", "h1"), part_baseline("gpu", "h1-0", COPY)
 ASKED = baseline_criterion(fraction=0.9)
 

@@ -11,7 +11,7 @@ import pytest
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.judge import Evidence, judge
 from schemas.catalogue import BENCHMARKS
-from schemas.records import Metric, Observation, Rank, Snapshot
+from schemas.records import Metric, Observation, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
 
@@ -329,7 +329,7 @@ def test_only_an_xid_during_the_run_fails() -> None:
                     for metric in snapshot.metrics
                 ),
             )
-            for snapshot, when in zip(first.snapshots, times, strict=True)
+            for snapshot, when in zip(first.snapshots, (times[0], *times), strict=True)
         )
         return Evidence(records=(replace(first, snapshots=taken), *rest))
 
@@ -355,9 +355,9 @@ def test_run_without_a_final_snapshot_does_not_pass() -> None:
     evidence = builders.evidence(plan)
     first, gang = evidence["h1"].records
     evidence["h1"] = Evidence(records=(first, replace(gang, snapshots=())))
-    assert [(item.host, item.name, item.verdict) for item in findings(plan, evidence)] == [
+    assert {(item.host, item.name, item.verdict) for item in findings(plan, evidence)} == {
         ("h1", "stage.gang", INCONCLUSIVE)
-    ]
+    }
 
 
 def test_reading_that_disappears_does_not_pass() -> None:
@@ -595,6 +595,11 @@ def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
     ]
 
 
+def of_ranks(number: int, observations: Sequence[Observation]) -> tuple[Observation, ...]:
+    """Return the observations as measured by this number of ranks."""
+    return tuple(replace(item, params={**item.params, "world_size": number}) for item in observations)
+
+
 @pytest.mark.parametrize(
     "before", [(), ("h1", "h2", "h3", "h4")], ids=["first launch", "after a launch without results"]
 )
@@ -604,9 +609,9 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
     for host in evidence:
         alone, together = evidence[host].records
         members = ("h1", "h2") if host in ("h1", "h2") else ("h3", "h4")
-        ranks = (Rank(rank=0, local_rank=0, phase="done", exit_code=0, log_tail=""),)
-        launches = [replace(builders.launch("gang", those), ranks=ranks) for those in (before, members) if those]
-        evidence[host] = Evidence(records=(alone, replace(together, launches=tuple(launches))))
+        launches = [builders.launch("gang", those, devices=2) for those in (before, members) if those]
+        together = replace(together, launches=tuple(launches), observations=of_ranks(4, together.observations))
+        evidence[host] = Evidence(records=(alone, together))
     verdicts = findings(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in verdicts} == {
         (host, "stage.gang", INCONCLUSIVE) for host in ("h1", "h2", "h3", "h4")
@@ -1016,7 +1021,7 @@ def test_planned_error_is_reported_once_unless_repeated_successfully() -> None:
     planned = unmeasured("gemm.throughput", "gpu=0", dtype="bf16")
     assert findings_with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
     lost = unmeasured("gemm.throughput", "gpu=0", dtype="fp4")
-    good = builders.observation("gemm.throughput", 1e15, scope="gpu=0", unit="FLOP/s", dtype="fp4", size=8192)
+    good = builders.observation("gemm.throughput", 1e15, scope="gpu=0", unit="FLOP/s", dtype="fp4", world_size=2)
     assert findings_with_more(plan, lost, good) == []
     assert findings_with_more(plan, good, lost) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
 
@@ -1049,7 +1054,8 @@ def test_missing_pairs_with_an_absent_host_are_reported_on_that_host_only() -> N
         launches = (replace(together.launches[0], members=("h1", "h2")),)
         observed = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
         assert len(observed) < len(together.observations)
-        evidence[host] = Evidence(records=(alone, replace(together, launches=launches, observations=observed)))
+        together = replace(together, launches=launches, observations=of_ranks(4, observed))
+        evidence[host] = Evidence(records=(alone, together))
     assert {(item.host, item.name) for item in findings(plan, evidence)} == {("h3", "record")}
     # Missing pairs with a host that took part are reported on the host that should have measured them.
     alone, together = builders.evidence(plan)["h1"].records

@@ -63,7 +63,7 @@ def digest(value: str, **over: Any) -> Observation:
 
 
 def healthy_record(host: str, plan: Plan = PLAN) -> Record:
-    record = host_evidence(plan, host, *healthy_readings(), software={"nccl": "2.28"}).records[0]
+    record = host_evidence(plan, host, *healthy_readings(), software={"torch": "2.11.0", "nccl": "2.28"}).records[0]
     return replace(record, observations=(*record.observations, digest("c0ffee")))
 
 
@@ -147,10 +147,9 @@ def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Rec
     """Return a change of the readings of the first and the last snapshot."""
 
     def change(record: Record) -> Record:
-        one, two = record.snapshots
-        return replace(
-            record, snapshots=(replace(one, metrics=first or one.metrics), replace(two, metrics=last or two.metrics))
-        )
+        *early, late = record.snapshots
+        early = [replace(snapshot, metrics=first or snapshot.metrics) for snapshot in early]
+        return replace(record, snapshots=(*early, replace(late, metrics=last or late.metrics)))
 
     return change
 
@@ -338,7 +337,7 @@ def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
 
 
 def test_parameters_distinguish_figures() -> None:
-    read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read")
+    read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read", world_size=1)
     evidence = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
     for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
         assert odd_hosts(evidence, rule) == []
@@ -528,7 +527,8 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
 def test_repeated_figure(rule: Criterion, evidence: tuple[float, float], expected_hosts: list[str]) -> None:
     def repeat_figure(record: Record) -> Record:
         one = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
-        return replace(record, observations=tuple(replace(one, value=value) for value in evidence))
+        launches = tuple(replace(record.launches[0], number=number) for number in range(len(evidence)))
+        return replace(record, observations=tuple(replace(one, value=value) for value in evidence), launches=launches)
 
     assert odd_hosts(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 

@@ -58,7 +58,7 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
 
 def test_straggler_and_its_delay_precede_the_cause() -> None:
     verdicts = annotate()
-    assert verdicts.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
+    assert verdicts.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NOTHING}"
     assert verdicts.reason == f"{verdicts.detail}; found 30"
     assert verdicts.action == "inspect_hardware"
     assert "computes 50 % longer than its peers:" in annotate(last_share=None).detail

@@ -19,7 +19,7 @@ from fleet.report.merge import merge
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Culprit, Launch, Observation, Rank, Record, to_json
+from schemas.records import Culprit, Launch, Observation, Record, to_json
 from schemas.reports import FleetReport
 from tests import accepted, builders
 
@@ -95,7 +95,9 @@ class Site:
             reason=(culprit.text if culprit else "hung") if fails else "",
             number=start.number,
             culprit=culprit,
-            ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
+            ranks=builders.ranks(
+                len(self.plan.host(host).devices), first=len(self.plan.host(host).devices) * start.members.index(host)
+            ),
             observations=tuple(values),
         )
 
@@ -105,7 +107,11 @@ class Site:
             return [replace(builders.observation("benchmark.duration", 1.0, stage="probe"), params=name)]
         is_slow = bool(self.slow & set(start.members))
         return [
-            replace(values, **self._figure(values, host, is_slow))
+            replace(
+                values,
+                params={**values.params, "world_size": self.plan.ranks(start.members)},
+                **self._figure(values, host, is_slow),
+            )
             for values in builders.results(self.plan, host, "gang")
             if values.scope.partition("partner=")[2] in ("", *start.members)
         ]

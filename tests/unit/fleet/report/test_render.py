@@ -161,12 +161,16 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         began="2026-11-14T09:31:07Z",
         duration_s=412.3,
         deadline_s=600,
-        ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
+        ranks=builders.ranks(len(host.devices)),
         log_tail="",
     )
     link = Metric(name="gpu.peer.link", unit="1", values={"gpu=0,peer=1": "NV18", "gpu=1,peer=0": "NV18"})
     metrics = (link,) if more else ()
-    snapshot = Snapshot(stage="benchmark", phase="after", at="2026-11-14T09:40:00Z", duration_s=0.1, metrics=metrics)
+    moments = (("preflight", "before", "09:30"), ("benchmark", "before", "09:31"), ("benchmark", "after", "09:40"))
+    snapshots = tuple(
+        Snapshot(stage=stage, phase=phase, at=f"2026-11-14T{at}:00Z", duration_s=0.1, metrics=metrics)
+        for stage, phase, at in moments
+    )
     default = Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
@@ -176,7 +180,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         rackproof="1.0.0",
         gpus=() if plan.rehearsal else gpus_of(number, len(host.devices)),
         software={"driver": "580.159.04", "torch": "2.11.0"},
-        snapshots=(snapshot,),
+        snapshots=snapshots,
         observations=tuple(observations),
         launches=(launch,),
     )

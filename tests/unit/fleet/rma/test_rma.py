@@ -51,7 +51,7 @@ def with_logs(launch: Launch) -> Launch:
 def slow_record(plan: Plan, host: str) -> Record:
     """Return a record in which GPU 1 has low memory bandwidth, PCIe replays and an XID."""
     (record,) = builders.records(plan, host)
-    first, last = record.snapshots
+    first, *_, last = record.snapshots
     replays = builders.snapshot(range(2), stage="benchmark", phase="after", gpu__pcie__replays={"gpu=0": 0, "gpu=1": 7})
     metrics = tuple(
         metric for metric in replays.metrics if metric.name != "xid.count" and not metric.name.startswith("gpu.part")

@@ -1,0 +1,313 @@
+"""What a host's evidence must contain, and where its parts contradict each other. A contradiction is inconclusive, never a pass.
+
+Nothing here is compared with a limit. Each check names the elements that disagree, so that the cause can be found: a record that
+was edited, an agent that lost a part of it, or a host whose clock or parts changed during the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
+from schemas.catalogue import DURATION
+from schemas.records import MEASURED, Launch, Observation, Record, Snapshot, Value
+from schemas.reports import Verdict, VerdictKind
+from schemas.scopes import Scope
+from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
+
+DEADLINE_GRACE_S = 120.0
+"""A supervisor that ends its ranks at the deadline needs at most this long."""
+CLOCK_TOLERANCE = timedelta(seconds=300)
+"""The system clock may be corrected during a run. The clock itself is judged by criteria."""
+FULL_PHASES = ("before", "after")
+"""Phases of the snapshots that have every reading; one taken during a launch has only the fast ones."""
+IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
+"""Reading -> field of the record that states the same."""
+EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
+"""Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
+OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
+"""Parameters that only some measurements of a figure have."""
+CREDIBLE_RATIO = 20.0
+"""Figures of like devices of one host differ by less than this factor; more is a unit or a counter that is wrong."""
+RELATIVE = 1e-3
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+
+def contradictions(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another."""
+    for name, scope, reason, stage in _problems(view):
+        yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
+
+
+def _problems(view: HostView) -> Iterator[Problem]:
+    evidence = view.evidence
+    for record in evidence.records:
+        yield from _launch_problems(view, record)
+        yield from _time_problems(record)
+        yield from _identity_problems(record)
+        yield from _reading_problems(record)
+        if record.soak is None:  # the figures of a soak are aggregates of its rounds
+            yield from _figure_problems(view, record)
+        yield from _software_problems(record)
+    yield from _snapshot_problems(view)
+    yield from _record_problems(evidence.records)
+
+
+def _launch_problems(view: HostView, record: Record) -> Iterator[Problem]:
+    # Times have a resolution of a second: two launches that differ may have begun in the same second.
+    began = Counter(
+        (launch.stage, launch.began, launch.number, launch.outcome, launch.members)
+        for launch in record.launches
+        if launch.ranks
+    )
+    for (stage, moment, *_), count in began.items():
+        if count > 1:
+            yield f"stage.{stage}", "host", f"{count} launches began at {moment}: the record has a launch twice", stage
+    for launch in record.launches:
+        for reason in _contradictions_of_launch(view, launch):
+            yield f"stage.{launch.stage}", "host", reason, launch.stage
+
+
+def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
+    if launch.duration_s > launch.deadline_s + DEADLINE_GRACE_S:
+        yield f"the launch took {launch.duration_s:.0f} s, and its deadline was {launch.deadline_s:.0f} s"
+    if view.host.name not in launch.members:
+        yield f"the launch was of {', '.join(launch.members)}, not of this host"
+    if launch.stage in (BENCHMARK, SOAK) and launch.members != (view.host.name,):
+        yield f"a launch of one host had the members {', '.join(launch.members)}"
+    if launch.outcome != "finished" or launch.stage not in (BENCHMARK, SOAK, GANG):
+        return
+    planned = len(view.host.devices)
+    if len(launch.ranks) != planned:
+        yield f"the launch finished with {len(launch.ranks)} ranks, and the plan has {planned} devices"
+    failed = [rank for rank in launch.ranks if rank.exit_code != 0]
+    if failed:
+        codes = ", ".join(f"rank {rank.rank} with {_code(rank.exit_code)}" for rank in failed[:3])
+        yield f"the launch finished, and {len(failed)} of its ranks failed: {codes}"
+    if sorted(rank.local_rank for rank in launch.ranks) != list(range(len(launch.ranks))):
+        yield "the local ranks of the launch are not numbered from 0"
+    ranks = sorted(rank.rank for rank in launch.ranks)
+    if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
+        yield "the ranks of the launch are not numbered in order"
+
+
+def _code(exit_code: int | None) -> str:
+    return "an unknown exit code" if exit_code is None else f"exit code {exit_code}"
+
+
+def _time_problems(record: Record) -> Iterator[Problem]:
+    moments = [("its beginning", record.began), ("its end", record.ended)]
+    moments += [(f"the snapshot {item.phase} {item.stage}", item.at) for item in record.snapshots]
+    moments += [(f"the launch of {item.stage}", item.began) for item in record.launches]
+    times: dict[str, datetime] = {}
+    for what, text in moments:
+        try:
+            times[what] = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError:
+            yield "record", "host", f"{what} has the time {text!r}, which is no time", ""
+            return
+    first, last = times["its beginning"] - CLOCK_TOLERANCE, times["its end"] + CLOCK_TOLERANCE
+    outside = [what for what, moment in times.items() if not first <= moment <= last]
+    if times["its end"] < times["its beginning"] - CLOCK_TOLERANCE:
+        yield "record", "host", "the record ends before it begins", ""
+    elif outside:
+        yield "record", "host", f"the record covers {record.began} to {record.ended}, and {outside[0]} is outside", ""
+    for launch in record.launches:
+        began = datetime.fromisoformat(launch.began.replace("Z", "+00:00"))
+        if launch.duration_s > (last - began).total_seconds():
+            yield f"stage.{launch.stage}", "host", "the launch ends after the record", launch.stage
+
+
+def _identity_problems(record: Record) -> Iterator[Problem]:
+    for field in ("index", "serial", "uuid", "pci_bus_id"):
+        values = Counter(getattr(gpu, field) for gpu in record.gpus)
+        for value, count in values.items():
+            if count > 1 and value != "":
+                yield f"gpu.{field}", "host", f"{count} GPUs of this host have {field} {value}", ""
+    for name, field in IDENTITY_READINGS.items():
+        read: dict[str, set[Value]] = defaultdict(set)
+        for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics if metric.name == name):
+            for scope, value in metric.values.items():
+                read[scope].add(value)
+        for gpu in record.gpus:
+            scope, stated = f"gpu={gpu.index}", getattr(gpu, field)
+            # A reading that changes is reported as a change of identity.
+            if stated and len(read[scope]) == 1 and stated not in read[scope]:
+                yield name, scope, f"every snapshot has {next(iter(read[scope]))}, and the record states {stated}", ""
+
+
+def _reading_problems(record: Record) -> Iterator[Problem]:
+    """Every full snapshot of a record has the same readings, each in the same scopes."""
+    full = [snapshot for snapshot in record.snapshots if snapshot.phase in FULL_PHASES]
+    if not full:
+        return
+    scopes: dict[str, set[str]] = {}
+    for snapshot in full:
+        for metric in snapshot.metrics:
+            known = scopes.setdefault(metric.name, set())
+            known.update(metric.values)
+            known.update(metric.absent)
+    for snapshot in full:
+        yield from _missing_readings(snapshot, scopes)
+    during = [{metric.name for metric in snapshot.metrics} for snapshot in record.snapshots if snapshot not in full]
+    fast = set().union(*during) if during else set()
+    for snapshot, names in zip((item for item in record.snapshots if item not in full), during, strict=True):
+        for name in sorted(fast - names)[:3]:
+            yield name, "host", f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots", snapshot.stage
+    for name in sorted(fast - scopes.keys())[:3]:
+        yield name, "host", "read only during a launch", ""
+
+
+def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Iterator[Problem]:
+    when = f"{snapshot.phase} {snapshot.stage}"
+    here = {metric.name: metric for metric in snapshot.metrics}
+    for name, known in scopes.items():
+        metric = here.get(name)
+        if metric is None:
+            if name.startswith("collector."):  # in the snapshot in which a collector failed
+                continue
+            yield name, "host", f"not read {when}, and in other snapshots of the record", snapshot.stage
+            continue
+        if len(metric.values) + len(metric.absent) == len(known):
+            continue
+        for scope in sorted(known - metric.values.keys() - metric.absent.keys()):
+            if not _may_disappear(name, scope):
+                yield name, scope, f"not read {when}, and in other snapshots of the record", snapshot.stage
+
+
+def _may_disappear(name: str, scope: str) -> bool:
+    """Return whether what a reading is of may come and go by design: a remote volume, a virtual interface, an error code."""
+    return not scope.startswith("gpu=") or name.startswith(("xid.", "sxid."))
+
+
+def _figure_problems(view: HostView, record: Record) -> Iterator[Problem]:
+    launches = Counter(launch.stage for launch in record.launches)
+    planned = Planned(view.plan)
+    params: dict[tuple[str, str], set[str]] = {}
+    figures: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    counts: Counter[tuple[object, ...]] = Counter()
+    sampled: dict[tuple[str, str], set[bool]] = defaultdict(set)
+    for item in record.observations:
+        if item.status != MEASURED or item.name == DURATION.name:
+            continue
+        kind = (item.stage, item.name)
+        own = item.params.keys() - OPTIONAL_PARAMS
+        if params.setdefault(kind, set(own)) != own:
+            difference = ", ".join(sorted(params[kind] ^ own))
+            yield item.name, item.scope, f"only some of these figures have the parameter {difference}", item.stage
+        sampled[kind].add(item.samples is not None)
+        counts[(*kind, item.scope, *sorted(item.params.items()))] += 1
+        device = Scope.parse(item.scope).device_kind
+        figures[(*kind, device, *planned.params(item).items())].append(item)
+        yield from _sample_problems(item)
+    for stage, name in [kind for kind, both in sampled.items() if len(both) > 1]:
+        yield name, "host", "only some of these figures have samples", stage
+    for (in_stage, figure, scope, *_), count in counts.items():
+        if count > max(1, launches[str(in_stage)]):
+            yield str(figure), str(scope), f"the record has this figure {count} times", str(in_stage)
+    for items in figures.values():
+        yield from _sibling_problems(items)
+    yield from _participant_problems(view, record)
+
+
+def _sample_problems(item: Observation) -> Iterator[Problem]:
+    samples, value = item.samples, item.value
+    if samples is None or type(value) not in (int, float):
+        return
+    spread = samples.max - samples.min
+    margin = RELATIVE * max(abs(samples.min), abs(samples.max))
+    reason = ""
+    if not samples.min - margin <= samples.p50 <= samples.max + margin:
+        reason = f"the median {samples.p50:g} is not between {samples.min:g} and {samples.max:g}"
+    elif not samples.min - margin <= float(value) <= samples.max + margin:  # type: ignore[arg-type]
+        reason = f"the value {value:g} is not between {samples.min:g} and {samples.max:g}"
+    elif samples.n < 1:
+        reason = f"it has {samples.n} samples"
+    elif samples.min > 0 and not 0 <= samples.cv <= spread / samples.min + RELATIVE:
+        reason = f"its samples cannot vary by {samples.cv:g} between {samples.min:g} and {samples.max:g}"
+    if reason:
+        yield item.name, item.scope, reason, item.stage
+
+
+def _sibling_problems(items: Sequence[Observation]) -> Iterator[Problem]:
+    """The same figure of several devices of a host: the same settings, and values of one order of magnitude."""
+    first = items[0]
+    if len(items) < 2 or first.scope == "host":
+        return
+    for item in items[1:]:
+        different = [
+            key
+            for key in EQUAL_PARAMS
+            if key in first.params and key in item.params and item.params[key] != first.params[key]
+        ]
+        if different:
+            key = different[0]
+            reason = f"{key} is {item.params[key]}, and {first.params[key]} at {first.scope}"
+            yield item.name, item.scope, reason, item.stage
+    values = sorted(float(item.value) for item in items if isinstance(item.value, int | float) and item.value)
+    if first.unit in ("B/s", "FLOP/s", "1/s", "s", "W", "Hz") and len(values) > 1 and values[0] > 0:
+        median = values[(len(values) - 1) // 2]
+        for item in items:
+            if isinstance(item.value, int | float) and item.value > CREDIBLE_RATIO * median:
+                reason = f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}"
+                yield item.name, item.scope, reason, item.stage
+
+
+def _participant_problems(view: HostView, record: Record) -> Iterator[Problem]:
+    """A figure of several ranks was made by all ranks of a launch."""
+    sizes: dict[str, set[int]] = defaultdict(set)
+    for launch in record.launches:
+        members = launch.members if launch.stage == GANG else (view.host.name,)
+        sizes[launch.stage].add(view.plan.ranks(members))
+    reported: set[tuple[str, Value]] = set()
+    for item in record.observations:
+        size = item.params.get("world_size")
+        # Figures without a launch have a verdict of their own.
+        if size is None or item.stage not in sizes or size in sizes[item.stage] or (item.stage, size) in reported:
+            continue
+        reported.add((item.stage, size))
+        expected = " or ".join(map(str, sorted(sizes[item.stage]))) or "no"
+        yield item.name, item.scope, f"measured by {size} ranks, and the launch had {expected}", item.stage
+
+
+def _software_problems(record: Record) -> Iterator[Problem]:
+    if any(launch.outcome == "finished" for launch in record.launches) and not record.software.get("torch"):
+        yield "launch.torch", "host", "the launch finished, and the ranks reported no version of torch", ""
+
+
+def _snapshot_problems(view: HostView) -> Iterator[Problem]:
+    """The host was read at the beginning, and before and after each launch: a change without its first reading is unknown."""
+    phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
+    alone = [record for record in view.evidence.records if not record.gang]
+    if (PREFLIGHT, "before") not in phases and any(record.launches for record in alone):
+        yield f"stage.{PREFLIGHT}", "host", "the record has no snapshot of the beginning of the run", PREFLIGHT
+    finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
+    for stage in view.plan.stages:
+        if stage.name not in finished or stage.name not in (BENCHMARK, GANG):
+            continue
+        for phase in FULL_PHASES:
+            if (stage.name, phase) not in phases:
+                reason = f"the record has no snapshot {phase} the launch"
+                yield f"stage.{stage.name}", "host", reason, stage.name
+    moments = Counter((item.stage, item.phase, item.at) for item in view.evidence.snapshots())
+    for (name, phase, at), count in moments.items():
+        if count > 1:
+            yield f"stage.{name}", "host", f"the record has {count} snapshots {phase} the stage at {at}", name
+
+
+def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
+    """The records of one host were made by one agent, with the same software."""
+    versions = {record.rackproof for record in records}
+    if len(versions) > 1:
+        yield "record", "host", f"its records are of Rackproof {' and '.join(sorted(versions))}", ""
+    software: dict[str, str] = {}
+    for record in records:
+        for name, version in record.software.items():
+            if software.setdefault(name, version) != version:
+                reason = f"its records have the versions {software[name]} and {version}"
+                yield f"launch.{name}", "host", reason, ""

@@ -1,0 +1,164 @@
+"""Evidence that lacks a part or contradicts itself is inconclusive, and the contradiction is named: one alteration a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
+from fleet.judge.judge import judge
+from fleet.records.load import load
+from fleet.report.merge import merge
+from rackproof.main import main
+from schemas.records import Launch, Metric, Observation, Record, Snapshot
+from schemas.reports import ACCEPTED, INCONCLUSIVE, VerdictKind
+from tests import ROOT, builders
+
+PACKS = read_packs([])
+PLAN = builders.plan("h1", "h2", "h3", profile="smoke", gpu_count=2)
+Change = Callable[[Record], Record]
+
+
+def change_launch(**fields: object) -> Change:
+    return lambda record: replace(record, launches=tuple(replace(item, **fields) for item in record.launches))  # type: ignore[arg-type]
+
+
+def change_launches(change: Callable[[tuple[Launch, ...]], tuple[Launch, ...]]) -> Change:
+    return lambda record: replace(record, launches=change(record.launches))
+
+
+def keep_snapshots(condition: Callable[[Snapshot], bool]) -> Change:
+    return lambda record: replace(record, snapshots=tuple(filter(condition, record.snapshots)))
+
+
+def change_last_snapshot(change: Callable[[Metric], Metric | None]) -> Change:
+    def changed(record: Record) -> Record:
+        *others, last = record.snapshots
+        metrics = tuple(metric for item in last.metrics if (metric := change(item)) is not None)
+        return replace(record, snapshots=(*others, replace(last, metrics=metrics)))
+
+    return changed
+
+
+def change_figures(change: Callable[[Observation], Observation], name: str = "collective.") -> Change:
+    return lambda record: replace(
+        record,
+        observations=tuple(change(item) if item.name.startswith(name) else item for item in record.observations),
+    )
+
+
+def change_gpu(number: int, **fields: object) -> Change:
+    return lambda record: replace(
+        record,
+        gpus=tuple(
+            replace(gpu, **fields) if gpu.index == number else gpu  # type: ignore[arg-type]
+            for gpu in record.gpus
+        ),
+    )
+
+
+def without_scope(metric: Metric) -> Metric:
+    values = {scope: value for scope, value in metric.values.items() if scope != "gpu=1"}
+    return replace(metric, values=values) if metric.name == "gpu.pcie.width" else metric
+
+
+def failed_ranks(record: Record) -> Record:
+    launches = tuple(
+        replace(item, ranks=tuple(replace(rank, exit_code=139) for rank in item.ranks)) for item in record.launches
+    )
+    return replace(record, launches=launches)
+
+
+CONTRADICTIONS: dict[str, tuple[Change, str]] = {
+    "failed ranks of a finished launch": (
+        failed_ranks,
+        "the launch finished, and 2 of its ranks failed: rank 0 with exit code 139",
+    ),
+    "no ranks": (change_launch(ranks=()), "the launch finished with 0 ranks, and the plan has 2 devices"),
+    "launch longer than its deadline": (
+        change_launch(duration_s=1e9),
+        "the launch took 1000000000 s, and its deadline was 600 s",
+    ),
+    "launch of another host": (change_launch(members=("h9",)), "the launch was of h9, not of this host"),
+    "launch twice": (change_launches(lambda items: (*items, *items)), "the record has a launch twice"),
+    "launch outside the record": (change_launch(began="2026-12-24T00:00:00Z"), "is outside"),
+    "no snapshot of the beginning": (
+        keep_snapshots(lambda item: item.stage != "preflight"),
+        "no snapshot of the beginning of the run",
+    ),
+    "no snapshot before the launch": (
+        keep_snapshots(lambda item: (item.stage, item.phase) != ("benchmark", "before")),
+        "the record has no snapshot before the launch",
+    ),
+    "reading gone from the last snapshot": (
+        change_last_snapshot(lambda metric: None if metric.name == "gpu.pcie.replays" else metric),
+        "not read after benchmark, and in other snapshots of the record",
+    ),
+    "GPU gone from a reading": (
+        change_last_snapshot(without_scope),
+        "not read after benchmark, and in other snapshots of the record",
+    ),
+    "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "2 GPUs of this host have serial h2-0"),
+    "two GPUs at one PCI address": (
+        change_gpu(1, pci_bus_id="0000:00:00.0"),
+        "2 GPUs of this host have pci_bus_id 0000:00:00.0",
+    ),
+    "fewer ranks than planned": (
+        change_figures(lambda item: replace(item, params={**item.params, "world_size": 1})),
+        "measured by 1 ranks, and the launch had 2",
+    ),
+    "figure twice": (
+        lambda record: replace(record, observations=(*record.observations, record.observations[0])),
+        "the record has this figure 2 times",
+    ),
+    "rate that is not credible": (
+        change_figures(lambda item: replace(item, value=item.value * 100) if item.scope == "gpu=1" else item, "gemm."),  # type: ignore[operator]
+        "is not credible: the other devices have",
+    ),
+    "no version of torch": (lambda record: replace(record, software={}), "the ranks reported no version of torch"),
+    "record that ends before it begins": (
+        lambda record: replace(record, began="2026-11-22T04:00:00Z"),
+        "the record ends before it begins",
+    ),
+}
+
+
+def evidence(change: Change = lambda record: record) -> dict[str, Evidence]:
+    """Return healthy evidence in which the own record of h2 is changed."""
+    values = builders.evidence(PLAN)
+    alone, *others = values["h2"].records
+    return {**values, "h2": replace(values["h2"], records=(change(alone), *others))}
+
+
+def test_consistent_evidence_is_accepted() -> None:
+    assert merge(PLAN, evidence(), PACKS).decision == ACCEPTED
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_contradiction_is_named_and_never_accepted(kind: str) -> None:
+    change, reason = CONTRADICTIONS[kind]
+    report = merge(PLAN, evidence(change), PACKS)
+    assert report.decision != ACCEPTED
+    reasons = [item.reason for item in judge(PLAN, evidence(change), PACKS) if item.host == "h2"]
+    assert any(reason in item for item in reasons), reasons
+
+
+@pytest.mark.parametrize("name", ["h200x4-burnin", "h200x4-compared", "h200x4-two-hosts", "h200x4-one-host"])
+def test_runs_of_real_hardware_have_no_contradiction(name: str) -> None:
+    run = load(ROOT / "docs" / "measurements" / name)
+    verdicts = judge(run.plan, run.evidence, PACKS)
+    assert [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
+
+
+@pytest.mark.parametrize("profile", ["smoke", "standard"])
+def test_simulated_fleet_has_no_contradiction(tmp_path: Path, profile: str) -> None:
+    assert main(["simulate", str(tmp_path / "r"), "--hosts", "2", "--gpus", "2", "--profile", profile]) == 0
+    run = load(tmp_path / "r")
+    verdicts = judge(run.plan, run.evidence, PACKS)
+    assert [
+        item.reason for item in verdicts if item.verdict == INCONCLUSIVE and item.kind == VerdictKind.CONTRADICTORY
+    ] == []
