@@ -188,30 +188,36 @@ def _may_disappear(name: str, scope: str) -> bool:
 def _figure_problems(view: HostView, record: Record) -> Iterator[Problem]:
     launches = Counter(launch.stage for launch in record.launches)
     planned = Planned(view.plan)
-    params: dict[tuple[str, str], set[str]] = {}
-    figures: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
-    counts: Counter[tuple[object, ...]] = Counter()
-    sampled: dict[tuple[str, str], set[bool]] = defaultdict(set)
+    settings: dict[tuple[str, ...], tuple[str, ...]] = {}
+    required: dict[tuple[str, str], frozenset[str]] = {}
+    figures: dict[tuple[object, ...], list[Observation]] = {}
+    seen: dict[tuple[object, ...], int] = {}
+    sampled: dict[tuple[str, str], bool] = {}
     for item in record.observations:
         if item.status != MEASURED or item.name == DURATION.name:
             continue
-        kind = (item.stage, item.name)
-        own = item.params.keys() - OPTIONAL_PARAMS
-        if params.setdefault(kind, set(own)) != own:
-            difference = ", ".join(sorted(params[kind] ^ own))
-            yield item.name, item.scope, f"only some of these figures have the parameter {difference}", item.stage
-        sampled[kind].add(item.samples is not None)
-        counts[(*kind, item.scope, *sorted(item.params.items()))] += 1
-        device = Scope.parse(item.scope).device_kind
-        figures[(*kind, device, *planned.params(item).items())].append(item)
-        yield from _sample_problems(item)
-    for stage, name in [kind for kind, both in sampled.items() if len(both) > 1]:
-        yield name, "host", "only some of these figures have samples", stage
-    for (in_stage, figure, scope, *_), count in counts.items():
-        if count > max(1, launches[str(in_stage)]):
-            yield str(figure), str(scope), f"the record has this figure {count} times", str(in_stage)
+        kind, params = (item.stage, item.name), item.params
+        shared = settings.get((*kind, *params))
+        if shared is None:  # the first figure with these parameters
+            names = frozenset(params.keys() - OPTIONAL_PARAMS)
+            shared = settings[(*kind, *params)] = tuple(planned.params(item))
+            if required.setdefault(kind, names) != names:
+                difference = ", ".join(sorted(required[kind] ^ names))
+                yield item.name, item.scope, f"only some of these figures have the parameter {difference}", item.stage
+        if sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
+            yield item.name, item.scope, "only some of these figures have samples", item.stage
+        key = (*kind, item.scope, *params.values())
+        count = seen[key] = seen.get(key, 0) + 1
+        if count > max(1, launches[item.stage]):
+            yield item.name, item.scope, f"the record has this figure {count} times", item.stage
+        if item.scope != "host":
+            group = (*kind, Scope.parse(item.scope).device_kind, *[params[name] for name in shared])
+            figures.setdefault(group, []).append(item)
+        if item.samples is not None:
+            yield from _sample_problems(item)
     for items in figures.values():
-        yield from _sibling_problems(items)
+        if len(items) > 1:
+            yield from _sibling_problems(items)
     yield from _participant_problems(view, record)
 
 
@@ -237,8 +243,6 @@ def _sample_problems(item: Observation) -> Iterator[Problem]:
 def _sibling_problems(items: Sequence[Observation]) -> Iterator[Problem]:
     """The same figure of several devices of a host: the same settings, and values of one order of magnitude."""
     first = items[0]
-    if len(items) < 2 or first.scope == "host":
-        return
     for item in items[1:]:
         different = [
             key
