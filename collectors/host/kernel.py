@@ -24,7 +24,7 @@ MODULES = {
     "peermem": ("nvidia_peermem", "nv_peer_mem"),
     "gdrdrv": ("gdrdrv",),
 }
-"""Reading -> the names that the module has had."""
+"""Suffix of the metric -> names of the module, current and former."""
 _TAINTS = {
     "machine_check": (4, "A processor has reported a machine check since boot"),
     "bad_page": (5, "The kernel has found a bad page since boot"),

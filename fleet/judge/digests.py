@@ -1,4 +1,4 @@
-"""Detect silent data corruption: the same seeded computation on like GPUs and software must give the same bits.
+"""Detect silent data corruption: the same seeded computation on the same GPU model and software must give the same bits.
 
 Only a comparison of results finds a part that computes wrongly without reporting an error. See Dixit et al., "Silent Data
 Corruptions at Scale", 2021 (Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few such cores in several
@@ -20,7 +20,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 NAME = "digest.value"
 CRITERION = "digest-majority"
 SOURCE = (
-    "equal computations on equal GPUs and software give equal bits; parts that silently do not: Dixit et al. 2021 "
+    "equal computations on equal GPUs and software give equal bits; for parts that silently do not, see Dixit et al. 2021 "
     "(Silent Data Corruptions at Scale), Hochschild et al., HotOS 2021 (Cores that don't count)"
 )
 MIN_GPUS_FOR_MAJORITY = 3
@@ -85,7 +85,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
 
 
 def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -> list[tuple[str, str]]:
-    """Return stage and scope of each measured digest of a host that no other GPU can be compared with."""
+    """Return (stage, scope) of each measured digest of the host without a comparable digest of another GPU."""
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)
@@ -135,12 +135,12 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
     if gpu.digest == digest:
         return digest_verdict(gpu, PASS, f"found {gpu.digest}; {majority}", limit=digest, detail=majority)
     serial = gpu.view.serial(gpu.observation.scope) or "unknown"
-    detail = f"{majority}, the GPU of serial {serial} does not; {_siblings(digest, siblings)}"
+    detail = f"{majority}, the GPU of serial {serial} does not; {_describe_siblings(digest, siblings)}"
     return digest_verdict(gpu, FAIL, f"found {gpu.digest}: {detail}", limit=digest, detail=detail)
 
 
-def _siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
-    """Return whether the host or the part is suspect: what the other GPUs of the host computed."""
+def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
+    """Return a sentence that says how many other GPUs of the host differ from the majority."""
     differing = sum(other.digest != digest for other in siblings)
     if not siblings:
         return "its host has no other GPU to compare with"

@@ -48,9 +48,10 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 NodeName=node[1-2] NodeAddr=10.77.0.1[1-2] CPUs=2 RealMemory=500 State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=120 State=UP
 """
-UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers").exists()
-CGROUPS = (
-    f"CgroupPlugin=cgroup/{'v2' if UNIFIED else 'v1'}\nCgroupAutomount=no\n{'IgnoreSystemd=yes' if UNIFIED else ''}\n"
+HAS_CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+CGROUP_CONF = (
+    f"CgroupPlugin=cgroup/{'v2' if HAS_CGROUP_V2 else 'v1'}\nCgroupAutomount=no\n"
+    f"{'IgnoreSystemd=yes' if HAS_CGROUP_V2 else ''}\n"
 )
 PROFILE = {
     "schema": "rackproof.profile/1",
@@ -93,7 +94,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def _start_node(lab: Lab, host: str) -> None:
     lab.put(host, "/etc/slurm/slurm.conf", CONFIGURATION)
-    lab.put(host, "/etc/slurm/cgroup.conf", CGROUPS)
+    lab.put(host, "/etc/slurm/cgroup.conf", CGROUP_CONF)
     hook = (ROOT / "deploy/slurm/rackproof-health").read_text()
     lab.put(host, "/etc/slurm/rackproof-health", hook.replace("#!/usr/bin/python3", f"#!{sys.executable}"), 0o755)
     lab.put(host, "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\n")
@@ -140,12 +141,12 @@ def _submit(lab: Lab, *options: str, **variables: str) -> str:
     ).stdout.strip()
 
 
-def _job(lab: Lab, job: str) -> str:
+def _show_job(lab: Lab, job: str) -> str:
     return lab.on(HOSTS[0], "scontrol", "show", "job", job, "--oneliner", check=False).stdout
 
 
 def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
-    """The batch script plans the run, runs each node and then the gang with srun, and exits with the code of the report."""
+    """The batch script plans the run, runs each node and then the gang with srun, and exits with the code of the report step."""
     job = _submit(
         lab,
         "--nodes=2",
@@ -154,9 +155,9 @@ def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
         RACKPROOF_STATE="/var/tmp/rp",
     )
     _wait(
-        lambda: "JobState=COMPLETED" in _job(lab, job) or "ExitCode=0:0" not in _job(lab, job),
+        lambda: "JobState=COMPLETED" in _show_job(lab, job) or "ExitCode=0:0" not in _show_job(lab, job),
         120,
-        lambda: _job(lab, job),
+        lambda: _show_job(lab, job),
     )
     log = lab.on(HOSTS[0], "cat", f"{SHARED}/rackproof-{job}.log").stdout
     print(log)
@@ -168,7 +169,7 @@ def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
         for host in report["hosts"]
     }
     assert launches == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
-    assert "JobState=COMPLETED" in _job(lab, job)
+    assert "JobState=COMPLETED" in _show_job(lab, job)
 
 
 def test_faulty_node_is_drained_with_the_reason_before_the_job_starts(lab: Lab) -> None:

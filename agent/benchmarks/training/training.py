@@ -1,4 +1,4 @@
-"""Data-parallel training of two small networks: whether the ranks learn together, how accurately, and how fast.
+"""Data-parallel training of two small networks: whether the training converges, how accurately, and how fast.
 
 `resnet18` on CIFAR-10 and the two-convolution `convnet` on Fashion-MNIST, written like PyTorch's own examples: DDP,
 DistributedSampler, SGD with momentum, cosine annealing. The images are in device memory, so the figures are those of the
@@ -34,8 +34,8 @@ from agent.sampling.statistics import summarize
 from schemas import documents
 from schemas.records import ERROR
 
-EDGE_SHARE = 10
-"""The mean loss at the beginning and at the end is that of a tenth of the steps each."""
+EDGE_DIVISOR = 10
+"""The first and last losses are means over 1/EDGE_DIVISOR of the steps each."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ def _report(
     batch: int,
     accuracy: float,
 ) -> None:
-    edge = max(1, len(losses) // EDGE_SHARE)
+    edge = max(1, len(losses) // EDGE_DIVISOR)
     all_losses = torch.stack(list(losses)).double()
     first, last = (
         context.sum_over_ranks(float(part.mean())) / context.world_size

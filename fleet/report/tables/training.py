@@ -47,7 +47,7 @@ class TrainingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTable:
-    """The rows to show. For many hosts, `folded` has the rows of each host and `rows` their range."""
+    """The rows to show. If there are many hosts, `rows` has one range per network and `folded` the rows of each host."""
 
     rows: tuple[TrainingRow, ...] = ()
     folded: tuple[TrainingRow, ...] = ()

@@ -124,7 +124,7 @@ class Reader:
     def take(
         self, base: str, *lines: str | bytes, devices: Iterable[int] = (), full_snapshot: bool = True
     ) -> dict[str, Any]:
-        """Return `snapshot` and `gpus` of the scenario `base`, overridden by these lines."""
+        """Return a dict with the keys `snapshot` and `gpus`: the scenario `base` with `lines` as overrides."""
         write(self._scenario, base, *lines)
         assert self._program.stdin
         assert self._program.stdout

@@ -1,4 +1,4 @@
-"""Test stragglers through the criteria, host CPU counters, and real ranks of which one is slowed.
+"""Test straggler detection: the criteria, the host CPU counters, and a launch with one slowed rank.
 
 `test_straggler_edges.py` tests the threshold of each cause.
 """
@@ -32,7 +32,7 @@ from fleet.judge.outliers import FleetFigures
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.planning.plan import make_plan
 from schemas.plans import Plan
-from schemas.records import UNSUPPORTED, Observation, Rank, Record
+from schemas.records import ERROR, UNSUPPORTED, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders, ranks
 from tests.unit.agent.benchmarks.test_benchmarks import observations, request
@@ -250,8 +250,8 @@ def test_rehearsal_has_no_straggler() -> None:
 def test_missing_straggler_figure_is_inconclusive(name: str) -> None:
     plan = straggler_plan()
     host_evidence = straggler_evidence(plan)
-    hit = unmeasured(f"straggler.{name}", "h2")
-    host_evidence["h2"] = builders.with_observations(host_evidence["h2"], hit, gang=True)
+    change = make_unmeasured(f"straggler.{name}", ERROR)
+    host_evidence["h2"] = builders.with_observations(host_evidence["h2"], change, gang=True)
     verdicts = [
         item
         for item in judge(plan, host_evidence, PACKS)
@@ -265,7 +265,7 @@ def test_unsupported_kernel_counter_is_not_missing() -> None:
     host_evidence = straggler_evidence(plan)
     for name in ("cpu_pressure", "cpu_throttled_share", "cpu_wait", "cpus"):
         host_evidence["h2"] = builders.with_observations(
-            host_evidence["h2"], unmeasured(f"straggler.{name}", UNSUPPORTED), gang=True
+            host_evidence["h2"], make_unmeasured(f"straggler.{name}", UNSUPPORTED), gang=True
         )
     assert [
         item
@@ -274,17 +274,17 @@ def test_unsupported_kernel_counter_is_not_missing() -> None:
     ] == []
 
 
-def unmeasured(name: str, status: str) -> Callable[[Observation], Observation]:
-    how = UNSUPPORTED if status == UNSUPPORTED else "error"
+def make_unmeasured(name: str, status: str) -> Callable[[Observation], Observation]:
+    """Return a change that gives the figure of GPU 1 this status in place of its value."""
 
     def change(observation: Observation) -> Observation:
-        hit = observation.name == name and observation.scope == "gpu=1"
-        return replace(observation, status=how, value=None, reason="it said so") if hit else observation
+        is_target = observation.name == name and observation.scope == "gpu=1"
+        return replace(observation, status=status, value=None, reason="read failed") if is_target else observation
 
     return change
 
 
-def test_trimmed_mean_ignores_one_slow_step_but_not_every_tenth() -> None:
+def test_trimmed_mean_ignores_one_slow_step_but_not_ten_percent_of_steps() -> None:
     assert trimmed_mean([0.01] * 39 + [5.0]) == pytest.approx(0.01)
     assert trimmed_mean([0.01] * 36 + [0.05] * 4) > 0.011
 
@@ -356,12 +356,12 @@ LIMIT = Criterion(
     action="none",
     source="test",
 )
-"""The median of three ranks is the slower healthy one, so no healthy rank can fail on a busy machine."""
+"""With one slowed rank of three, the slower healthy rank is the median, so neither healthy rank exceeds the limit."""
 
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Stop a process for nine tenths of the time; the healthy ranks may be slowed by other load."""
+    """Stop a process for 90 % of the time, which exceeds any slowdown by other load."""
     over, threads = threading.Event(), list[threading.Thread]()
 
     def pause(pid: int) -> None:
@@ -385,7 +385,7 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
 def share_one_cpu() -> Iterator[Callable[[int], None]]:
     """Pin a process to one CPU that seven busy processes share.
 
-    Each of them has its own session, because the kernel may schedule by session.
+    Each busy process has its own session, because autogroup scheduling divides CPU time by session.
     """
     one = min(os.sched_getaffinity(0))
     burning = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
