@@ -1,8 +1,8 @@
-"""Reading thousands of records: the same schemas, compiled, and what many hosts say in the same words read once.
+"""Read thousands of records quickly: with compiled schemas, and with a cache of metrics that many hosts share.
 
-`documents` and jsonschema are the authority. What is accepted here they accept too, and say the same (a fuzz test holds them
-against each other); whatever is not plainly in order is `None`, and whoever asked goes to the authority, which has the words
-for it. Without msgspec and jsonschema-rs, which only the control node has, everything is.
+`documents` and jsonschema are the authority. A record that this reader accepts, they accept with the same result; a fuzz test
+compares them. For any record that is not plainly valid the reader returns `None`; the caller then uses the authority, which
+has the error messages. Without msgspec and jsonschema-rs, which only the control node has, the reader always returns `None`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ except ImportError:  # a GPU host reads no records but its own
 
 _METRIC = "record#/$defs/snapshot/properties/metrics/items"
 _OBSERVATIONS = "record#/properties/observations"
-MOST_KEPT = 100_000
+MAX_CACHED_METRICS = 100_000
 """Number of different metrics that are cached. Then the cache is cleared, since hosts may send any number."""
 
 
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 _LONG = b"0" * 20
 _LONG_NUMBER = re.compile(rb"[\s:,[-][0-9]{20}")
-"""What stands before a number of JSON, and not before digits in a text: one nonce in a thousand has so many together."""
+"""A JSON number of 20 digits, with the character before it. Digits in a string do not match: some nonces have 20 in a row."""
 
 
 def available() -> bool:
-    """Whether the libraries for it are installed."""
+    """Return whether msgspec and jsonschema-rs are installed."""
     return msgspec is not None and documents.COMPILES
 
 
 def text(value: documents.Json) -> str:
-    """A large document as `documents.write` writes a small one, but for how numbers are spelled."""
+    """Return a large document as JSON text, as `documents.text` does; numbers may be formatted differently."""
     if not available():
         return documents.text(value)
     encoded: bytes = msgspec.json.format(msgspec.json.encode(value), indent=1)
@@ -48,13 +48,13 @@ def text(value: documents.Json) -> str:
 
 
 def token(metric: Metric) -> int:
-    """Return the number by which a `Reader` knows a metric again: equal numbers mean equal metrics; 0 if it has none."""
+    """Return the number that a `Reader` gave a metric: equal numbers mean equal metrics; 0 if it has none."""
     number: int = metric.__dict__.get("token", 0)
     return number
 
 
 class Reader:
-    """Reads records of one run. Metrics that have been read before, byte for byte, are the same objects again."""
+    """Reads records of one run. Metrics with the same bytes are the same object."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
@@ -107,13 +107,13 @@ class Reader:
         document = msgspec.json.decode(raw)
         if not is_checked and not self._is_valid_metric(document, raw):
             return None
-        if len(self._kept) >= MOST_KEPT:
+        if len(self._kept) >= MAX_CACHED_METRICS:
             self._kept.clear()
         metric = Metric(**document)
         if not is_checked and metric_problem(metric):
             return None
         self._tokens += 1
-        vars(metric)["token"] = self._tokens  # it is known again by this number, which is never used twice
+        vars(metric)["token"] = self._tokens  # identifies the metric; a number is never reused
         kept = self._kept[raw] = (metric, raw.count(b":"))
         return kept
 
@@ -135,7 +135,7 @@ def _is_suspicious(text: bytes) -> bool:
 
 
 def _without(taken: Any) -> dict[str, Any]:
-    """A snapshot without its metrics."""
+    """Return a snapshot without its metrics."""
     return {
         "stage": taken.stage,
         "phase": taken.phase,
@@ -151,7 +151,7 @@ def _unset() -> Any:
 
 @cache
 def _frame() -> Any:
-    """The outer shape of a record, made from its schema: only snapshots are looked into, for their metrics."""
+    """Return a struct type of a record, made from its schema. Only metrics in snapshots stay undecoded."""
     names = part("record", "properties")
     taken = part("record", "$defs/snapshot/properties")
     snapshot = msgspec.defstruct(

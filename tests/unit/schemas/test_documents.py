@@ -1,4 +1,4 @@
-"""Reading and writing documents: what is ambiguous is refused, what is written is whole."""
+"""Documents: invalid JSON and schema errors are refused, and files are written atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = json.dumps(RECORD)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
@@ -37,34 +37,34 @@ TEXT = json.dumps(RECORD)
         (b"\xff\xfe{}", "not"),
     ],
 )
-def test_what_is_ambiguous_is_refused(text: Any, why: str) -> None:
+def test_invalid_or_ambiguous_json_is_refused(text: Any, message: str) -> None:
     with pytest.raises(documents.DocumentError, match=r"^h1\.json: ") as caught:
         documents.parse(text, source="h1.json")
-    assert why in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_oversized_document_is_refused() -> None:
     with pytest.raises(documents.DocumentError, match="12 bytes, more than the allowed 10"):
         documents.parse('{"a": "bcd"}', source="h1.json", max_bytes=10)
 
 
-def test_a_record_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_written_record_is_read_unchanged(tmp_path: Path) -> None:
     for record in builders.records(builders.plan(), "h1"):
         documents.write(tmp_path / "r.json", to_json(record))
         assert record_from_json(documents.read(tmp_path / "r.json", "record")) == record
 
 
-def test_a_record_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_truncated_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    whole = TEXT.encode()
-    for length in range(0, len(whole) - 1, 97):
-        path.write_bytes(whole[:length])
+    content = TEXT.encode()
+    for length in range(0, len(content) - 1, 97):
+        path.write_bytes(content[:length])
         with pytest.raises(documents.DocumentError):
             documents.read(path, "record")
 
 
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
-def test_a_record_with_one_wrong_character_is_refused_or_a_record(position: int, character: str) -> None:
+def test_record_with_a_changed_character_raises_no_other_error(position: int, character: str) -> None:
     text = TEXT[:position] + character + TEXT[position + 1 :]
     try:
         document = documents.parse(text, source="r")
@@ -75,7 +75,7 @@ def test_a_record_with_one_wrong_character_is_refused_or_a_record(position: int,
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "message"),
     [
         ({"schema": "rackproof.record/2"}, "schema: 'rackproof.record/2' where 'rackproof.record/1' is expected"),
         ({"host": "../../etc/passwd"}, "host: "),
@@ -98,10 +98,10 @@ def test_a_record_with_one_wrong_character_is_refused_or_a_record(position: int,
         ),
     ],
 )
-def test_schema_errors_name_path_and_remedy(change: dict[str, Any], why: str) -> None:
+def test_schema_error_names_the_path_and_the_nearest_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(documents.DocumentError) as caught:
         documents.validate({**RECORD, **change}, "record", source="r.json")
-    assert why in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
             documents.read(tmp_path / f"{name}.json", "record")
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     documents.write(path, {"a": 1})
     with pytest.raises(ValueError, match="Out of range"):

@@ -1,4 +1,4 @@
-"""Reading many records fast: what the reader accepts, the authority accepts; and sums do not depend on order."""
+"""The fast record reader accepts only what jsonschema accepts; tallies do not depend on the order of their verdicts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from schemas.records import Record, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders, fleets
 
-# The reader against the authority
+# The fast reader, compared with jsonschema
 
 
 def record_text(count: int = 2) -> str:
-    of: Plan = fleets.plan(1, gpu_count=count, gangs=False)
-    return fleets.text(fleets.records(of, of.hosts[0].name)[0])
+    plan: Plan = fleets.plan(1, gpu_count=count, gangs=False)
+    return fleets.text(fleets.records(plan, plan.hosts[0].name)[0])
 
 
 TEXT = record_text()
@@ -72,8 +72,8 @@ INSERTS = (
 )
 
 
-def verdict_of(text: bytes) -> Record | None:
-    """What jsonschema says, the authority."""
+def read_with_jsonschema(text: bytes) -> Record | None:
+    """Return the record as read with jsonschema; None if it is refused."""
     try:
         document = documents.parse(text, source="x")
         documents.validator("record").validate(document)
@@ -82,8 +82,8 @@ def verdict_of(text: bytes) -> Record | None:
         return None
 
 
-def believed(text: bytes) -> bool:
-    """Whether it is taken for a record."""
+def is_accepted(text: bytes) -> bool:
+    """Return whether the product's reader accepts the text as a record."""
     with contextlib.suppress(ValueError):
         return bool(record_from_json(documents.checked(text, "record", source="x")))
     return False
@@ -92,7 +92,7 @@ def believed(text: bytes) -> bool:
 @pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
 @settings(max_examples=500, deadline=None)
 @given(st.integers(0, 2**32))
-def test_reader_believes_nothing_that_the_authority_refuses(seed: int) -> None:
+def test_reader_accepts_nothing_that_jsonschema_refuses(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     text = SHORT
     for _ in range(draw.choice((1, 1, 2, 3))):
@@ -109,21 +109,21 @@ def test_reader_believes_nothing_that_the_authority_refuses(seed: int) -> None:
             lines.insert(draw.randrange(len(lines)), draw.choice(lines))
             text = "\n".join(lines)
     raw = text.encode("utf-8", "surrogatepass")
-    quickly, word = quick.Reader().record(raw), verdict_of(raw)
-    if quickly is not None:
-        assert quickly == word == quick.Reader().record(raw, is_checked=True)
-    assert believed(raw) == (word is not None)
+    fast, expected = quick.Reader().record(raw), read_with_jsonschema(raw)
+    if fast is not None:
+        assert fast == expected == quick.Reader().record(raw, is_checked=True)
+    assert is_accepted(raw) == (expected is not None)
 
 
 @pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
-def test_reader_reads_what_hosts_write() -> None:
+def test_reader_reads_valid_records_and_reuses_equal_metrics() -> None:
     reader = quick.Reader()
-    digits = SHORT.replace(json.loads(SHORT)["nonce"], "7" * 32)  # of no number of more than 64 bits
-    assert digits != SHORT
-    for text in (TEXT, SHORT, digits):
+    with_digits = SHORT.replace(json.loads(SHORT)["nonce"], "7" * 32)  # a string of 32 digits is not a number
+    assert with_digits != SHORT
+    for text in (TEXT, SHORT, with_digits):
         result = reader.record(text.encode())
         assert result is not None
-        assert result == verdict_of(text.encode())
+        assert result == read_with_jsonschema(text.encode())
     first, second = (reader.record(TEXT.encode()) for _ in range(2))
     assert first
     assert second
@@ -147,14 +147,14 @@ def test_reader_reads_what_hosts_write() -> None:
         ('"index": 0', '"index": -1'),
     ],
 )
-def test_reader_refuses(old: str, new: str) -> None:
+def test_reader_refuses_invalid_records(old: str, new: str) -> None:
     assert old in SHORT
     text = SHORT.replace(old, new, 1).encode()
     assert quick.Reader().record(text) is None
-    assert verdict_of(text) is None
+    assert read_with_jsonschema(text) is None
 
 
-# The sums
+# Tallies
 
 
 def make_verdict(host: str, value: float, verdict: str = PASS) -> Verdict:
@@ -170,7 +170,7 @@ def make_verdict(host: str, value: float, verdict: str = PASS) -> Verdict:
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_sums_do_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, chance: random.Random) -> None:
+def test_tally_does_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, chance: random.Random) -> None:
     values = {f"h{at}": at for at in range(len(items))}
     verdicts = [make_verdict(f"h{at}", value, verdict) for at, (value, verdict) in enumerate(items)]
     planned = Planned(builders.plan())
@@ -187,7 +187,7 @@ def test_sums_do_not_depend_on_the_order(items: list[tuple[float, str]], parts: 
     assert first.judged() == whole.judged()
 
 
-def test_row_has_the_distribution_of_its_values() -> None:
+def test_tally_row_has_the_distribution_of_its_values() -> None:
     tally = Tally(Planned(builders.plan()), {f"h{at}": at for at in range(5000)})
     for at in range(5000):
         tally.add(make_verdict(f"h{at}", 100 + at / 100, FAIL if at < 3 else PASS))

@@ -1,6 +1,6 @@
-"""schemas/readings.json lists the readings of a complete GPU host, and docs/checks.md the shipped criteria on them.
+"""schemas/readings.json and docs/checks.md are current; UPDATE_GOLDEN=1 updates both.
 
-UPDATE_GOLDEN=1 updates both.
+The first lists the readings of a complete GPU host, the second the shipped criteria.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DOCS = ROOT / "docs" / "checks.md"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    shared_memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as folder:
         root = whole.tree(Path(folder))
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
         whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
@@ -45,13 +45,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ).stdout
 
 
-def test_catalogue_of_readings_is_current(expected: str) -> None:
+def test_readings_catalogue_is_current(expected: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         readings.PATH.write_text(expected)
     assert expected == readings.PATH.read_text()
 
 
-def test_page_of_checks_is_current() -> None:
+def test_checks_page_is_current() -> None:
     page = checks([read_pack("common")])
     if os.environ.get("UPDATE_GOLDEN"):
         DOCS.write_text(page)

@@ -1,4 +1,4 @@
-"""The layout of a run directory is in one module."""
+"""Run directory: record paths, discovery of runs, and no paths built elsewhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 
 from schemas.run_directory import RunDirectory, is_run, record_name, record_names, runs_in
 from tests import ROOT, builders
-
-REPOSITORY = ROOT
 
 
 def test_record_of_a_host_and_of_its_gang() -> None:
@@ -29,7 +27,7 @@ def test_plan_lists_the_expected_records() -> None:
     assert record_names(builders.plan("h1", "h2", rackproof_gang="none")).keys() == {"hosts/h1.json", "hosts/h2.json"}
 
 
-def test_records_are_read_where_they_are_written(tmp_path: Path) -> None:
+def test_records_of_the_plan_are_found(tmp_path: Path) -> None:
     plan, paths = builders.plan("h1", "h2"), RunDirectory(tmp_path)
     paths.make(plan)
     for name in record_names(plan):
@@ -50,11 +48,11 @@ def test_no_other_code_builds_these_paths() -> None:
     joined = re.compile(
         r'f?"(?:hosts|gangs)/|/ "(?:plan|report|hosts|gangs|events|progress|journal|lock)[".]|/ "verdicts\.prom"'
     )
-    result = [
-        f"{path.relative_to(REPOSITORY)}:{number}"
+    matches = [
+        f"{path.relative_to(ROOT)}:{number}"
         for folder in ("agent", "fleet", "schemas", "rackproof")
-        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if joined.search(line) and path.name != "run_directory.py"
     ]
-    assert result == []
+    assert matches == []

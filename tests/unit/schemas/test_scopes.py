@@ -1,4 +1,4 @@
-"""Scopes are read by `Scope` alone."""
+"""`Scope` parses scope strings; no other code splits them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 from schemas.scopes import Scope
 from tests import ROOT
-
-REPOSITORY = ROOT
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def test_same_text_is_the_same_object() -> None:
     assert Scope.parse("gpu=0,link=3") is Scope.parse("gpu=0,link=3")
 
 
-def test_scope_contains_itself_and_what_is_below() -> None:
+def test_scope_contains_itself_and_its_parts() -> None:
     gpu = Scope.parse("gpu=1")
     assert gpu.contains("gpu=1")
     assert gpu.contains("gpu=1,link=0")
@@ -75,11 +73,11 @@ def test_no_other_code_splits_scopes() -> None:
     split = re.compile(
         r'scope\.(?:r?split|r?partition|startswith|endswith|remove\w+)\(|startswith\(\(?"(?:gang|gpu|pci)='
     )
-    result = [
-        f"{path.relative_to(REPOSITORY)}:{number}"
+    matches = [
+        f"{path.relative_to(ROOT)}:{number}"
         for folder in ("agent", "collectors", "fleet", "schemas", "rackproof")
-        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if split.search(line) and path.name != "scopes.py"
     ]
-    assert result == []
+    assert matches == []
