@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
@@ -17,10 +16,11 @@ from schemas.records import MEASURED, Launch, Observation, Record, Snapshot, Val
 from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
+from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
 """A supervisor that ends its ranks at the deadline needs at most this long."""
-CLOCK_TOLERANCE = timedelta(seconds=300)
+CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 FULL_PHASES = ("before", "after")
 """Phases of the snapshots that have every reading; one taken during a launch has only the fast ones."""
@@ -104,22 +104,21 @@ def _time_problems(record: Record) -> Iterator[Problem]:
     moments = [("its beginning", record.began), ("its end", record.ended)]
     moments += [(f"the snapshot {item.phase} {item.stage}", item.at) for item in record.snapshots]
     moments += [(f"the launch of {item.stage}", item.began) for item in record.launches]
-    times: dict[str, datetime] = {}
+    times: dict[str, float] = {}
     for what, text in moments:
         try:
-            times[what] = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            times[what] = epoch_seconds(text)
         except ValueError:
             yield "record", "host", f"{what} has the time {text!r}, which is no time", ""
             return
-    first, last = times["its beginning"] - CLOCK_TOLERANCE, times["its end"] + CLOCK_TOLERANCE
+    first, last = times["its beginning"] - CLOCK_TOLERANCE_S, times["its end"] + CLOCK_TOLERANCE_S
     outside = [what for what, moment in times.items() if not first <= moment <= last]
-    if times["its end"] < times["its beginning"] - CLOCK_TOLERANCE:
+    if times["its end"] < times["its beginning"] - CLOCK_TOLERANCE_S:
         yield "record", "host", "the record ends before it begins", ""
     elif outside:
         yield "record", "host", f"the record covers {record.began} to {record.ended}, and {outside[0]} is outside", ""
     for launch in record.launches:
-        began = datetime.fromisoformat(launch.began.replace("Z", "+00:00"))
-        if launch.duration_s > (last - began).total_seconds():
+        if epoch_seconds(launch.began) + launch.duration_s > last:
             yield f"stage.{launch.stage}", "host", "the launch ends after the record", launch.stage
 
 
