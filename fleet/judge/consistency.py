@@ -181,7 +181,7 @@ def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Ite
 
 def _may_disappear(name: str, scope: str) -> bool:
     """Return whether what a reading is of may come and go by design: a remote volume, a virtual interface, an error code."""
-    return not scope.startswith("gpu=") or name.startswith(("xid.", "sxid."))
+    return Scope.parse(scope).device_kind != "gpu" or name.startswith(("xid.", "sxid."))
 
 
 def _figure_problems(view: HostView, record: Record) -> Iterator[Problem]:
