@@ -312,7 +312,7 @@ def judged(
     first, *rest = evidence["h1"].records
     taken = tuple(
         replace(snapshot, metrics=(*filter(lambda metric: metric.name != "xid.last_seen", snapshot.metrics), *extra))
-        for snapshot, when in zip(first.snapshots, observed, strict=True)
+        for snapshot, when in zip(first.snapshots, (observed[0], *observed), strict=True)
         for extra in [
             (
                 Metric(name=name, unit="1", values=counts),
