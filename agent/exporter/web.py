@@ -25,7 +25,6 @@ from typing import cast
 
 import bcrypt
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from agent.exporter.web_config import WebConfig
@@ -38,7 +37,7 @@ CPU time per GPU (measured, H200): with eight GPUs and one reading a second, 8 %
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
-OPENMETRICS, TEXT = openmetrics.CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4
+OPENMETRICS, TEXT = openmetrics.CONTENT_TYPE_LATEST, "text/plain; version=0.0.4; charset=utf-8"
 ENCODERS: Mapping[str, Callable[[CollectorRegistry], bytes]] = {
     OPENMETRICS: openmetrics.generate_latest,
     TEXT: generate_latest,

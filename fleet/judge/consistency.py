@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.catalogue import DURATION
 from schemas.records import MEASURED, Launch, Observation, Record, Snapshot, Value
 from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import Scope
+from schemas.semantic_validation import COLLECTOR
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
 
@@ -31,8 +33,11 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
 CREDIBLE_RATIO = 20.0
-"""Figures of like devices of one host differ by less than this factor; more is a unit or a counter that is wrong."""
+"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
+compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits."""
 RELATIVE = 1e-3
+LASTING_DEVICES = ("host", "gpu", "cpu")
+"""Device kinds whose readings are in every snapshot."""
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -123,7 +128,7 @@ def _time_problems(record: Record) -> Iterator[Problem]:
 
 
 def _identity_problems(record: Record) -> Iterator[Problem]:
-    for field in ("index", "serial", "uuid", "pci_bus_id"):
+    for field in ("index", "pci_bus_id"):  # a serial or UUID that two GPUs share fails as a duplicate
         values = Counter(getattr(gpu, field) for gpu in record.gpus)
         for value, count in values.items():
             if count > 1 and value != "":
@@ -142,7 +147,9 @@ def _identity_problems(record: Record) -> Iterator[Problem]:
 
 def _reading_problems(record: Record) -> Iterator[Problem]:
     """Every full snapshot of a record has the same readings, each in the same scopes."""
-    full = [snapshot for snapshot in record.snapshots if snapshot.phase in FULL_PHASES]
+    # A collector that failed takes its readings with it. That has a verdict of its own, which names the collector.
+    snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
+    full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
     if not full:
         return
     scopes: dict[str, set[str]] = {}
@@ -153,13 +160,17 @@ def _reading_problems(record: Record) -> Iterator[Problem]:
             known.update(metric.absent)
     for snapshot in full:
         yield from _missing_readings(snapshot, scopes)
-    during = [{metric.name for metric in snapshot.metrics} for snapshot in record.snapshots if snapshot not in full]
-    fast = set().union(*during) if during else set()
-    for snapshot, names in zip((item for item in record.snapshots if item not in full), during, strict=True):
-        for name in sorted(fast - names)[:3]:
+    during = [snapshot for snapshot in snapshots if snapshot.phase not in FULL_PHASES]
+    fast = {metric.name for snapshot in during for metric in snapshot.metrics}
+    for snapshot in during:
+        for name in sorted(fast - {metric.name for metric in snapshot.metrics})[:3]:
             yield name, "host", f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots", snapshot.stage
     for name in sorted(fast - scopes.keys())[:3]:
         yield name, "host", "read only during a launch", ""
+
+
+def _has_failed_collector(snapshot: Snapshot) -> bool:
+    return any(metric.name.startswith(COLLECTOR) and metric.absent for metric in snapshot.metrics)
 
 
 def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Iterator[Problem]:
@@ -168,9 +179,8 @@ def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Ite
     for name, known in scopes.items():
         metric = here.get(name)
         if metric is None:
-            if name.startswith("collector."):  # in the snapshot in which a collector failed
-                continue
-            yield name, "host", f"not read {when}, and in other snapshots of the record", snapshot.stage
+            if not all(_may_disappear(name, scope) for scope in known):
+                yield name, "host", f"not read {when}, and in other snapshots of the record", snapshot.stage
             continue
         if len(metric.values) + len(metric.absent) == len(known):
             continue
@@ -181,7 +191,7 @@ def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Ite
 
 def _may_disappear(name: str, scope: str) -> bool:
     """Return whether what a reading is of may come and go by design: a remote volume, a virtual interface, an error code."""
-    return Scope.parse(scope).device_kind != "gpu" or name.startswith(("xid.", "sxid."))
+    return Scope.parse(scope).device_kind not in LASTING_DEVICES or name.startswith(("xid.", "sxid."))
 
 
 def _figure_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -253,7 +263,7 @@ def _sibling_problems(items: Sequence[Observation]) -> Iterator[Problem]:
             reason = f"{key} is {item.params[key]}, and {first.params[key]} at {first.scope}"
             yield item.name, item.scope, reason, item.stage
     values = sorted(float(item.value) for item in items if isinstance(item.value, int | float) and item.value)
-    if first.unit in ("B/s", "FLOP/s", "1/s", "s", "W", "Hz") and len(values) > 1 and values[0] > 0:
+    if first.unit in RATE_UNITS and len(values) > 1 and values[0] > 0:
         median = values[(len(values) - 1) // 2]
         for item in items:
             if isinstance(item.value, int | float) and item.value > CREDIBLE_RATIO * median:

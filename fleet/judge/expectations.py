@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
@@ -216,9 +216,8 @@ class DuplicateSerials:
 
     def add(self, host: str, evidence: Evidence) -> None:
         """Add the GPUs of a host."""
-        for gpu in evidence.gpus():
-            for key in _identities(gpu):
-                self._add_location(key, (host, gpu.index))
+        for gpu, key in _identities(evidence.gpus()):
+            self._add_location(key, (host, gpu.index))
 
     def _add_location(self, key: tuple[str, str], location: GpuLocation) -> None:
         if self._first.setdefault(key, location) != location:
@@ -241,9 +240,15 @@ class DuplicateSerials:
         return {host for key, locations in self._more.items() for host, _ in (self._first[key], *locations)}
 
 
-def _identities(gpu: Gpu) -> list[tuple[str, str]]:
-    identities = (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid))
-    return [(kind, identity) for kind, identity in identities if identity]
+def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, tuple[str, str]]]:
+    """Yield the serial and the UUID of each GPU. The GPUs of one board (A16: four) share its serial: it is given once."""
+    boards: set[str] = set()
+    for gpu in gpus:
+        if gpu.serial and not (gpu.uuid and gpu.serial in boards):
+            yield gpu, ("gpu.serial", gpu.serial)
+        if gpu.uuid:
+            boards.add(gpu.serial)
+            yield gpu, ("gpu.uuid", gpu.uuid)
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
@@ -251,8 +256,7 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
     return [
         _duplicate(host, gpu, *key, others)
         for host, of_host in evidence.items()
-        for gpu in of_host.gpus()
-        for key in _identities(gpu)
+        for gpu, key in _identities(of_host.gpus())
         if (others := known.others(key, (host, gpu.index)))
     ]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from statistics import median
 from typing import Any
 
@@ -18,6 +17,7 @@ from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan
 from schemas.reports import LineKind, SummaryLine
 from schemas.stages import BENCHMARK
+from schemas.times import epoch_seconds
 
 Key = tuple[str, str]
 """Stage and benchmark."""
@@ -117,14 +117,10 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
         cost_s=max(0.1, median(costs_s)) if costs_s else default_cost_s,
         measured=sum(run.measured[key] for run in runs_with_key),
         findings=sum(run.findings.get(key, 0) for run in past),
-        age_s=max(0.0, _seconds(now) - _seconds(last)) + (0.0 if runs_with_key else NEVER_RUN_S),
+        age_s=max(0.0, epoch_seconds(now) - epoch_seconds(last)) + (0.0 if runs_with_key else NEVER_RUN_S),
         parts=parts if key[0] == BENCHMARK else tuple({"NVLink": "fabric"}.get(part, part) for part in parts),
         has_run=bool(runs_with_key),
     )
-
-
-def _seconds(at: str) -> float:
-    return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
 
 
 def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:

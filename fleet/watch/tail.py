@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from schemas.times import epoch_seconds
+
 MAX_READ_BYTES = 64_000_000
 MAX_LINE_BYTES = 64_000
 
@@ -72,7 +74,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def parse_time(at: object) -> float:
     """Return an ISO timestamp as seconds since 1970; 0 if it is invalid."""
     try:
-        seconds = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
+        seconds = epoch_seconds(at) if isinstance(at, str) else 0.0
         datetime.fromtimestamp(seconds, UTC)  # rejects years that cannot be formatted
         return seconds
     except (ValueError, OverflowError, OSError):

@@ -26,9 +26,10 @@ class ActionModule(Fetch):  # type: ignore[misc]
             status = {}  # `fetch` reports why the file cannot be read
         if status.get("exists") and not status.get("isreg"):
             raise AnsibleActionFail(f"{source} is not a regular file: the host's record is not fetched")
-        if status.get("size", 0) > MAX_BYTES:
+        size = status.get("size", 0)
+        if not isinstance(size, int) or size > MAX_BYTES:  # the host's answer, whatever it is
             raise AnsibleActionFail(
-                f"{source} has {status['size']} bytes, more than {MAX_BYTES}: this is no record of Rackproof and is not fetched"
+                f"{source} has {size} bytes, more than {MAX_BYTES}: this is no record of Rackproof and is not fetched"
             )
         result: dict[str, Any] = super().run(tmp, task_vars)
         return result

@@ -102,7 +102,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_last_snapshot(without_scope),
         "not read after benchmark, and in other snapshots of the record",
     ),
-    "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "2 GPUs of this host have serial h2-0"),
+    "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "changed during the run: h2-0, then h2-1"),
     "two GPUs at one PCI address": (
         change_gpu(1, pci_bus_id="0000:00:00.0"),
         "2 GPUs of this host have pci_bus_id 0000:00:00.0",

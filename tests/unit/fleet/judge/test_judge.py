@@ -298,6 +298,31 @@ def test_duplicate_serial_fails_both_hosts() -> None:
     assert verdicts[0].reason == "h1-0 is also h2 gpu=0"
 
 
+def test_gpus_of_one_board_may_share_its_serial() -> None:
+    """An A16 has four GPUs and one serial."""
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+
+    def with_serial(host: str, serial: str, **changes: str) -> None:
+        evidence[host] = Evidence(
+            records=tuple(
+                replace(record, gpus=tuple(replace(gpu, serial=serial, **changes) for gpu in record.gpus))
+                for record in evidence[host].records
+            )
+        )
+
+    def duplicates() -> list[tuple[str, str]]:
+        verdicts = findings(plan, evidence)
+        return [(item.host, item.scope) for item in verdicts if item.criterion == "identity-unique"]
+
+    with_serial("h1", "board-1")
+    assert duplicates() == []
+    with_serial("h2", "board-1")
+    assert duplicates() == [("h1", "gpu=0"), ("h2", "gpu=0")]
+    with_serial("h2", "board-2", uuid="")
+    assert duplicates() == [("h2", "gpu=0"), ("h2", "gpu=1")]
+
+
 def test_thermal_slowdown_in_any_snapshot_fails_and_power_cap_does_not() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
