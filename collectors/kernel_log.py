@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 KMSG = Path("/dev/kmsg")
 JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--quiet", "--lines=100000")
@@ -118,23 +119,29 @@ def _command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        lines = [line for line in process.stdout.decode(errors="replace").split("\n") if timestamp(line) is not None]
-        if lines:
-            return lines
+        records: list[str] = []
+        for line in process.stdout.decode(errors="replace").split("\n"):
+            if timestamp(line) is not None:
+                records.append(line)
+            elif records and line.startswith(" "):  # journalctl indents the other lines of a message
+                records[-1] += f"\n{line.strip()}"
+        if records:
+            return records
     return []
 
 
 def uptime(line: str) -> float:
-    """Return the seconds since boot at which a line was logged; 1 if the line has no time."""
+    """Return the seconds since boot at which a line was logged; 1 if the line has no such time."""
     return 1.0 if (seconds := timestamp(line)) is None else seconds
 
 
 def timestamp(line: str) -> float | None:
-    """Return the seconds since boot at the start of a line of /dev/kmsg, dmesg or the journal, or None."""
-    if record := re.match(r"\d+,\d+,(\d+),", line):
-        return int(record.group(1)) / 1e6
-    printed = re.match(r"\[ *(\d+\.\d+)\]", line)
-    return float(printed.group(1)) if printed else None
+    """Return the seconds since boot in the head of a line, or None if it has none, or a date."""
+    if record := _RECORD.match(line):
+        return int(record[1]) / 1e6
+    head = _printed_head(line)
+    seconds = head["inner"] or head["outer"]
+    return float(seconds) if seconds else None
 
 
 def reaches_boot(first: str) -> bool:
@@ -144,9 +151,38 @@ def reaches_boot(first: str) -> bool:
     return uptime(first) <= BOOT_S
 
 
-def message(line: str) -> str:
-    """Return the message of a line, without time, host and the name `kernel`."""
-    return _HEAD.sub("", line, count=1)
+def messages(line: str) -> list[str]:
+    """Return the message of a record, one element for each of its lines, without time, level, host and the name `kernel`.
+
+    Reads records of /dev/kmsg, and what dmesg, journalctl and syslog daemons make of them in any of their time formats.
+    """
+    if record := _RECORD.match(line):
+        # The kernel writes bytes that are not printable as \\xNN, line ends included (Linux, ABI/testing/dev-kmsg).
+        return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), line[record.end() :]).split("\n")
+    return line[_printed_head(line).end() :].split("\n")
 
 
-_HEAD = re.compile(r"^(?:\d+,\d+,\d+,[^;]*;|\[[ \d.]+\](?:\[[ TC\d]+\])? ?(?:(?:\S+ )?kernel: )?)")
+_RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;")
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
+_LEVEL = (
+    r"(?:<\d+>)?"  # dmesg --raw
+    r"(?:(?:kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|local\d) *"  # dmesg --decode
+    r":(?:emerg|alert|crit|err|warn|notice|info|debug) *: *)?"
+)
+_ZONE = r"(?: ?(?:Z|[+-]\d\d:?\d\d|[A-Z]{3,5})\b)?"
+_DATE = (
+    rf"(?:\w{{3}} )?\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?{_ZONE}"  # ISO, with or without a weekday
+    r"|\w{3} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?"  # syslog
+    r"|\d{9,}\.\d+"  # seconds since 1970
+    r"|\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\]|\[\w{3} +\d+ [\d:]{5}\]|\[ *\+\d+\.\d+\]"  # dmesg: ctime, reltime, delta
+)
+_CALLER = r"(?:\[ *[TC]\d+\])?"  # CONFIG_PRINTK_CALLER
+_PRINTED = re.compile(
+    rf"\s*{_LEVEL}(?:(?:{_DATE}|\[ *(?P<outer>\d+\.\d+)\]){_CALLER}\s*(?:(?:\S+ )?kernel(?:\[\d+\])?: *)?)?"
+    rf"{_LEVEL}(?:\[ *(?P<inner>\d+\.\d+)\]{_CALLER})?\s*"
+)
+
+
+def _printed_head(line: str) -> re.Match[str]:
+    """Return what a program has printed before the message. Every part of the pattern is optional, so that it always matches."""
+    return cast("re.Match[str]", _PRINTED.match(line))

@@ -14,13 +14,28 @@ from collectors.kernel_log import RingBuffer
 
 # `PCI:0000:5d:00`; old drivers leave out `PCI:`, and a GPU under MIG adds `GPU-I:05 GPU-CI:00`. Anchored, because a process name
 # may look like an XID.
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F]+){2}(?:\.[0-7])?)(?: GPU-[^)]*)?\): (\d+)(?!\d)")
-_NVLINK5_FATAL = re.compile(r"\): (?:14[4-9]|150), .*?\S+ Fatal ")
-_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-fA-F:]+\.[0-7])\): (\d+), (.*)")
+_XID = re.compile(r"NVRM:\s+Xid\s+\(([^)]*)\)\s*:\s*(\d{1,4})(?!\d)(.*)", re.DOTALL)
+_ADDRESS = r"(?:PCI:)?(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?"
+_LEADING_ADDRESS = re.compile(rf"{_ADDRESS}(?![0-9a-fA-F.:/])")
+_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]+)+")
+_GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
+_NVLINK5 = range(144, 151)
+"""XIDs of many errors each, which the driver marks as fatal or not: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 ...)`."""
+_NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
+_SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\s*,\s*(.*)")
 _SXID_DETAIL = re.compile(r"Severity \d|Data \{")
-_SEVERITY = {"Fatal": "yes", "Non-fatal": "no", "Correctable": "no"}
-_MESSAGE = re.compile(r"NVRM: GPU ([0-9a-fA-F:]+\.[0-7]): (GPU has fallen off the bus|RmInitAdapter failed)")
-_MESSAGES = {"GPU has fallen off the bus": "fallen_off_the_bus", "RmInitAdapter failed": "init_failed"}
+_SEVERITY = {"fatal": "yes", "non-fatal": "no", "nonfatal": "no", "correctable": "no"}
+_LOST, _INIT_FAILED, _PROBE_FAILED = "fallen_off_the_bus", "init_failed", "probe_failed"
+_MESSAGES = (
+    (_LOST, re.compile(rf"NVRM:\s+GPU (?:at )?({_ADDRESS}):\s+GPU has fallen off the bus")),
+    (_LOST, re.compile(rf"NVRM:\s+The NVIDIA GPU ({_ADDRESS})\s.*fallen off the bus")),
+    (_INIT_FAILED, re.compile(rf"NVRM:\s+GPU (?:at )?({_ADDRESS}):\s+RmInitAdapter failed")),
+    (_PROBE_FAILED, re.compile(rf"nvidia(?: ({_ADDRESS}): probe with driver nvidia|: probe of ({_ADDRESS})) failed")),
+)
+"""What the driver writes about a GPU that it does not have, without an XID."""
+_GPU_SENTENCE = re.compile(r"NVRM:\s+The NVIDIA GPU ")
+_SENTENCE_LINES = 3
+"""`The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`."""
 
 
 @dataclass
@@ -36,21 +51,43 @@ class ErrorCounts:
     complete: bool = True
     """The log reaches back to the boot."""
 
+    addresses: dict[str, str] = field(default_factory=dict)
+    """UUID -> PCI address, as the driver wrote them."""
+    sentence: list[str] = field(default_factory=list)
+    """The lines so far of a sentence about a GPU that the driver breaks into several lines."""
+
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
         for line in lines:
-            if "NVRM: " not in line and "nvidia-nvswitch" not in line:
-                continue
-            message = kernel_log.message(line)
-            if gpu_error := parse_xid(message):
-                self.xid[gpu_error] += 1
-                self.fatal[gpu_error] += bool(_NVLINK5_FATAL.search(message))
-                self.last_xid = max(self.last_xid, kernel_log.uptime(line))
-            elif switch_error := parse_sxid(message):
-                self.sxid[switch_error] += 1
-                self.last_sxid = max(self.last_sxid, kernel_log.uptime(line))
-            elif match := _MESSAGE.match(message):
-                self.messages[sysfs_address(match.group(1)), _MESSAGES[match.group(2)]] += 1
+            if "NVRM: " in line or "nvidia" in line:
+                for message in kernel_log.messages(line):
+                    self._add_message(message, kernel_log.uptime(line))
+
+    def _add_message(self, message: str, uptime: float) -> None:
+        if error := parse_xid(message):
+            address = self.addresses.get(error.pci, error.pci)
+            self.xid[address, error.code] += 1
+            self.fatal[address, error.code] += error.is_fatal
+            self.last_xid = max(self.last_xid, uptime)
+        elif switch_error := parse_sxid(message):
+            self.sxid[switch_error] += 1
+            self.last_sxid = max(self.last_sxid, uptime)
+        elif match := _GPU_AT.match(message):
+            self.addresses[match[2]] = sysfs_address(match[1])
+        elif lost := parse_message(self._whole_sentence(message)):
+            self.sentence.clear()
+            self.messages[lost] += 1
+
+    def _whole_sentence(self, message: str) -> str:
+        """Return the message, joined to the lines before it if it continues a sentence about a GPU."""
+        if _GPU_SENTENCE.match(message):
+            self.sentence = [message]
+        elif self.sentence and message.lstrip().startswith("NVRM: "):
+            self.sentence.append(message.lstrip().removeprefix("NVRM: "))
+            if len(self.sentence) <= _SENTENCE_LINES:
+                return " ".join(self.sentence)
+            self.sentence.clear()
+        return message
 
 
 class XidCollector:
@@ -104,7 +141,9 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
     newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID in the kernel log; 0: none")
     count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
     fatal = Family(name="xid.fatal", unit="1", help="NVLink 5 XIDs marked fatal in the kernel log")
-    messages = Family(name="xid.message", unit="1", help="Kernel messages about a lost GPU that are not XIDs")
+    messages = Family(
+        name="xid.message", unit="1", help="Kernel messages about a GPU that is lost or does not start, other than XIDs"
+    )
     complete = Family(name="xid.log_complete", unit="1", help="The kernel log reaches back to the boot")
     sxid_count = Family(name="sxid.count", unit="1", help="SXids of NVSwitches in the kernel log")
     newest_sxid = Family(name="sxid.last_seen", unit="s", help="Uptime at the newest SXid in the kernel log; 0: none")
@@ -121,21 +160,54 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
     return [newest, count, fatal, messages, complete, newest_sxid, sxid_count]
 
 
-def parse_xid(message: str) -> tuple[str, str] | None:
-    """Return PCI address and code of the XID in a kernel message, or None."""
+@dataclass(frozen=True, kw_only=True)
+class Xid:
+    """An XID in the kernel log."""
+
+    pci: str
+    """PCI address as sysfs spells it; the UUID of the GPU if the driver wrote that only."""
+    code: str
+    is_fatal: bool
+    """The driver marked an error of NVLink 5 as fatal."""
+
+
+def parse_xid(message: str) -> Xid | None:
+    """Return the XID in a kernel message, or None."""
     match = _XID.match(message)
-    return (sysfs_address(match.group(1)), match.group(2)) if match else None
+    if not match:
+        return None
+    place = match[1].strip()
+    address, uuid = _LEADING_ADDRESS.match(place), _UUID.search(place)
+    if not address and not uuid:
+        return None
+    # The name of the process comes first and may look like a severity: the last one counts.
+    severities = _NVLINK5_SEVERITY.findall(match[3]) if int(match[2]) in _NVLINK5 else []
+    return Xid(
+        pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them is there
+        code=str(int(match[2])),
+        is_fatal=bool(severities) and severities[-1].lower() == "fatal",
+    )
 
 
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
     """Return PCI address, whether fatal (`yes`, `no`, `unsaid`) and code of an SXid; None also for its detail lines."""
     match = _SXID.match(message)
-    if not match or _SXID_DETAIL.match(match.group(3)):
+    if not match or _SXID_DETAIL.match(match[3]):
         return None
-    severity = _SEVERITY.get(match.group(3).split(",")[0], "unsaid")
-    return sysfs_address(match.group(1)), severity, str(int(match.group(2)))
+    severity = _SEVERITY.get(match[3].split(",")[0].strip().lower(), "unsaid")
+    return sysfs_address(match[1]), severity, str(int(match[2]))
+
+
+def parse_message(message: str) -> tuple[str, str] | None:
+    """Return PCI address and kind of a message about a GPU that the driver has lost or cannot use, or None."""
+    for kind, pattern in _MESSAGES:
+        if match := pattern.match(message):
+            return sysfs_address(match[match.lastindex or 1]), kind
+    return None
 
 
 def sysfs_address(printed: str) -> str:
-    """Return a PCI address as sysfs spells it. The driver leaves out the function of a GPU, which is 0."""
-    return printed.lower() if "." in printed else f"{printed.lower()}.0"
+    """Return a PCI address as sysfs spells it, `0000:5d:00.0`. Domain and function may be missing; they are 0 then."""
+    address, _, function = printed.removeprefix("PCI:").partition(".")
+    domain, bus, device = (int(number, 16) for number in f"0:{address}".split(":")[-3:])
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function or 0}"

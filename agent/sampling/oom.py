@@ -103,7 +103,7 @@ class OomWatch:
         except OSError:
             return None
         for line in reversed(lines):
-            match = _KERNEL_MESSAGE.search(kernel_log.message(line))
+            match = _KERNEL_MESSAGE.search(kernel_log.messages(line)[0])
             if match and int(match[2]) in pids and kernel_log.uptime(line) >= self._began:
                 return f"kernel log: {match[0]}"
         return ""

@@ -2,7 +2,8 @@
 
 The driver numbers GPUs from 0, so a missing index does not identify a slot. The serial of an absent GPU cannot be read. Three
 sources identify it: the PCI bus, if the GPU is still on it; the accepted record of the host; and other hosts of the same build,
-which have GPUs in the same slots. If these sources contradict each other, no slot is named.
+which have GPUs in the same slots. If these sources contradict each other, no slot is named. What the kernel log reports of a GPU
+that does not answer is the cause.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from schemas.scopes import Scope
 DRIVER, BUS = "gpu.count", "gpu.pci_count"
 MIN_HOSTS = 2
 """A single other host may itself be the exception."""
+LOG_CAUSES = {
+    "message=fallen_off_the_bus": "fell off the bus",
+    "xid=79": "fell off the bus (XID 79)",
+    "message=init_failed": "could not be initialized",
+    "message=probe_failed": "was refused by the driver",
+}
+"""End of the scope of a reading of the kernel log -> what it says of the GPU, the gravest first."""
 NO_MODULE = -1
 """Module number of a GPU that has none: a card in a PCIe slot."""
 
@@ -76,13 +84,34 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
-    text = "; ".join(_identify(view, verdict.name, verdict.value, verdict.limit - verdict.value, slots))
+    missing = verdict.limit - verdict.value
+    causes = _log_causes(view) if missing > 0 else {}
+    texts = [*_identify(view, verdict.name, verdict.value, missing, slots, causes)]
+    texts += [f"kernel log: the GPU at PCI {address} {cause}" for address, cause in sorted(causes.items())]
+    text = "; ".join(texts)
     detail = "; ".join(filter(None, (verdict.detail, text)))
     return replace(verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail)
 
 
-def _identify(view: HostView, name: str, count: int, missing: int, slots: SlotMap) -> Iterator[str]:
-    """Yield texts that identify the `missing` GPUs; none if the readings of the host contradict each other."""
+def _log_causes(view: HostView) -> dict[str, str]:
+    """Return PCI address -> what the kernel log says of each GPU that does not answer."""
+    answering = {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or _layout(view).keys()
+    causes: dict[str, str] = {}
+    for scope in (*_last(view, "xid.message"), *_last(view, "xid.count")):
+        place = Scope.parse(scope)
+        address, cause = place.get("pci"), LOG_CAUSES.get(place.below)
+        if cause and address not in answering:
+            causes[address] = min(cause, causes.get(address, cause), key=[*LOG_CAUSES.values()].index)
+    return causes
+
+
+def _identify(
+    view: HostView, name: str, count: int, missing: int, slots: SlotMap, causes: Collection[str]
+) -> Iterator[str]:
+    """Yield texts that identify the `missing` GPUs; none if the readings of the host contradict each other.
+
+    `causes` has the addresses of the GPUs whose cause the kernel log contains.
+    """
     present, on_bus = _layout(view), _on_bus(view)
     # If only some GPUs of a host are under test, their indexes move when one of the others is missing.
     tests_all_gpus = view.host.devices == tuple(range(len(view.host.devices)))
@@ -96,7 +125,8 @@ def _identify(view: HostView, name: str, count: int, missing: int, slots: SlotMa
     if name == DRIVER and only_on_bus:
         if len(only_on_bus) > missing:
             return
-        yield f"on the PCI bus, but not listed by the driver: {', '.join(only_on_bus)} (see the kernel log)"
+        hint = "" if causes else " (see the kernel log)"
+        yield f"on the PCI bus, but not listed by the driver: {', '.join(only_on_bus)}{hint}"
         missing -= len(only_on_bus)
     if missing:
         absent = _absent_since_acceptance(view, missing, only_on_bus)

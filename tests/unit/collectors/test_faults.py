@@ -260,6 +260,18 @@ FAULTS = [
             for code in CODES["sxid"]
         },
     ),
+    fault(
+        "gpu fell off the bus without an xid",
+        "gpu-fallen-off",
+        before=KernelMessages(
+            (
+                f"NVRM: The NVIDIA GPU {links.GPUS[3]}",
+                "NVRM: (PCI ID: 10de:2330) installed in this system has",
+                "NVRM: fallen off the bus and is not responding to commands.",
+            )
+        ),
+        scope="gpu=3,message=fallen_off_the_bus",
+    ),
     fault("xid during the run", "xid-during-run", later=xid(31), scope="host"),
     fault("xid 94 during the run", "xid-during-run", later=xid(94), scope="host"),
     fault("fatal sxid", "sxid-fatal", before=sxid(20034, "Fatal, Link 30 LTSSM Fault Up")),

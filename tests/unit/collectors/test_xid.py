@@ -15,7 +15,7 @@ import pytest
 
 from collectors import kernel_log
 from collectors.base import Absent, scope
-from collectors.kernel_log import message
+from collectors.kernel_log import messages
 from collectors.xid import XidCollector, parse_sxid, parse_xid, sysfs_address
 from fleet.judge.criteria import Criterion, read_pack, read_packs
 from fleet.judge.judge import Evidence, judge
@@ -81,7 +81,9 @@ def test_uptime_is_parsed_from_every_format() -> None:
     ],
 )
 def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> None:
-    assert parse_xid(message(line)) == result
+    (message,) = messages(line.strip())
+    found = parse_xid(message)
+    assert (found and (found.pci, found.code)) == result
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> 
 )
 def test_sxid_counts_once_with_its_severity(text: str, result: tuple[str, str] | None) -> None:
     line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {text}"
-    assert parse_sxid(message(line)) == (result and ("0000:c1:00.0", *result))
+    assert parse_sxid(*messages(line)) == (result and ("0000:c1:00.0", *result))
 
 
 def test_addresses_have_the_sysfs_form() -> None:

@@ -98,6 +98,41 @@ def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
     assert details == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
 
 
+@pytest.mark.parametrize("kept_on_bus", [[MISSING], []])
+@pytest.mark.parametrize(
+    ("name", "below", "cause"),
+    [
+        ("xid.message", ["message=fallen_off_the_bus"], "fell off the bus"),
+        ("xid.message", ["message=init_failed", "message=probe_failed"], "could not be initialized"),
+        ("xid.message", ["message=probe_failed"], "was refused by the driver"),
+        ("xid.count", ["xid=79", "xid=45"], "fell off the bus (XID 79)"),
+    ],
+)
+def test_kernel_log_names_the_cause(kept_on_bus: list[int], name: str, below: list[str], cause: str) -> None:
+    result = host_with_slots("h2", LEFT, on_bus=kept_on_bus)
+    # An entry about a GPU that answers is no cause.
+    log = {f"pci=0000:{slot:02}:00.0,{what}": 1 for slot in (0, MISSING) for what in below}
+    logged = add_metrics(result, Metric(name=name, unit="1", values=log))
+    place = "on the PCI bus, but not listed by the driver: 0000:01:00.0" if kept_on_bus else reason_for(8)
+    assert count_details(findings(h2=logged))[DRIVER] == f"{place}; kernel log: the GPU at PCI 0000:01:00.0 {cause}"
+
+
+def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
+    return replace(
+        evidence,
+        records=tuple(
+            replace(
+                record,
+                snapshots=tuple(
+                    replace(s, metrics=(*(m for m in s.metrics if m.name != metrics[0].name), *metrics))
+                    for s in record.snapshots
+                ),
+            )
+            for record in evidence.records
+        ),
+    )
+
+
 def on_bus(slot: int) -> str:
     return f"on the PCI bus, but not listed by the driver: 0000:{slot:02}:00.0 (see the kernel log)"
 

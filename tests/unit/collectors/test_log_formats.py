@@ -1,0 +1,252 @@
+"""One event has one reading, whatever wrote the line: every driver branch, time format, padding and form of the PCI address.
+
+The forms are those of public logs and of the sources: kernel_rc.c, osinit.c and error_nvswitch.c of NVIDIA's open kernel modules
+(R535 to R595), Linux ABI/testing/dev-kmsg, dmesg(1) of util-linux, journalctl(1), rsyslog's traditional and ISO formats, and the
+issues NVIDIA/NVSentinel 155, leptonai/gpud 1209 and NVIDIA/open-gpu-kernel-modules 1150.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectors import kernel_log
+from collectors.xid import ErrorCounts, XidCollector
+
+PREFIXES = {
+    "kmsg": "3,1234,123456789,-;",
+    "kmsg of a caller": "3,1234,123456789,-,caller=T4242;",
+    "bare": "",
+    "dmesg": "[  123.456789] ",
+    "dmesg, late": "[171167.620236] ",
+    "dmesg --raw": "<3>[  123.456789] ",
+    "dmesg --decode": "kern  :err   : [  123.456789] ",
+    "dmesg --ctime": "[Tue Nov  3 04:05:06 2026] ",
+    "dmesg --ctime --decode": "kern  :err   : [Tue Nov  3 04:05:06 2026] ",
+    "dmesg --time-format iso": "2026-11-03T04:05:06,123456+00:00 ",
+    "dmesg --time-format iso --decode": "kern  :warn  : 2026-11-03T04:05:06,123456+01:00 ",
+    "dmesg --reltime": "[Nov 3 04:05] ",
+    "dmesg --reltime, next": "[  +0.000012] ",
+    "CONFIG_PRINTK_CALLER": "[  123.456789][ T4242] ",
+    "CONFIG_PRINTK_CALLER, processor": "[  123.456789][   C12] ",
+    "journalctl": "Nov 03 04:05:06 host7 kernel: ",
+    "journalctl of a container": "Nov 03 04:05:06 kernel: ",
+    "journalctl -o short-precise": "Nov 03 04:05:06.123456 host7 kernel: ",
+    "journalctl -o short-iso": "2026-11-03T04:05:06+0000 host7 kernel: ",
+    "journalctl -o short-iso-precise": "2026-11-03T04:05:06.123456+00:00 host7.example.com kernel: ",
+    "journalctl -o short-full": "Tue 2026-11-03 04:05:06 UTC host7 kernel: ",
+    "journalctl -o short-full, other zone": "Tue 2026-11-03 04:05:06 CEST host7 kernel: ",
+    "journalctl -o short-monotonic": "[  123.456789] host7 kernel: ",
+    "journalctl -o short-unix": "1793678706.123456 host7 kernel: ",
+    "syslog": "Nov  3 04:05:06 host7 kernel: [  123.456789] ",
+    "syslog of a caller": "Nov  3 04:05:06 host7 kernel: [  123.456789][ T4242] ",
+    "rsyslog, ISO": "2026-11-03T04:05:06.123456+00:00 host7 kernel: [  123.456789] ",
+    "rsyslog, ISO in UTC": "2026-11-03T04:05:06Z host7 kernel: ",
+    "BSD syslog": "<3>Nov  3 04:05:06 host7 kernel: ",
+}
+ADDRESSES = {
+    f"{marker}{address}{rest}": "0048:48:00.0" if "0048" in address else "0000:48:00.0"
+    for marker in ("PCI:", "")
+    for address in (
+        "0000:48:00",
+        "0000:48:00.0",
+        "00000000:48:00",
+        "00000000:48:00.0",
+        "0048:48:00",
+        "00000048:48:00.0",
+    )
+    for rest in ("", " GPU-I:05", " GPU-I:05 GPU-CI:01", " GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461")
+}
+"""What stands in the parentheses -> address as sysfs has it."""
+PROCESSES = (
+    "",
+    "pid=47110, name=ray::WorkerDict, ",
+    "pid='<unknown>', name=<unknown>, ",
+    "pid=1, ",
+    "pid=7, name=a Fatal XC flaw, ",
+    "pid=7, name=(x): 79, Nonfatal Link, ",
+    "name=python3, ",
+)
+WORDS = "0x021425c6 0x00000000 0x00000000 0x00000000"
+ENDS = (
+    f"XC0 i0 Link 01 ({WORDS})",
+    f"XC1 i0 Link -1 ({WORDS} 0x0 0x0)",
+    "XC 1 i 2 Link 01 [0x0000000a]",
+    "Link 01 (0x1)",
+)
+UNITS = {
+    "149": "NETIR_LINK_EVT",
+    "145": "RLW_RXPIPE",
+    "146": "TLW_RX/TLW_RX_PIPE0",
+    "150": "MSE_WATCHDOG",
+    "148": "NVLPW_CTRL/NVLPW",
+}
+PADDINGS = ((" ", " "), ("  ", "   "), ("   ", " "), ("\t", "\t"), ("             ", "         "))
+
+
+def counts(*lines: str) -> ErrorCounts:
+    result = ErrorCounts()
+    result.add(lines)
+    return result
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_xid_of_nvlink_5_is_read_in_every_format(prefix: str) -> None:
+    places = [("PCI:0000:48:00", process) for process in PROCESSES]
+    places += [(printed, "") for printed in ADDRESSES if prefix == PREFIXES["kmsg"]]
+    for (printed, process), (code, unit), (severity, is_fatal), end, (left, right) in itertools.product(
+        places, UNITS.items(), (("Fatal", 1), ("Nonfatal", 0)), ENDS, PADDINGS
+    ):
+        line = f"{prefix}NVRM: Xid ({printed}): {code}, {process}{unit}{left}{severity}{right}{end}"
+        result, error = counts(line), (ADDRESSES[printed], code)
+        assert (result.xid, +result.fatal) == ({error: 1}, {error: 1} if is_fatal else {}), line
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_other_xids_are_read_in_every_format(prefix: str) -> None:
+    codes = ("13", "31", "43", "45", "48", "63", "79", "94", "119", "154", "175")
+    places = [("PCI:0000:48:00", "0000:48:00.0", process) for process in PROCESSES]
+    places += [(printed, address, "") for printed, address in ADDRESSES.items()]
+    for (printed, address, process), code, separator in itertools.product(places, codes, (", ", ",  ", ",", " ", "\t")):
+        line = f"{prefix}NVRM: Xid ({printed}): {code}{separator}{process}GPU recovery action changed from 0x0 (None)"
+        result = counts(line)
+        assert (result.xid, +result.fatal) == ({(address, code): 1}, {}), line
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize(
+    ("severity", "fatal"), [("Fatal", "yes"), ("Non-fatal", "no"), ("Nonfatal", "no"), ("Correctable", "no")]
+)
+def test_sxid_is_read_in_every_format(prefix: str, severity: str, fatal: str) -> None:
+    for address, separator in itertools.product(
+        ("PCI:0000:C1:00.0", "PCI:00000000:c1:00.0", "0000:c1:00"), (", ", ",  ", ",")
+    ):
+        head = f"{prefix}nvidia-nvswitch3: SXid ({address}): 20034{separator}"
+        lines = (
+            f"{severity}, Link 30 LTSSM Fault Up",
+            "Severity 1 Engine instance 30",
+            "Data {0x50610002, 0x10100030}",
+        )
+        assert counts(*(head + line for line in lines)).sxid == {("0000:c1:00.0", fatal, "20034"): 1}
+
+
+LOST = {
+    "R535 and later": ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has",
+                       "NVRM: fallen off the bus and is not responding to commands."),
+    "older": ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330)", "NVRM: installed in this system has",
+              "NVRM: fallen off the bus and is not responding to commands."),
+    "without its PCI ID": ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: installed in this system has",
+                           "NVRM: fallen off the bus and is not responding to commands."),
+    "two lines": ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this",
+                  "NVRM: system has fallen off the bus and is not responding to commands."),
+    "one line": ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus.",),
+    "short": ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",),
+}  # fmt: skip
+"""Driver -> the lines that it writes at once."""
+
+
+def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield what a log has of these lines: a record each, one record with line ends, and one with indented lines."""
+    yield [prefix + line for line in lines]
+    yield [f"{prefix}{lines[0]}", *(f"               {line}" for line in lines[1:])]
+    if prefix.startswith("3,"):
+        yield [prefix + "\\x0a".join(lines), " SUBSYSTEM=pci", " DEVICE=+pci:0000:18:00.0"]
+    else:
+        yield ["\n".join([prefix + lines[0], *lines[1:]])]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize("lines", LOST.values(), ids=LOST)
+def test_gpu_lost_without_an_xid_is_read_in_every_format(prefix: str, lines: tuple[str, ...]) -> None:
+    for log in forms(prefix, lines):
+        between = [line for line in log for line in (line, f"{prefix}workqueue: hogged CPU for >10000us 4 times")]
+        for variant in (log, between):
+            assert counts(*variant).messages == {("0000:18:00.0", "fallen_off_the_bus"): 1}, variant
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x26:0x56:1463)", "init_failed"),
+        ("nvidia: probe of 0000:18:00.0 failed with error -1", "probe_failed"),
+        ("nvidia 0000:18:00.0: probe with driver nvidia failed with error -1", "probe_failed"),
+        ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:1b30) installed in this system is not supported", ""),
+        ("NVRM: GPU at PCI:0000:18:00: GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461", ""),
+        ("NVRM: The NVIDIA probe routine failed for 1 device(s).", ""),
+        ("mlx5_core 0000:18:00.0: probe with driver mlx5_core failed with error -22", ""),
+        ("traps: NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", ""),
+    ],
+)
+def test_other_messages_about_a_gpu(message: str, kind: str) -> None:
+    for prefix in PREFIXES.values():
+        assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
+
+
+def test_two_gpus_lost_at_once_are_both_named() -> None:
+    lines = [line.replace("18:00", bus) for bus in ("18:00", "2a:00") for line in LOST["R535 and later"]]
+    assert set(counts(*lines).messages) == {
+        ("0000:18:00.0", "fallen_off_the_bus"),
+        ("0000:2a:00.0", "fallen_off_the_bus"),
+    }
+
+
+def test_uuid_is_replaced_by_the_address_that_the_driver_wrote_before() -> None:
+    uuid = "GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461"
+    xid = f"NVRM: Xid ({uuid}): 79, GPU has fallen off the bus."
+    assert counts(f"NVRM: GPU at PCI:0000:18:00: {uuid}", xid).xid == {("0000:18:00.0", "79"): 1}
+    assert counts(xid).xid == {(uuid, "79"): 1}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "traps: NVRM: Xid (PCI:0000:4c:00): 79[8123] general protection fault",
+        "systemd[1]: NVRM: Xid (PCI:0000:4c:00): 79, GPU has fallen off the bus.",
+        "audit: comm=\"NVRM: Xid (PCI:0000:4c:00): 79, x\"",
+        "NVRM: Xid (PCI:../../etc): 79, pid=1",
+        "NVRM: Xid (PCI:0000:4c:00): , pid=1",
+    ],
+)  # fmt: skip
+def test_line_that_only_looks_like_an_xid_is_not_read(prefix: str, text: str) -> None:
+    assert counts(prefix + text).xid == {}
+
+
+@given(st.text(), st.sampled_from(list(PREFIXES.values())))
+def test_no_text_breaks_the_reader(text: str, prefix: str) -> None:
+    counts(
+        prefix + text,
+        f"{prefix}NVRM: Xid ({text}): 79, x",
+        f"{prefix}NVRM: The NVIDIA GPU {text}",
+        f"{prefix}NVRM: {text}",
+    )
+
+
+@pytest.mark.parametrize(
+    "prefix", [prefix for prefix in PREFIXES.values() if "123.456789" in prefix or "123456789" in prefix]
+)
+def test_uptime_is_read_from_every_format_that_has_it(prefix: str) -> None:
+    assert kernel_log.uptime(f"{prefix}NVRM: Xid (PCI:0000:48:00): 79, x") == 123.456789
+
+
+def test_journal_message_of_several_lines_is_one_record(tmp_path: Path) -> None:
+    first, *rest = LOST["R535 and later"]
+    journal = tmp_path / "journal.txt"
+    journal.write_text(
+        "\n".join(
+            [
+                "[    0.000000] host7 kernel: Linux version 6.8.0-45-generic",
+                f"[ 1843.308145] host7 kernel: {first}",
+                *(f"                             {line}" for line in rest),
+                "[ 1843.439662] host7 kernel: NVRM: The NVIDIA probe routine failed for 1 device(s).",
+            ]
+        )
+    )
+    families = XidCollector(tmp_path / "kmsg", full_snapshot=True, commands=(("cat", str(journal)),)).collect()
+    (message,) = [reading for family in families if family.name == "xid.message" for reading in family.readings]
+    assert message == ({"pci": "0000:18:00.0", "message": "fallen_off_the_bus"}, 1)
