@@ -17,7 +17,17 @@ PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 ACCEPTED, REJECTED, INCOMPLETE = "accepted", "rejected", "incomplete"
 ALL, EXCEPTIONS = "all", "exceptions"
 """How much of the hosts a report contains."""
-ACTIONS = ("rma", "inspect_hardware", "reseat", "reset_gpu", "reboot", "monitor", "none")
+ACTIONS = (
+    "rma",
+    "inspect_hardware",
+    "reseat",
+    "reset_gpu",
+    "reboot",
+    "recover_imex_domain",
+    "drain_p2p",
+    "monitor",
+    "none",
+)
 """What to do about a failed criterion, most severe first."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for action in ACTIONS}

@@ -11,10 +11,10 @@ from fleet.judge.evidence import Evidence, from_benchmark
 from fleet.judge.judge import judge
 from schemas.errors import UsageError
 from schemas.records import Record
-from schemas.reports import FAIL, Verdict
+from schemas.reports import ACTIONS, FAIL, Verdict
 from schemas.stages import SOAK
 
-FATAL = frozenset({"rma", "inspect_hardware", "reset_gpu", "reboot"})
+FATAL = frozenset(ACTIONS) - {"reseat", "monitor", "none"}
 """Actions that take a host out of service."""
 HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
 """Last parts of the names of benchmark figures that show the health of a part; all others show its speed."""

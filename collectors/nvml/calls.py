@@ -22,6 +22,10 @@ _UNSUPPORTED = frozenset(
 )
 
 
+class ResetRequired(Absent):
+    """The driver refuses the reading until the GPU is reset."""
+
+
 def not_supported(reason: str) -> ReadingError:
     """Return the error for a value that this part, driver or library does not have."""
     return ReadingError(Absent.unsupported(reason))
@@ -59,6 +63,8 @@ def try_read(get: Callable[[], Any]) -> Any:
 
 def translate(error: nvml.NVMLError) -> Absent:
     """Return an NVML error as the reason for an absent reading."""
+    if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
+        return ResetRequired(status="error", reason="NVML: the GPU requires a reset")
     status = "unsupported" if error.value in _UNSUPPORTED else "error"
     return Absent(status=status, reason=f"NVML: {error}")
 

@@ -11,11 +11,18 @@ import pynvml as nvml
 
 from collectors.base import HOST, Absent, Family, Labels, ReadingError, Value, empty_families
 from collectors.deadline import PendingCall, call_with_deadline
-from collectors.nvml.calls import call, decode, translate, try_read
+from collectors.nvml.calls import ResetRequired, call, decode, translate, try_read
 from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import Gpu
 from collectors.nvml.peers import peer_paths
-from collectors.nvml.readings import Sample, absent_samples, read_samples, read_uuid, reading_kinds
+from collectors.nvml.readings import (
+    Sample,
+    absent_samples,
+    read_samples,
+    read_uuid,
+    reading_kinds,
+    with_required_reset,
+)
 from collectors.nvml.slow_readings import SlowReadings
 
 GPU_DEADLINE_S = 5.0
@@ -93,7 +100,7 @@ class NvmlCollector:
                 host["gpu.count"].readings = [(HOST, 0)]
             return list(host.values())
         self._open_count += 1
-        lost: set[int] = set()
+        refused: dict[int, Absent] = {}
         gpu_families: list[Family] = []
         try:
             host["driver.version"].add(HOST, try_read(lambda: decode(nvml.nvmlSystemGetDriverVersion())))
@@ -102,11 +109,12 @@ class NvmlCollector:
             count = try_read(nvml.nvmlDeviceGetCount)
             if not isinstance(count, Absent):
                 indices = [index for index in range(count) if self._devices is None or index in self._devices]
-                gpu_families = list(self._gpu_families(indices, lost))
-                count = len(indices) - len(lost)
+                gpu_families = list(self._gpu_families(indices, refused))
+                # A GPU that waits for a reset is present.
+                count = len(indices) - sum(not isinstance(why, ResetRequired) for why in refused.values())
             host["gpu.count"].add(HOST, count)
         finally:
-            self._close(keep=int(self._keep_open and not lost))
+            self._close(keep=int(self._keep_open and not refused))
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
@@ -117,10 +125,10 @@ class NvmlCollector:
             with suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
-    def _gpu_families(self, indices: Iterable[int], lost: set[int]) -> Iterator[Family]:
-        """Yield every family of the GPUs; add to `lost` those that the driver reports as lost."""
+    def _gpu_families(self, indices: Iterable[int], refused: dict[int, Absent]) -> Iterator[Family]:
+        """Yield every family of the GPUs; add to `refused` those of which the driver gives no handle, and why."""
         results = call_with_deadline(
-            {index: partial(self._read, index, lost) for index in indices}, self._deadline_s, self._stuck
+            {index: partial(self._read, index, refused) for index in indices}, self._deadline_s, self._stuck
         )
         families = {
             kind.name: Family(name=kind.name, unit=kind.unit, help=kind.help, counter=kind.counter)
@@ -132,16 +140,16 @@ class NvmlCollector:
                 samples = absent_samples(result, self._full_snapshot, self._keep_open)
             else:
                 gpu_labels, samples = result.labels, result.samples
-            for name, labels, value in samples:
+            for name, labels, value in with_required_reset(samples):
                 families[name].add({**gpu_labels, **labels}, value)
         yield from families.values()
         yield self._peer_family({i: result for i, result in results.items() if not isinstance(result, Absent)})
 
-    def _read(self, index: int, lost: set[int]) -> GpuReadings:
+    def _read(self, index: int, refused: dict[int, Absent]) -> GpuReadings:
         try:
             gpu = Gpu(call("nvmlDeviceGetHandleByIndex", index))
-        except ReadingError:
-            lost.add(index)
+        except ReadingError as error:
+            refused[index] = error.absent
             self._forget(index)
             raise
         cached = self._cached(index, read_uuid(gpu))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import NamedTuple
 
 from collectors.base import Absent, Labels, Value
-from collectors.nvml.calls import decode, try_read
+from collectors.nvml.calls import ResetRequired, decode, try_read
 from collectors.nvml.clocks import ANY_THERMAL, THROTTLE_REASONS, THROTTLE_TIMES, throttle_times, throttling
 from collectors.nvml.fabric import FABRIC_ROWS
 from collectors.nvml.gpm import GPM_KINDS
@@ -16,7 +16,7 @@ from collectors.nvml.links import ACTIVE, LINK_KINDS, LINK_ROWS, link_readings, 
 from collectors.nvml.memory import MEMORY_ROWS
 from collectors.nvml.power import POWER_ROWS
 from collectors.nvml.rows import ONCE, SLOW, SNAPSHOT_ONLY, Row
-from collectors.nvml.settings import SETTINGS_ROWS
+from collectors.nvml.settings import RECOVERY, RESET, SETTINGS_ROWS
 
 GPU_READINGS: tuple[Row, ...] = (*IDENTITY_ROWS, *POWER_ROWS, *SETTINGS_ROWS, *MEMORY_ROWS, *LINK_ROWS, *FABRIC_ROWS)
 
@@ -58,6 +58,19 @@ def reading_kinds(full_snapshot: bool, counters: bool = False) -> list[ReadingKi
 def absent_samples(absent: Absent, full_snapshot: bool, counters: bool = False) -> list[Sample]:
     """Return the samples of a GPU that does not answer."""
     return [(kind.name, labels, absent) for kind in reading_kinds(full_snapshot, counters) for labels in kind.labels]
+
+
+def with_required_reset(samples: list[Sample]) -> list[Sample]:
+    """Return the samples of one GPU. If the driver refuses any reading until a reset, the recovery action is that reset.
+
+    Drivers before R570 report no recovery action. Where a later one names another action, that one stands.
+    """
+    if not any(isinstance(value, ResetRequired) for _, _, value in samples):
+        return samples
+    return [
+        (name, labels, RESET if name == RECOVERY and (isinstance(value, Absent) or value == "none") else value)
+        for name, labels, value in samples
+    ]
 
 
 def read_uuid(gpu: Gpu) -> str | Absent:

@@ -12,6 +12,8 @@ _ACTIONS = {
     7: "system_reboot",
 }  # fmt: skip
 
+RECOVERY, RESET = "gpu.recovery_action", _ACTIONS[1]
+
 
 def _utilization(name: str) -> Getter:
     return lambda gpu: getattr(gpu.query("UtilizationRates"), name) / 100
@@ -39,6 +41,6 @@ SETTINGS_ROWS = (
     Row("gpu.persistence.enabled", "1", False, "Persistence mode is enabled", flag("PersistenceMode")),
     Row("gpu.accounting.enabled", "1", False, "Process accounting is enabled", flag("AccountingMode"), SNAPSHOT_ONLY),
     Row("gpu.compute_mode", "1", False, "Compute mode", named("ComputeMode", _COMPUTE_MODES)),
-    Row("gpu.recovery_action", "1", False, "Recovery action that the driver asks for", _recovery_action),
+    Row(RECOVERY, "1", False, "Recovery action that the driver asks for", _recovery_action),
     Row("gpu.processes", "1", False, "Compute processes", _processes),
 )  # fmt: skip

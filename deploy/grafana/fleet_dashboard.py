@@ -52,6 +52,8 @@ ACTIONS = {
     "reseat": ("reseat", WARN),
     "reset_gpu": ("reset gpu", WARN),
     "reboot": ("reboot", WARN),
+    "recover_imex_domain": ("recover imex domain", WARN),
+    "drain_p2p": ("drain p2p", WARN),
     "monitor": ("monitor", BUSY),
 }
 SEVERITIES = {"critical": ("critical", BAD), "warning": ("warning", WARN)}

@@ -71,6 +71,8 @@ class Criterion:
     best_of_run: bool = False
     basis: str = "policy"
     note: str = ""
+    actions: Mapping[str, str] = field(default_factory=dict)
+    """Text that fails -> its action, where it is not `action`."""
     severity: str = ""
     """`critical`: unfit for use. `warning`: inspect it. The default follows from the action."""
     origin: str = ""

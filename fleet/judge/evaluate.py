@@ -15,6 +15,7 @@ from fleet.judge.evidence import from_benchmark
 from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
+from fleet.judge.refusals import may_be_transient
 from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
@@ -90,6 +91,8 @@ def _judge_series(
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
     lost = [item for item in group if item.status == ERROR]
+    if measured and group[-1].status == MEASURED and may_be_transient(group[-1].name):
+        lost = []
     if measured and group[-1].status == UNSUPPORTED and not criterion.optional:
         lost.append(group[-1])  # the part supported it earlier in the run
     verdict = _judge_measured(view, criterion, measured, figures) if measured else None
@@ -211,7 +214,7 @@ def _verdict(
         unit=criterion.unit,
         reason=f"{comparison} ({detail})" if detail else comparison,
         detail=detail,
-        action="none" if passed else criterion.action,
+        action="none" if passed else criterion.actions.get(str(value), criterion.action),
         source=criterion.source,
         basis=criterion.basis,
         severity="" if passed else criterion.severity,

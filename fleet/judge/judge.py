@@ -29,6 +29,7 @@ from fleet.judge.missing import with_missing_gpus
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.presence import judge_presence
+from fleet.judge.refusals import refused_readings
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import WaiverMatcher
@@ -139,6 +140,7 @@ def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[V
         yield from expectations.missing_observations(view)
         yield from expectations.unplanned_errors(view)
     yield from expectations.unmeasured_gpus(view)
+    yield from refused_readings(view)
     yield from judge_soak(view)
     yield from judge_presence(view)
     yield from contradictions(view)

@@ -44,7 +44,8 @@ def _cells(criterion: Criterion) -> Iterable[str]:
     )
     yield f"`{criterion.name}`{f': {description}' if description else ''}"
     yield _wanted(criterion)
-    yield ACTIONS[criterion.action].lower() or NONE
+    others = (f"{ACTIONS[action].lower()} if {text}" for text, action in criterion.actions.items())
+    yield "; ".join((ACTIONS[criterion.action].lower() or NONE, *others))
     yield _plain(f"{criterion.source} ({criterion.basis})")
 
 

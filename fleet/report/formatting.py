@@ -25,6 +25,8 @@ ACTIONS = {
     "reseat": "Reseat the part",
     "reset_gpu": "Reset the GPU",
     "reboot": "Reboot the host",
+    "recover_imex_domain": "Recover the IMEX domain",
+    "drain_p2p": "Stop the peer-to-peer traffic",
     "monitor": "Monitor",
     "none": "",
 }

@@ -189,6 +189,10 @@ FAULTS = [
         nvml=(f"{GPU_3}ValidateInforom=!14", f"{GPU_3}InforomConfigurationChecksum=!14"),
         scope="gpu=3",
     ),
+    fault("driver before R570 refuses a reading until a reset", "recovery-action",
+          nvml=("FieldValues.230=!3", f"{GPU_3}Temperature.0=!16"), scope="gpu=3", inconclusive="*"),
+    fault("driver before R570 refuses everything until a reset", "recovery-action",
+          nvml=("FieldValues.230=!3", f"{GPU_3}*=!16", "P2PStatus.3.*=!16"), scope="gpu=3", inconclusive="*"),
     fault("driver recommends a reset", "recovery-action", nvml=(f"{GPU_3}FieldValues.230=1",), scope="gpu=3"),
     fault(
         "thermal slowdown by hardware",
@@ -423,6 +427,61 @@ def test_fault_fails_exactly_its_criteria(machine: Machine, packs: tuple[Pack, .
         assert sorted((item.criterion, item.scope) for item in failed) == sorted(case.scopes.items())
     inconclusive = {(item.criterion, item.reason) for item in verdicts if item.verdict == INCONCLUSIVE}
     assert not inconclusive or case.inconclusive, inconclusive
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "action"),
+    [
+        (1, "gpu_reset", "reset_gpu"),
+        (2, "node_reboot", "reboot"),
+        (3, "drain_p2p", "drain_p2p"),
+        (4, "drain_and_reset", "reset_gpu"),
+        (5, "recover_imex_domain", "recover_imex_domain"),
+        (6, "bus_reset", "reset_gpu"),
+        (7, "system_reboot", "reboot"),
+        (99, "unknown (99)", "reset_gpu"),
+    ],
+)
+def test_recovery_action_of_the_driver_is_that_of_the_verdict(
+    machine: Machine, packs: tuple[Pack, ...], number: int, name: str, action: str
+) -> None:
+    case = Fault(name=name, failing=frozenset({"recovery-action"}), nvml=(f"{GPU_3}FieldValues.230={number}",))
+    (failed,) = (item for item in machine.judge_fault(case, packs) if item.verdict == FAIL)
+    assert (failed.scope, failed.action, failed.reason) == ("gpu=3", action, f"found {name}, wanted = none")
+
+
+REFUSALS = {
+    "Temperature.0": ({"gpu.temperature"}, "41"),
+    "PowerUsage": ({"gpu.power"}, "70000"),
+    "EnforcedPowerLimit": ({"gpu.power_limit"}, "700000"),
+    "PowerManagementLimit": ({"gpu.power_limit_lowered"}, "700000"),
+    "PowerManagementDefaultLimit": ({"gpu.power_limit_default", "gpu.power_limit_lowered"}, "700000"),
+    "ClockInfo.1": ({"gpu.clock.sm"}, "345"),
+    "ClockInfo.2": ({"gpu.clock.memory"}, "2619"),
+    "ApplicationsClock.0": ({"gpu.clock.lowered"}, "1980"),
+    "UtilizationRates": ({"gpu.utilization"}, "0 0"),
+    "PerformanceState": ({"gpu.performance_state"}, "0"),
+}
+"""Getter -> the readings that it refuses, and a healthy answer."""
+
+
+@pytest.mark.parametrize("code", [999, 10])
+@pytest.mark.parametrize("getter", REFUSALS)
+def test_reading_that_the_driver_refuses_is_inconclusive_unless_that_is_transient(
+    machine: Machine, packs: tuple[Pack, ...], getter: str, code: int
+) -> None:
+    readings, healthy = REFUSALS[getter]
+    refused, answered = f"{GPU_3}{getter}=!{code}", f"{GPU_3}{getter}={healthy}"
+    for first, later, expected in (
+        ((refused,), (), readings),
+        ((), (refused,), readings),
+        ((refused,), (answered,), set()),
+    ):
+        verdicts = machine.judge_fault(Fault(name="refused", failing=frozenset(), nvml=first, nvml_later=later), packs)
+        other = [item for item in verdicts if item.verdict != PASS and item.criterion != "uniform-power-limit"]
+        assert {item.verdict for item in other} <= {INCONCLUSIVE}
+        assert {(item.name, item.scope) for item in other} == {(name, "gpu=3") for name in expected}
+        assert all("NVML: " in item.reason for item in other)
 
 
 OTHER_HARDWARE = {

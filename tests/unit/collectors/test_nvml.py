@@ -17,7 +17,7 @@ from collectors import nvml as collector
 from collectors.base import Absent
 from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml import slow_readings
-from collectors.nvml.calls import translate
+from collectors.nvml.calls import ResetRequired, translate
 from collectors.nvml.gpu import Gpu
 from schemas import documents
 from schemas.readings import PROMETHEUS_SUFFIX
@@ -602,6 +602,49 @@ def test_running_collector_recovers_when_a_lost_gpu_returns(reader: nvml.Reader,
     assert after == healthy
 
 
+# ---- GPUs that require a reset ----
+
+RESET = "error: NVML: the GPU requires a reset"
+PER_GPU = sorted(
+    {
+        line.split("=")[0].removeprefix("gpu.0.")
+        for line in nvml.scenario("healthy-h100x8").read_text().splitlines()
+        if "=" in line
+        and not line.startswith(
+            ("#", "gpu.", "Init", "Shutdown", "Count", "DriverVersion", "CudaDriver", "ConfCompute")
+        )
+    }
+)
+"""Every getter of a GPU in the healthy scenario, with its arguments."""
+
+
+@pytest.mark.parametrize("getter", PER_GPU)
+def test_refusal_of_any_reading_until_a_reset_is_the_recovery_action(reader: nvml.Reader, getter: str) -> None:
+    before_r570 = "FieldValues.230=!3"
+    observed = readings(reader, "healthy-h100x8", before_r570, f"gpu.3.{getter}=!16")
+    # Not read: fallbacks of newer functions, counters of an exporter, other ends of further links. A pair has two GPUs.
+    is_exempt = re.match("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType", getter)
+    assert observed["gpu.recovery_action gpu=3"] == "gpu_reset" or is_exempt
+    assert observed["gpu.count host"] == 8
+    assert {observed[f"gpu.recovery_action gpu={gpu}"] for gpu in range(8) if gpu != 3} == {NOT_SUPPORTED}
+
+
+@pytest.mark.parametrize("full_snapshot", [True, False])
+def test_gpu_that_refuses_everything_until_a_reset_is_present(reader: nvml.Reader, full_snapshot: bool) -> None:
+    lines = ("gpu.3.*=!16", "P2PStatus.3.*=!16", "TopologyCommonAncestor.3=!16")
+    observed = flat(reader.take("healthy-h100x8", *lines, full_snapshot=full_snapshot)["snapshot"])
+    assert observed["gpu.recovery_action gpu=3"] == "gpu_reset"
+    assert observed["gpu.temperature gpu=3"] == RESET
+    assert observed["gpu.count host"] == 8
+    again = flat(reader.take("healthy-h100x8", full_snapshot=full_snapshot)["snapshot"])
+    assert again["gpu.recovery_action gpu=3"] == "none"
+
+
+def test_other_recovery_action_of_the_driver_has_precedence(reader: nvml.Reader) -> None:
+    observed = readings(reader, "healthy-h100x8", "gpu.3.Temperature.0=!16", "gpu.3.FieldValues.230=2")
+    assert observed["gpu.recovery_action gpu=3"] == "node_reboot"
+
+
 # ---- absent readings ----
 
 
@@ -1166,7 +1209,7 @@ def test_reading_names_are_unique() -> None:
         (2, Absent(status="unsupported", reason="NVML: Invalid Argument")),
         (13, Absent(status="unsupported", reason="NVML: Function Not Found")),
         (15, Absent(status="error", reason="NVML: GPU is lost")),
-        (16, Absent(status="error", reason="NVML: GPU requires restart")),
+        (16, ResetRequired(status="error", reason="NVML: the GPU requires a reset")),
         (10, Absent(status="error", reason="NVML: Timeout")),
         (424242, Absent(status="error", reason="NVML: NVML Error with code 424242")),
     ],

@@ -1,0 +1,64 @@
+"""Report the basic readings of a GPU that its driver refuses, such as `Unknown Error` for the temperature.
+
+Every NVIDIA data-centre GPU has these readings, so that a refusal is missing evidence, even if no criterion judges the value.
+A refusal that a later snapshot does not repeat was transient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleet.judge.host_view import HostView
+from schemas.records import ERROR
+from schemas.reports import Verdict, VerdictKind
+from schemas.scopes import Scope
+
+BASIC = (
+    "gpu.temperature",
+    "gpu.power",
+    "gpu.power_limit",
+    "gpu.power_limit_default",
+    "gpu.clock.sm",
+    "gpu.clock.memory",
+    "gpu.memory.total",
+    "gpu.memory.used",
+    "gpu.utilization",
+    "gpu.performance_state",
+)
+_DERIVED = ("gpu.power_limit_lowered", "gpu.clock.lowered")
+_IDENTITY, _RECOVERY = "gpu.uuid", "gpu.recovery_action"
+
+
+def may_be_transient(name: str) -> bool:
+    """Return whether a refusal of this reading is of no consequence once a later snapshot has it: it describes a moment."""
+    return name in BASIC or name in _DERIVED
+
+
+def refused_readings(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each basic reading that the last snapshot with it could not get.
+
+    Left out are readings that a criterion of one part judges, and GPUs that do not answer or require a recovery action.
+    """
+    excluded = {*_last_absent(view, _IDENTITY), *view.unmeasured_gpus, *_in_recovery(view)}
+    judged = [item for item in view.criteria().values() if item.name.startswith("gpu.") and item.same_as_fleet is None]
+    for name in BASIC:
+        if any(criterion.matches_name(name) for criterion in judged):
+            continue
+        for scope, (why, stage) in _last_absent(view, name).items():
+            status, _, reason = why.partition(": ")
+            if status == ERROR and Scope.parse(scope).device not in excluded:
+                yield view.inconclusive(name, scope, f"the driver refuses it: {reason}", stage, kind=VerdictKind.ERROR)
+
+
+def _last_absent(view: HostView, name: str) -> dict[str, tuple[str, str]]:
+    """Return scope -> why the last snapshot with this metric has no value, and its stage."""
+    metrics = view.observations.metrics.get(name)
+    if not metrics:
+        return {}
+    snapshot, metric = metrics[-1]
+    return {scope: (why, snapshot.stage) for scope, why in metric.absent.items()}
+
+
+def _in_recovery(view: HostView) -> set[str]:
+    metrics = view.observations.metrics.get(_RECOVERY)
+    return {scope for scope, action in metrics[-1][1].values.items() if action != "none"} if metrics else set()
