@@ -198,10 +198,9 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
         **({"rackproof_gpu_count": count} if profile["device"] == "gpu" else {}),
         **({"rackproof_gpu_devices": devices} if devices else {}),
     }
-    check_variables({name: variables})
     plan = make_plan(
         profile,
-        {name: variables},
+        check_variables({name: variables}),
         run_id=options.run_dir.name,
         nonce=secrets.token_hex(16),
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),

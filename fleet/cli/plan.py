@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.inventory import command_line
-from fleet.inventory.ansible import Variables, check_addresses, check_variables, hosts_of, read_inventory
+from fleet.inventory.ansible import Variables, check_hosts, hosts_of, read_inventory
 from fleet.planning.begin import begin
 from fleet.planning.plan_run import PlanRequest, plan_run
 from fleet.planning.test_selection import selection_table
@@ -17,9 +17,6 @@ from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import to_json
-
-YES = ("true", "yes", "on", "1")
-"""Texts that `-e name=value` on Ansible's command line makes of true."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,7 +59,7 @@ def call(options: argparse.Namespace) -> int:
     plan = plan_run(hosts, request, datetime.now(UTC))
     document = to_json(plan)
     if options.run_dir:
-        take_over = str(next(iter(hosts.values())).get("rackproof_take_over", False)).lower() in YES
+        take_over = bool(next(iter(hosts.values())).get("rackproof_take_over", False))
         document = begin(options.run_dir, json.loads(json.dumps(document)), take_over)
     if options.json:
         print(json.dumps(document, indent=1))
@@ -91,7 +88,4 @@ def _hosts(sources: list[str]) -> dict[str, Variables]:
         listing = documents.parse(sys.stdin.read(), source="the inventory", max_bytes=200_000_000)
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
-    hosts = hosts_of(listing)
-    check_variables(hosts)
-    check_addresses(hosts)
-    return hosts
+    return check_hosts(hosts_of(listing))

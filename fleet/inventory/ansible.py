@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas import documents
 from schemas.errors import UsageError
 
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+
 GROUP = "gpu_hosts"
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
+"""Other software has variables with two of these prefixes: NVIDIA's driver role has nvidia_driver_branch."""
+MAX_TYPING_ERRORS = 2
+"""Characters that are missing or added in a misspelt name: one wrong or swapped character counts as two."""
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+"""Values of a flag as text, which an INI inventory or `-e name=value` gives."""
 
 Variables = dict[str, Any]
 
@@ -27,10 +37,14 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
     Raises:
         UsageError: the inventory, the group or its hosts are missing, or a variable is unknown or of the wrong type.
     """
-    hosts = hosts_of(_listing(list(sources)))
-    check_variables(hosts)
-    check_addresses(hosts)
-    return hosts
+    return check_hosts(hosts_of(_listing(list(sources))))
+
+
+def check_hosts(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
+    """Return the hosts with valid variables (`check_variables`) and different addresses. Raises UsageError."""
+    checked = check_variables(hosts)
+    check_addresses(checked)
+    return checked
 
 
 def _listing(sources: list[str]) -> Mapping[str, Any]:
@@ -94,12 +108,18 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
     return {name: dict(variables.get(name, {})) for name in names}
 
 
-def check_variables(hosts: Mapping[str, Variables]) -> None:
-    """Raise UsageError if a variable of Rackproof is unknown or invalid; the message names the host and the nearest variable."""
+def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
+    """Return the hosts, with Rackproof's variables in the types of the schema: an INI inventory gives `yes` and `"8"` as text.
+
+    Raises:
+        UsageError: a variable of Rackproof is unknown or invalid; the message names the host and the nearest variable. A variable
+            of other software with a similar prefix is ignored, unless it is a misspelt one of Rackproof.
+    """
+    checked = {}
     for name, variables in hosts.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name may have only letters, digits, '.', '_' and '-'")
-        ours = {key: value for key, value in variables.items() if OUR_VARIABLE.match(key)}
+        ours = {key: _typed(key, value) for key, value in variables.items() if _is_ours(key)}
         # Unknown variable names sort first.
         for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
             if isinstance(error.instance, str) and "{{" in error.instance:
@@ -112,13 +132,75 @@ def check_variables(hosts: Mapping[str, Variables]) -> None:
                 .replace("the document: unknown ", "unknown variable ")
                 .removeprefix("the document: ")
             )
-            raise UsageError(f"host {name}: {problem}")
+            raise UsageError(f"host {name}: {problem}{_type_remedy(error)}")
+        checked[name] = {**variables, **ours}
+    return checked
+
+
+@cache
+def _schema_types() -> dict[str, Any]:
+    """Return variable -> type in the schema; None for a variable of several types."""
+    return {name: item.get("type") for name, item in documents.part("inventory")["properties"].items()}
+
+
+@cache
+def _is_ours(name: str) -> bool:
+    """Return whether a variable is one of Rackproof, or is meant to be."""
+    known = _schema_types()
+    return name in known or name.startswith("rackproof_") or any(_is_misspelt(name, other) for other in known)
+
+
+def _is_misspelt(name: str, known: str) -> bool:
+    if abs(len(name) - len(known)) > MAX_TYPING_ERRORS:
+        return False
+    same = sum(
+        block.size for block in difflib.SequenceMatcher(None, name.lower(), known, autojunk=False).get_matching_blocks()
+    )
+    return len(name) + len(known) - 2 * same <= MAX_TYPING_ERRORS
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return the value in the type of the schema, if that is certain; else the value, which the schema then rejects."""
+    wanted = _schema_types().get(name)
+    text = value.strip().lower() if isinstance(value, str) else str(value) if type(value) is int else ""
+    if wanted == "boolean" and text in (*TRUE, *FALSE):
+        return text in TRUE
+    if wanted == "integer" and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if (
+        wanted == "number"
+        and isinstance(value, str)
+        and re.fullmatch(r"[0-9]{1,18}(\.[0-9]+)?(e[+-]?[0-9]{1,3})?", text)
+    ):
+        return float(text)
+    if wanted == "string" and type(value) is int:
+        return str(value)
+    return value
+
+
+def _type_remedy(error: ValidationError) -> str:
+    """Return what to do about a value of a type that cannot be converted without loss."""
+    if error.validator != "type" or len(error.absolute_path) != 1:
+        return ""
+    name, value, wanted = error.absolute_path[0], error.instance, error.validator_value
+    if wanted == "string" and isinstance(value, float):  # 580.10 has become 580.1
+        return f': write it in quotes, such as {name}: "{value}" (in an INI inventory {name}=\'"{value}"\')'
+    if wanted in ("array", "object") and isinstance(value, str):
+        example = "[a, b]" if wanted == "array" else "{name: value}"
+        return f": an INI inventory and -e give text; set it in YAML, as {name}: {example}"
+    return ""
 
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
-    """Raise UsageError if two hosts are reached at the same address and port."""
+    """Raise UsageError if two hosts are reached at the same address and port, or if an address is a template."""
     visited: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():
+        for variable in ("ansible_host", "ansible_port"):
+            if "{{" in (value := str(variables.get(variable, ""))):
+                raise UsageError(
+                    f"host {name}: {variable}: {value!r} is a template, which only a playbook evaluates: "
+                    "give a value here, or plan with the playbook"
+                )
         if variables.get("ansible_connection") == "local":
             continue
         key = (str(variables.get("ansible_host", name)), str(variables.get("ansible_port", 22)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fleet.inventory.ansible import Variables, check_addresses, check_variables
+from fleet.inventory.ansible import Variables, check_hosts
 from schemas.errors import UsageError
 
 RACK = "listed"
@@ -47,6 +47,4 @@ def hosts_of_options(options: argparse.Namespace) -> dict[str, Variables]:
             "rackproof_gang": "rack" if len(names) > 1 else "none",
             **variables,
         }
-    check_variables(hosts)
-    check_addresses(hosts)
-    return hosts
+    return check_hosts(hosts)

@@ -121,3 +121,36 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: 
         documents.write(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
+
+
+MODELS = [
+    "a100-pcie-40",
+    "a100-pcie-80",
+    "a100-sxm-40",
+    "a100-sxm-80",
+    "b200",
+    "gb200",
+    "gh200",
+    "h200-nvl",
+    "h200-sxm",
+    "l40s",
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "suggested"),
+    [
+        ("h200", "h200-nvl or h200-sxm"),
+        ("H200", "h200-nvl or h200-sxm"),
+        ("a100", "a100-pcie-40, a100-pcie-80, a100-sxm-40 or a100-sxm-80"),
+        ("a100-80", "a100-pcie-80 or a100-sxm-80"),
+        ("H200 SXM", "h200-sxm"),
+        ("l40", "l40s"),
+        ("gh20", "gh200"),
+        ("h200-smx", "h200-sxm"),
+        ("x", ""),
+        ("", ""),
+    ],
+)
+def test_every_name_that_begins_with_the_word_is_suggested(word: str, suggested: str) -> None:
+    assert documents.nearest(word, MODELS) == (f" (did you mean {suggested}?)" if suggested else "")

@@ -30,10 +30,23 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
     ("variables", "message"),
     [
         ({"rackproof_profil": "smoke"}, "host h1: unknown variable rackproof_profil (did you mean rackproof_profile?)"),
+        ({"rackproof_gpu_count": "eight"}, "host h1: rackproof_gpu_count: 'eight' is not of type 'integer'"),
+        ({"rackproof_gpu_devices": "[0, 1]"}, "set it in YAML, as rackproof_gpu_devices: [a, b]"),
+        ({"rackproof_environment": "A=1"}, "set it in YAML, as rackproof_environment: {name: value}"),
+        ({"nvidia_driver_version": 580.1}, 'write it in quotes, such as nvidia_driver_version: "580.1"'),
+        ({"rackproof_share_gpus": "maybe"}, "rackproof_share_gpus: 'maybe' is not of type 'boolean'"),
+        ({"rackproof_gpu_count": True}, "rackproof_gpu_count: True is not of type 'integer'"),
         (
-            {"rackproof_gpu_count": "8"},
-            "gpu_count: '8' is not of type 'integer': what -e rackproof_gpu_count=8 gives is text; give -e '{",
+            {"nvidia_driver_verison": "580."},
+            "unknown variable nvidia_driver_verison (did you mean nvidia_driver_version?)",
         ),
+        (
+            {"nvidia_drivers_state": "checked"},
+            "unknown variable nvidia_drivers_state (did you mean nvidia_driver_state?)",
+        ),
+        ({"rackprof_gpu_count": 8}, "unknown variable rackprof_gpu_count (did you mean rackproof_gpu_count?)"),
+        ({"Rackproof_rack": "r1"}, "unknown variable Rackproof_rack (did you mean rackproof_rack?)"),
+        ({"rackproof_driver_branch": "580"}, "unknown variable rackproof_driver_branch"),
         (
             {"rackproof_gang": "racks"},
             "host h1: rackproof_gang: 'racks' is not one of rack, all, none (did you mean rack?)",
@@ -53,8 +66,84 @@ def test_wrong_variable_names_host_and_variable(variables: dict[str, Any], messa
     assert message in str(caught.value)
 
 
-def test_variables_of_other_tools_are_ignored() -> None:
-    check_variables({"h1": {"ansible_user": "root", "site_name": "x"}})
+# Variables of other software: NVIDIA's role ansible-role-nvidia-driver, which deepops uses, and others.
+OTHER_SOFTWARE = [
+    "nvidia_driver_package_state",
+    "nvidia_driver_package_version",
+    "nvidia_driver_persistence_mode_on",
+    "nvidia_driver_skip_reboot",
+    "nvidia_driver_module_file",
+    "nvidia_driver_module_params",
+    "nvidia_driver_add_repos",
+    "nvidia_driver_branch",
+    "nvidia_driver_ubuntu_install_from_cuda_repo",
+    "nvidia_driver_ubuntu_branch",
+    "nvidia_driver_ubuntu_packages_suffix",
+    "nvidia_driver_ubuntu_cuda_repo_baseurl",
+    "nvidia_driver_ubuntu_cuda_repo_gpgkey_url",
+    "nvidia_driver_ubuntu_cuda_package",
+    "nvidia_driver_rhel_cuda_repo_baseurl",
+    "nvidia_driver_rhel_cuda_repo_gpgkey",
+    "nvidia_driver_rhel_branch",
+    "nvidia_driver_force_install",
+    "nvidia_driver_mig_enabled",
+    "container_toolkit_image",
+    "container_toolkit_enabled",
+    "ansible_user",
+    "site_name",
+]
+
+
+@pytest.mark.parametrize("name", OTHER_SOFTWARE)
+def test_variables_of_other_software_are_ignored(name: str) -> None:
+    variables = {name: "{{ whatever }}", "rackproof_rack": "r1"}
+    assert check_variables({"h1": variables}) == {"h1": variables}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        *(("rackproof_system_torch", given, True) for given in ("yes", "on", "True", "true", "1", 1, True)),
+        *(("rackproof_take_over", given, False) for given in ("no", "off", "False", "false", "0", 0, False)),
+        ("rackproof_gpu_count", "8", 8),
+        ("rackproof_exporter_port", " 9836", 9836),
+        ("rackproof_fabric_gbps", "400", 400.0),
+        ("rackproof_fabric_gbps", "2.5", 2.5),
+        ("rackproof_maximum_clock_skew_s", "1e2", 100.0),
+        ("rackproof_rack", 12, "12"),
+        ("rackproof_run_id", 20261125, "20261125"),
+        ("nvidia_driver_version", 580, "580"),
+        ("container_toolkit_version", "1.18", "1.18"),
+        ("nvidia_driver_serial", "2", "2"),
+        ("rackproof_gpu_devices", [0, 1], [0, 1]),
+    ],
+)
+def test_values_have_the_type_of_the_schema(name: str, given: Any, value: Any) -> None:
+    ((_, variables),) = check_variables({"h1": {name: given}}).items()
+    assert (variables[name], type(variables[name])) == (value, type(value))
+
+
+def test_ini_inventory_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.ini"
+    path.write_text(
+        "[gpu_hosts]\nh1 rackproof_gpu_count=8 rackproof_share_gpus=yes rackproof_rack=12\n"
+        "[gpu_hosts:vars]\nrackproof_fabric_gbps=400\nnvidia_driver_version=580\nnvidia_driver_branch=580\n"
+        "rackproof_validation_only=no\nrackproof_gang=none\n"
+    )
+    hosts = read_inventory([str(path)])
+    plan = make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+    (host,) = plan.hosts
+    assert (len(host.devices), host.share_gpus, host.rack, host.fabric_gbps) == (8, True, "12", 400.0)
+    assert hosts["h1"]["nvidia_driver_version"] == "580"
+    assert hosts["h1"]["rackproof_validation_only"] is False
+
+
+def test_template_as_an_address_is_refused_with_a_remedy() -> None:
+    template = {"ansible_host": "{{ bmc }}.lan"}
+    with pytest.raises(
+        UsageError, match=r"host h1: ansible_host: .* is a template, which only a playbook evaluates: give"
+    ):
+        check_addresses({"h1": template, "h2": template})
 
 
 def test_hosts_of_child_groups_are_listed_in_order() -> None:
