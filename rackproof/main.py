@@ -9,6 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from rackproof import PACKAGES
 from rackproof.logs import configure_logging
 from rackproof.parser import Parser
 from schemas import VERSION, documents
@@ -53,7 +54,6 @@ VERBS = {
 
 Only the module of the requested verb is imported: each side has dependencies of its own, and a playbook starts the command often.
 """
-PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 EXTRAS = {
     "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich"),
     "bench": ("numpy", "torch", "torchvision"),

@@ -18,6 +18,9 @@ RECORD_SCHEMA = "rackproof.record/1"
 
 MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
 
+UNABLE, RAISED = "rank_unable", "rank_raised"
+"""Kinds of culprits that no test of a device explains: their host is not proved to be faulty."""
+
 Value = float | int | str | bool | None
 
 
@@ -131,7 +134,8 @@ class Culprit:
 
     kind: str
     """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`; `cut_off`: a host lost contact
-    to all the others, by its own report; `rank_unable`: a rank has no working device, by the report of its own host."""
+    to all the others, by its own report; `rank_unable`: a rank has no working device, by the report of its own host;
+    `rank_raised`: ranks ended by an exception that no device explains, such as a network interface that does not exist."""
     hosts: tuple[str, ...]
     """Several if they became silent at the same time, or if two lost contact and either may be at fault."""
     text: str

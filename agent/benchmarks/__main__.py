@@ -33,8 +33,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from agent.benchmarks.runner import STORE_ERRORS, device_error, run_all
 from agent.benchmarks.runtime import host_cpu
-from agent.benchmarks.runtime.context import Context, describe_error
-from agent.gang.heartbeat import LAUNCHED, rank_heartbeat
+from agent.benchmarks.runtime.context import Context
+from agent.gang.heartbeat import LAUNCHED, describe_error, rank_heartbeat
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR
 
@@ -47,6 +47,14 @@ def main() -> int:
     Returns 0 if all of them ran, whatever they measured; without a supervisor, 1 if a figure is an error.
     """
     options = _parser().parse_args()
+    try:
+        return _run(options)
+    except Exception as error:  # recorded, then raised again
+        rank_heartbeat().record_exception(error)
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
     store, rank, world_size = connect_store()
     request, work = _read_request(options, store, rank)
     if cpus := request.get("cpus"):  # before torch and NCCL start threads, which inherit it
@@ -59,7 +67,7 @@ def main() -> int:
         context.save()
         context.begin("end")
         context.host_barrier()  # torchrun ends all ranks of the host as soon as one has failed
-    except Exception as error:  # recorded, then raised again
+    except Exception as error:
         context.heartbeat.record_failure(str(error))
         context.set_phase(f"failed: {describe_error(error)}"[:500], 1)
         context.save()

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from agent.benchmarks.links import pairs
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.agreement import CannotMeasureError, log, report_absent_outputs
-from agent.benchmarks.runtime.context import Context, describe_error, join_process_group
+from agent.benchmarks.runtime.context import Context, join_process_group
+from agent.gang.heartbeat import describe_error
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
 

@@ -7,12 +7,13 @@ forwards it to the first host of the gang.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.gang.rank_state import RankState
-from schemas.records import Culprit
+from schemas.records import RAISED, Culprit
 
 RANK_SILENT_S = 8.0
 """A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time."""
@@ -171,7 +172,25 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
         report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
     first = max(fatal or same_moment, key=lambda report: report.ended_ago_s)
+    if first.rank.exception:
+        return _raised_culprit(first, ended)
     return _rank_culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code))
+
+
+def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
+    """Return the hosts whose ranks ended by the same exception: what all hosts have in common ends the ranks of each."""
+    cause = _without_numbers(first.rank.exception)
+    hosts = tuple(dict.fromkeys(report.host for report in ended if _without_numbers(report.rank.exception) == cause))
+    more = f" (and on {len(hosts) - 1} more hosts)" if len(hosts) > 1 else ""
+    text = f"host {first.host} {_describe_rank(replace(first.rank, scope=''))}: {first.rank.exception}{more}"
+    return Culprit(
+        kind=RAISED, hosts=hosts, text=_shorten(text), rank=first.rank.rank, phase=first.rank.phase or "start"
+    )
+
+
+def _without_numbers(text: str) -> str:
+    """Return the text without what differs between hosts: ranks, ports and addresses."""
+    return re.sub(r"[0-9]+", "", text)
 
 
 def _failed_on_its_own(rank: RankState, timeout_s: float) -> bool:

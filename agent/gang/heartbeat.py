@@ -8,6 +8,7 @@ or gets no CPU time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any
 
 INTERVAL_S = 0.5
 SOCKET_NAME = "heartbeats"
-MAX_PHASE_LENGTH = 300
+MAX_PHASE_LENGTH, MAX_EXCEPTION_LENGTH = 300, 500
 HEARTBEAT_DIRECTORY, SUPERVISOR = "RACKPROOF_HEARTBEAT_DIRECTORY", "RACKPROOF_SUPERVISOR"
 """Variables in the environment of a rank: the directory of the socket, and the process whose end also ends the rank."""
 LAUNCHED = "RACKPROOF_LAUNCHED"
@@ -40,6 +41,9 @@ class RankHeartbeat:
         self._waiting_since: float | None = None
         self._progress_at = time.monotonic()
         self._failure: tuple[str, float] | None = None
+        self.joined = False
+        """Whether the ranks have exchanged data. From then on, a device or a link may be the cause of an error."""
+        self._exception = ""
         self._send_lock = threading.Lock()
         """Keeps heartbeats in order: an older one must not revoke a failure."""
         if self._sender.connected:
@@ -65,6 +69,7 @@ class RankHeartbeat:
                 progress_at=min(self._progress_at, now),
                 failure=failure[0] if failure else "",
                 failed_at=failure[1] if failure else None,
+                exception=self._exception,
             )
 
     def record_progress(self) -> None:
@@ -86,6 +91,22 @@ class RankHeartbeat:
             kind = "timeout" if re.search(r"tim(ed?|ing)[ _-]?out", problem, re.IGNORECASE) else "error"
             self._failure = (kind, time.monotonic())
             self.send()
+
+    def record_exception(self, error: BaseException) -> None:
+        """Record the exception that ends this rank, if no device explains it.
+
+        That is any exception before the ranks have joined, such as a network interface that does not exist, and later an error of
+        the operating system, such as a full disk; not EIO, which a broken disk causes.
+        """
+        is_software = isinstance(error, OSError | ImportError) and getattr(error, "errno", None) != errno.EIO
+        if not self._exception and (is_software or not self.joined):
+            self._exception = describe_error(error)[:MAX_EXCEPTION_LENGTH]
+            self.send()
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and text of an exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"
 
 
 @cache

@@ -76,7 +76,9 @@ class _MonitoredRank:
         """Process one message; return whether the rank started, failed or ended."""
         now, kind = time.monotonic(), message["kind"]
         if kind == "heartbeat":
-            is_news = message["failure"] != self._heartbeat.get("failure", "") or self._first_at is None
+            is_news = self._first_at is None or any(
+                message.get(name, "") != self._heartbeat.get(name, "") for name in ("failure", "exception")
+            )
             self._heartbeat, self.heard_at, self._cpu_reference = dict(message), now, None
             self._first_at = self._first_at or now
             return is_news
@@ -112,6 +114,7 @@ class _MonitoredRank:
             busy=busy,
             failure=str(heartbeat.get("failure", "")),
             failure_age_s=_age(heartbeat.get("failed_at"), now),
+            exception=str(heartbeat.get("exception", "")),
             ended_s=_age(self._ended_at, now),
             exit_code=self._end.get("code"),
             terminated_by_launcher=bool(self._end.get("terminated_by_launcher", False)),

@@ -32,7 +32,6 @@ JUDGE_INTERVAL_S = 0.2
 EXIT_ANNOUNCEMENT_S = 3.0
 OWN_FAILURE_S = 300.0
 """A launcher that fails within this time did not wait for others. Half of `rendezvous.PATIENCE`; importing torch is faster."""
-MAX_LAST_LINE = 300
 
 
 class GangMonitor:
@@ -143,7 +142,9 @@ class GangMonitor:
 
     def _ended_by_launcher(self, state: RankState) -> RankState:
         """Return the state as an end of the rank itself, without a device at fault."""
-        return replace(state, scope="", terminated_by_launcher=False, exit_code=None, why=self._launcher_exit)
+        text = f"{self._launcher_exit}{self._last_line}"
+        exception = text if self._launcher_code is not None and self._launcher_code > 0 else ""
+        return replace(state, scope="", terminated_by_launcher=False, exit_code=None, why=text, exception=exception)
 
     def _with_kill_reason(self, state: RankState) -> RankState:
         may_be_killed = state.exit_code in (None, -signal.SIGKILL) and not state.terminated_by_launcher
@@ -169,7 +170,7 @@ class GangMonitor:
             self._launcher_ended_at = time.monotonic()
             was_killed = -exit_code in (*FATAL_SIGNALS, *TERMINATION_SIGNALS)
             self._launcher_code = None if was_killed else exit_code
-            self._last_line = f": {last_line[:MAX_LAST_LINE]}" if last_line and exit_code > 0 else ""
+            self._last_line = f": {last_line}" if last_line and exit_code > 0 else ""
         has_failed = exit_code != 0 or any(state.failure or state.exit_code for state in self.states().values())
         began = time.monotonic()
         while has_failed and exit_code is not None and not self._verdict:

@@ -36,6 +36,8 @@ class RankState:
     failure: str = ""
     """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
     failure_age_s: float | None = None
+    exception: str = ""
+    """Python exception that ended the rank and that no device explains (`RankHeartbeat.record_exception`)."""
     ended_s: float | None = None
     """Time since the process ended."""
     exit_code: int | None = None
@@ -69,6 +71,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "busy": (bool,),
     "failure": (str,),
     "failure_age_s": (*_NUMBER, type(None)),
+    "exception": (str,),
     "ended_s": (*_NUMBER, type(None)),
     "exit_code": (int, type(None)),
     "terminated_by_launcher": (bool,),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
@@ -19,6 +21,8 @@ PROOF_S = 5.0
 MAX_UNPROVEN = 16
 """Connections without a valid message that are allowed in addition to one per member."""
 REDIAL_S = 1.0
+SIOCGIFADDR = 0x8915
+"""Linux ioctl: get the IPv4 address of an interface."""
 
 
 class BufferedConnection:
@@ -209,6 +213,18 @@ def own_address(gang: Gang) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     return planned
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has this IPv4 address; empty if none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no IPv4 address
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(channel, SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
 
 
 def _is_loopback(address: str) -> bool:

@@ -89,8 +89,9 @@ def _become_rank(guard: int) -> NoReturn:
         code = error.code
         if code and not isinstance(code, int):
             sys.stderr.write(f"{code}\n")
-    except BaseException:  # noqa: BLE001 - this fork must not continue as its parent's program
+    except BaseException as error:  # noqa: BLE001 - this fork must not continue as its parent's program
         traceback.print_exc()
+        rank_heartbeat().record_exception(error)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -35,6 +35,8 @@ class RanksEnd:
     oom_kill: str
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""
     any_rank_started: bool
+    last_line: str = ""
+    """Last line of the launcher's output, or its last line that names an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,31 +70,38 @@ def conclude(
     """
     if end.culprit:  # every host of the gang reports the same reason
         return Conclusion(outcome="failed", reason=end.culprit.text[:MAX_REASON], culprit=end.culprit)
-    outcome, reason = _outcome_and_reason(end.exit_code, deadline_s, ranks, end.oom_kill)
+    outcome, reason = _outcome_and_reason(end, deadline_s, ranks)
     culprit = None
     if outcome == "finished" and excluded:
         rank, why = next(iter(excluded.items()))
         culprit = unable_rank_culprit(host, end.states[rank], why, len(excluded) - 1)
         outcome, reason = "failed", culprit.text
+    if outcome == "failed" and not _has_started(end, ranks):
+        problems = ()  # no rank could write a result
     text = "; ".join([reason, *problems] if reason else problems)
     return Conclusion(outcome=outcome, reason=text[:MAX_REASON], culprit=culprit)
 
 
-def _outcome_and_reason(
-    exit_code: int | None, deadline_s: float, ranks: Sequence[Rank], oom_kill: str
-) -> tuple[str, str]:
+def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
     """Return the outcome and its reason. The killed process may be the launcher, or one that the ranks waited for."""
-    oom_text = f"; a process of this launch was {oom_kill}" if oom_kill else ""
-    if exit_code is None:
+    oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
+    if end.exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
         return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){oom_text}"
     failed = [rank for rank in ranks if rank.exit_code != 0]
-    if exit_code or failed:
+    if end.exit_code and not _has_started(end, ranks):
+        said = f": {end.last_line}" if end.last_line else ""
+        return "failed", f"the launcher exited with {end.exit_code} before any rank started{said}{oom_text}"
+    if end.exit_code or failed:
         ends = ", ".join(
             f"rank {rank.rank} in {rank.phase or 'start'} ({_describe_end(rank.exit_code)})" for rank in failed
         )
-        return "failed", f"the launcher exited with {exit_code}: {ends or 'every rank had finished'}{oom_text}"
+        return "failed", f"the launcher exited with {end.exit_code}: {ends or 'every rank had finished'}{oom_text}"
     return "finished", ""
+
+
+def _has_started(end: RanksEnd, ranks: Sequence[Rank]) -> bool:
+    return end.any_rank_started or any(rank.phase for rank in ranks)
 
 
 def _describe_end(exit_code: int | None) -> str:

@@ -32,7 +32,7 @@ from agent.sampling.snapshot_sampler import SnapshotSampler
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Collector
 from schemas.plans import PlannedHost
-from schemas.records import Culprit, Gpu, Launch, Snapshot
+from schemas.records import RAISED, Culprit, Gpu, Launch, Snapshot
 from schemas.stages import CELL, PROBE, SOAK
 
 CULPRIT_GRACE_S = 1.0
@@ -193,6 +193,7 @@ def _monitor_ranks(
             states=monitor.states(),
             oom_kill=monitor.out_of_memory_reason(),
             any_rank_started=monitor.has_started(),
+            last_line=work_directory.last_error_line(spec.work / work_directory.LAUNCHER_LOG),
         )
     finally:
         monitor.announce_exit()
@@ -216,8 +217,9 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
                 next_scan = time.monotonic() + PROCESS_SCAN_S
             if culprit := monitor.poll(POLL_S):
                 report(f"stage {spec.stage}: {culprit.text}; ending all of its processes")
-                if (
-                    culprit.kind != "rank_ended"
+                if culprit.kind not in (
+                    "rank_ended",
+                    RAISED,
                 ):  # after the end of a rank, the dumps of the others contain nothing more
                     dump_flight_records(spec.work, sorted(spec.command.ranks))
                 return None, culprit

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.gang.protocol import Gang
-from agent.gang.transport import own_address, resolve
+from agent.gang.transport import interface_of, own_address, resolve
 from agent.launch import guard
 from agent.launch.request import LaunchRequest
 from agent.launch.supervise import Command
@@ -90,7 +90,7 @@ def torchrun_command(
         },
     )
     rendezvous = _write_rendezvous(gang, node_rank, request, work)
-    environment = _environment(host, request.interface, work, single_host=len(members) == 1)
+    environment = _environment(host, _gloo_interface(host, gang, request), request.interface, work)
     return Command(
         arguments=[
             *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(rendezvous)),
@@ -139,7 +139,25 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
     return values
 
 
-def _environment(host: PlannedHost, interface: str, work: Path, *, single_host: bool) -> dict[str, str]:
+def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
+    """Return the interface for gloo; empty: it chooses.
+
+    gloo would choose the interface with the address of the host name, which /etc/hosts often makes 127.0.1.1. It connects ranks
+    on CPUs only, so the interface of the planned address is fast enough.
+    """
+    if len(gang.members) == 1:
+        return LOOPBACK[0]
+    if request.interface or host.device != "cpu":
+        return request.interface
+    if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return chosen
+    try:
+        return interface_of(str(resolve(own_address(gang), 0)[1][0]))
+    except OSError:  # the name of this host cannot be resolved here
+        return ""
+
+
+def _environment(host: PlannedHost, gloo_interface: str, interface: str, work: Path) -> dict[str, str]:
     environment = {
         **without_placement(os.environ),
         "PYTHONUNBUFFERED": "1",
@@ -153,7 +171,7 @@ def _environment(host: PlannedHost, interface: str, work: Path, *, single_host: 
     }
     if interface:
         # With `=`, NCCL matches the exact name instead of a prefix. gloo always matches the exact name.
-        environment |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
-    if single_host:
-        environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[0]
+        environment["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    if gloo_interface:
+        environment["GLOO_SOCKET_IFNAME"] = gloo_interface
     return {**environment, **host.environment}

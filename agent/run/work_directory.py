@@ -22,7 +22,7 @@ from schemas.decode import observation_from_json
 from schemas.records import Observation, Rank
 
 LAUNCHER_LOG = "launcher.log"
-TAIL_BYTES = 4000
+TAIL_BYTES, MAX_LAST_LINE = 4000, 300
 MAX_LOG_BYTES = 16 << 20
 """Size to which a log or a dump is truncated."""
 MAX_ARCHIVED_ATTEMPTS = 8
@@ -120,7 +120,8 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
 def last_error_line(path: Path) -> str:
     """Return the last line of a log that names an error, or else its last line; empty if the log has no text."""
     lines = ["".join(filter(str.isprintable, line)).strip() for line in reversed(read_tail(path).splitlines())]
-    return next((line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)), next(filter(None, lines), ""))
+    named = (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line))
+    return next(named, next(filter(None, lines), ""))[:MAX_LAST_LINE]
 
 
 def truncate_logs(work: Path) -> None:

@@ -103,11 +103,14 @@ def collector_failures(view: HostView) -> Iterator[Verdict]:
 
 
 def missing_observations(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for every observation that the plan expects and that was not measured."""
+    """Yield an inconclusive verdict for every observation that the plan expects and that was not measured.
+
+    There is one verdict if the launch of a stage failed before any of its benchmarks.
+    """
     for stage in view.plan.stages:
         expectations = [item for item in view.expected if item.stage == stage.name]
         why = _stage_problem(view, stage.name)
-        missing, measured, members = [], False, view.members(stage.name)
+        missing, observed, measured, members = [], False, False, view.members(stage.name)
         ranks = view.plan.ranks(members)
         for item in expectations:
             if stage.name == GANG and members and not possible(item.name, ranks):
@@ -117,6 +120,7 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
                 if partner and members and partner not in members:
                     continue  # reported on the host that did not take part, not on each of its partners
                 observation = view.lookup.find(item, scope)
+                observed |= observation is not None
                 if observation is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
                 elif observation.status == MEASURED:
@@ -125,12 +129,13 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
                     reason = f"{observation.status}: {observation.reason}"
                     absent = view.inconclusive(item.name, scope, reason, stage.name, item.params)
                     yield with_absence(absent, observation)
-        if missing and stage.name not in view.observed_stages:
+        last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
+        has_failed = bool(last) and last[0].outcome != "finished"
+        if missing and not observed and (has_failed or stage.name not in view.observed_stages):
             yield view.inconclusive(f"stage.{stage.name}", "host", f"nothing was observed; {why}", stage.name)
             continue
         yield from missing
-        last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
-        if expectations and last and last[0].outcome != "finished":
+        if expectations and has_failed:
             yield _unfinished(view, stage.name, f"{last[0].outcome}: {last[0].reason}")
         if measured and not last and not missing:
             yield _unfinished(

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from agent.benchmarks.collectives.operations import OPERATIONS, CollectiveBuffers
 from agent.benchmarks.runtime import nccl_log
-from agent.benchmarks.runtime.context import Context, Value, cuda_stream, describe_error
+from agent.benchmarks.runtime.context import Context, Value, cuda_stream
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.benchmarks.runtime.timing import Work
+from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import Series, summarize
 from schemas.catalogue import offers
 from schemas.records import ERROR, SKIPPED

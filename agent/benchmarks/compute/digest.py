@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.context import Context
+from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR
 
 SEED = 20261121

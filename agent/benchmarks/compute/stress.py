@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from agent.benchmarks.compute.gemm import build_product, unsupported_reason
-from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
+from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import Series
 from schemas.records import ERROR, UNSUPPORTED
 

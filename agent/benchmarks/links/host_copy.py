@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from agent.benchmarks.runtime.context import Context, cuda_stream, describe_error
+from agent.benchmarks.runtime.context import Context, cuda_stream
 from agent.benchmarks.runtime.host_cpu import parse_cpu_list
+from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR
 
 NODES = Path("/sys/devices/system/node")

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
+from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
 from schemas.records import ERROR, SKIPPED
 from schemas.tournament import chosen, partner, partners

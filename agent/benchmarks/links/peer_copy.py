@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from agent.benchmarks.runtime.context import Context, cuda_stream, describe_error
+from agent.benchmarks.runtime.context import Context, cuda_stream
 from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
+from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import Series, interval, summarize
 from schemas.records import ERROR, SKIPPED
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.context import Context
+from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR
 
 FACTOR = 3.0

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.context import Context
+from agent.gang.heartbeat import describe_error
 from schemas.catalogue import outputs
 from schemas.records import ERROR
 

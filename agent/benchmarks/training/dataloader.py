@@ -20,9 +20,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from agent.benchmarks.runtime.agreement import CannotMeasureError
-from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.datasets import load
 from agent.benchmarks.training.training_loop import build_network, normalize, train_step
+from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR
 
 DEGREES, SHIFT = 10.0, 0.1

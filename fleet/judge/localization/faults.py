@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import ProbeConclusion
-from fleet.judge.localization.launches import EVEN_ODDS, UNABLE, Attempt, is_stuck, probe_result
+from fleet.judge.localization.launches import EVEN_ODDS, Attempt, is_stuck, probe_result
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
+from schemas.records import UNABLE
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, VerdictKind
 from schemas.stages import GANG
 

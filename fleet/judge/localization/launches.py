@@ -17,11 +17,10 @@ from fleet.judge.localization.matrix import HOST, LINK
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
 from schemas.probes import TOGETHER
-from schemas.records import MEASURED, Culprit, Launch, Observation, Record
+from schemas.records import MEASURED, RAISED, UNABLE, Culprit, Launch, Observation, Record
 from schemas.stages import GANG, PROBE
 
 FINISHED = "finished"
-UNABLE = "rank_unable"
 EVEN_ODDS = 0.5
 """Confidence at which another explanation is equally likely."""
 
@@ -92,7 +91,7 @@ class Attempt:
         """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
         self_reported = self.start_failures | {host: culprit.text for host, culprit in self.unable_ranks.items()}
         culprit = self.culprit
-        if not culprit or set(culprit.hosts) >= set(self.members):
+        if not culprit or (set(culprit.hosts) >= set(self.members) and culprit.kind != RAISED):
             return self_reported
         # A host that started no rank makes others fail. A host that is unable exits cleanly and stops no other rank.
         if self.start_failures or (self_reported and not culprit.kind.startswith("rank_")):
@@ -102,10 +101,11 @@ class Attempt:
     def is_certain(self, host: str) -> bool:
         """Return whether the fault is certainly on that host.
 
-        It is if one of its ranks ended, or if the host is in the smaller part of a split gang.
+        It is if one of its ranks ended, or if the host is in the smaller part of a split gang; not if the rank ended by an
+        exception that no device explains, which a setting or the software of any host may cause.
         """
         culprit = self.culprit
-        if not culprit or host in self.start_failures or host in self.unable_ranks:
+        if not culprit or culprit.kind == RAISED or host in self.start_failures or host in self.unable_ranks:
             return False
         if culprit.kind == "host_absent" and host not in self.launches:
             return False  # the launch may never have been started there

@@ -483,7 +483,7 @@ def test_index_lists_every_page() -> None:
         "rackproof plan --hosts",
         "ansible-playbook -i inventory/example playbooks/acceptence.yml",
         "ansible-playbook -i inventory/example playbooks/acceptance.yml -e rackproof_profil=smoke",
-        "ansible-playbook -i inventory/example playbooks/acceptance.yml -e rackproof_epochs=3",
+        "ansible-playbook -i inventory/example playbooks/acceptance.yml -e rackproof_epochs=three",
         "ansible-playbook playbooks/acceptance.yml",
         "make aceptance",
         "make acceptance INVENTORRY=inventory/rack12",

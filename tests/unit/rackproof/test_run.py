@@ -51,6 +51,39 @@ TINY = {
 }
 
 
+WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__file__, schemas.__file__})"
+"""A child of the command: prints where it finds the packages."""
+
+
+def child_of_the_command(directory: Path, **variables: str) -> str:
+    """Return where the command finds its packages, and where a process that it starts does. `directory` is first in its path."""
+    program = (
+        f"import sys, subprocess; sys.path[0] = sys.argv[1]; import rackproof, schemas;"
+        f"print(schemas.__file__, flush=True); subprocess.run([sys.executable, '-c', {WHERE!r}], check=True)"
+    )
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", program, directory]
+    return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_packages_of_other_software_do_not_hide_ours(tmp_path: Path) -> None:
+    for name in ("agent", "schemas"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('other software')")
+    (tmp_path / "theirs.py").write_text("")
+    output = child_of_the_command(Path("/nowhere"), PYTHONPATH=str(tmp_path))
+    assert output.count(f"{ROOT}/") == 4
+    own = run(tmp_path, "--help", PYTHONPATH=str(tmp_path))
+    assert (own.returncode, own.stderr) == (0, "")
+
+
+def test_processes_of_a_checkout_that_is_not_installed_find_its_packages(tmp_path: Path) -> None:
+    for name in ("agent", "rackproof", "schemas"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text((ROOT / name / "__init__.py").read_text())
+    assert child_of_the_command(tmp_path).count(f"{tmp_path}/") == 4
+
+
 def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, ROOT / "rackproof", "run", *arguments],

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,29 @@ def test_rendezvous_of_one_host_is_on_loopback(tmp_path: Path) -> None:
 def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:
     both = [write_rendezvous(tmp_path, me, ["node1", "node2"], members_only=True) for me in ("node1", "node2")]
     assert [rendezvous["admitted"] for rendezvous in both] == [["127.0.0.1"], []]
+
+
+@pytest.mark.parametrize(
+    ("address", "given", "profile", "interface"),
+    [
+        ("127.0.0.1", "", "rehearsal", "lo"),
+        ("nowhere.invalid", "", "rehearsal", "lo"),
+        ("127.0.0.1", "eth7", "rehearsal", "eth7"),
+        ("127.0.0.1", "", "smoke", ""),
+    ],
+)
+def test_gloo_uses_the_interface_of_the_planned_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, given: str, profile: str, interface: str
+) -> None:
+    """By itself it would use the address of the host name, which /etc/hosts often makes 127.0.1.1."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    plan = builders.plan("node1", "node2", profile=profile)
+    gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
+    gang = Gang(**{**vars(gang), "addresses": {"node1": "127.0.0.1", "node2": address}})
+    request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500)
+    host = replace(plan.host("node2"), environment={"GLOO_SOCKET_IFNAME": given} if given else {})
+    command = torchrun_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+    assert command.environment.get("GLOO_SOCKET_IFNAME", "") == interface
 
 
 def test_every_launch_has_its_own_rendezvous_name(tmp_path: Path) -> None:

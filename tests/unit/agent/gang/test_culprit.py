@@ -73,7 +73,38 @@ def test_no_culprit_while_uncertain(snapshot: GangSnapshot) -> None:
 
 
 RANK_3 = 'gpu=1 rank 3 in phase "collective all_reduce 8 B"'
+NO_INTERFACE = "RuntimeError: Unable to find interface bond0"
 CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
+    "a rank that raised an exception while joining": (
+        gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1, phase="join", exception=NO_INTERFACE)),
+        "rank_raised",
+        ("h2",),
+        f'host h2 rank 3 in phase "join": {NO_INTERFACE}',
+    ),
+    "the same exception on every host": (
+        gang_snapshot(
+            **{
+                f"r{n}": rank_state(
+                    n, ended_s=SETTLED_S + n / 10, exit_code=1, phase="join", exception=f"{NO_INTERFACE} (rank {n})"
+                )
+                for n in range(6)
+            }
+        ),
+        "rank_raised",
+        ("h1", "h2", "h3"),
+        f'host h3 rank 5 in phase "join": {NO_INTERFACE} (rank 5) (and on 2 more hosts)',
+    ),
+    "an exception after a rank was killed": (
+        gang_snapshot(
+            r3=rank_state(3, ended_s=SETTLED_S, exit_code=-11),
+            r0=rank_state(
+                0, ended_s=SETTLED_S + 0.1, exit_code=1, phase="join", exception="RuntimeError: Connection closed"
+            ),
+        ),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: killed by SIGSEGV",
+    ),
     "a lost host": (
         gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}),
         "host_silent",
@@ -237,7 +268,9 @@ def test_culprit_is_named(snapshot: GangSnapshot, kind: str, hosts: tuple[str, .
     assert culprit is not None
     assert (culprit.kind, culprit.hosts) == (kind, hosts)
     assert culprit.text.startswith(text)
-    if kind.startswith("rank"):
+    if kind == "rank_raised":
+        assert culprit.scope == "", "no device is at fault"
+    elif kind.startswith("rank"):
         assert (culprit.rank, culprit.scope) == (3, "gpu=1")
 
 

@@ -61,6 +61,33 @@ def test_kind_of_failure_is_derived_from_the_message(tmp_path: Path, problem: st
     receiver.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "joined", "recorded"),
+    [
+        (RuntimeError("Unable to find interface bond0"), False, "RuntimeError: Unable to find interface bond0"),
+        (ImportError("libnccl.so.2"), False, "ImportError: libnccl.so.2"),
+        (OSError(98, "Address already in use"), False, "OSError: [Errno 98] Address already in use"),
+        (RuntimeError("CUDA error: an illegal memory access"), True, ""),
+        (OSError(28, "No space left on device"), True, "OSError: [Errno 28] No space left on device"),
+        (PermissionError(13, "Permission denied"), True, "PermissionError: [Errno 13] Permission denied"),
+        (OSError(5, "Input/output error"), True, ""),
+    ],
+)
+def test_exception_that_no_device_explains_is_recorded(
+    tmp_path: Path, error: Exception, joined: bool, recorded: str
+) -> None:
+    receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
+    heartbeat = RankHeartbeat(0, tmp_path)
+    receiver.read()
+    heartbeat.joined = joined
+    heartbeat.record_exception(error)
+    assert receiver.read() is (recorded != "")
+    heartbeat.record_exception(RuntimeError("a consequence"))
+    receiver.read()
+    assert receiver.states()[0].exception == (recorded or ("" if joined else "RuntimeError: a consequence"))
+    receiver.close()
+
+
 def test_invalid_messages_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:

@@ -529,17 +529,26 @@ def test_culprit_is_named_after_a_failure(
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "reported"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
+    ("exit_code", "kind", "reported"),
+    [
+        (-9, "rank_ended", "its launcher was killed by SIGKILL"),
+        (1, "rank_raised", "its launcher ended with exit code 1: OSError: [Errno 98] Address already in use"),
+    ],
 )
 def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_named(
-    receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock, exit_code: int, reported: str
+    receiver: HeartbeatReceiver,
+    tmp_path: Path,
+    advancing_clock: AdvancingClock,
+    exit_code: int,
+    kind: str,
+    reported: str,
 ) -> None:
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
     send_to_receiver(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
-    verdict = gang_monitor.await_verdict(exit_code)
+    verdict = gang_monitor.await_verdict(exit_code, "OSError: [Errno 98] Address already in use")
     assert verdict is not None
-    assert (verdict.kind, verdict.scope, verdict.rank) == ("rank_ended", "", 0)
+    assert (verdict.kind, verdict.scope, verdict.rank) == (kind, "", 0)
     assert verdict.text == f'host h1 rank 0 in phase "start": {reported}'
 
 

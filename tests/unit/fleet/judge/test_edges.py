@@ -1222,8 +1222,8 @@ def test_launch_of_another_stage_is_ignored() -> None:
     assert judge_criteria(plan, host_evidence(plan, "h1", reading(1), launches=finished)) == []
     (missing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=finished))
     assert missing.reason == "not observed; the launch finished without it"
-    missing, ended = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
-    assert (missing.reason, ended.reason) == ("not observed; own", "failed: own")
+    (nothing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
+    assert (nothing.name, nothing.reason) == ("stage.benchmark", "nothing was observed; own"), "one cause, one verdict"
 
 
 def test_host_without_its_own_record_is_not_compared_by_digest() -> None:

@@ -244,6 +244,20 @@ def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
     assert "Gang r1: 2 of 3 hosts were measured together (h1, h2), without h3" in report.acceptance.summary
 
 
+@pytest.mark.parametrize("raised", [("h2",), ("h1", "h2", "h3")])
+def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised: tuple[str, ...]) -> None:
+    text = 'host h2 rank 2 in phase "join": RuntimeError: Unable to find interface bond0'
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_raised", *raised, text=text)))
+    site.run_all()
+    others = tuple(host for host in ("h1", "h2", "h3") if host not in raised)
+    assert site.full() == [("h1", "h2", "h3"), *([others] if others else [])], "no probe launches"
+    report = site.report()
+    assert decisions(report) == {host: "incomplete" if host in raised else "accepted" for host in ("h1", "h2", "h3")}
+    assert faults(report) == {(host, "host", "inconclusive") for host in raised}
+    assert {item.reason for item in report.verdicts if item.name == "gang.fault"} == {text}
+    assert not any("inspect hardware" in line for line in report.acceptance.summary)
+
+
 def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
     site = Site(plan("h1", "h2"), culprit=stopped_by(culprit_of("host_silent", "h1", "h2")))
     decision = site.run_all()
