@@ -1,4 +1,4 @@
-"""Errors of GPUs (XID) and NVSwitches (SXid) that the NVIDIA driver has written to the kernel log since boot."""
+"""Errors in the kernel log since boot: of GPUs (XID) and NVSwitches (SXid) by the NVIDIA driver, of other parts by the kernel."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from collectors import kernel_log
 from collectors.base import HOST, Absent, Family
+from collectors.kernel_events import EVENTS, MAY_MATCH, PARTS, EventCounts
 from collectors.kernel_log import RingBuffer
 
 # `PCI:0000:5d:00`; old drivers leave out `PCI:`, and a GPU under MIG adds `GPU-I:05 GPU-CI:00`. Anchored, because a process name
@@ -46,6 +47,7 @@ class ErrorCounts:
     fatal: Counter[tuple[str, str]] = field(default_factory=Counter)
     sxid: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    events: EventCounts = field(default_factory=EventCounts)
     last_xid: float = 0.0
     last_sxid: float = 0.0
     complete: bool = True
@@ -62,6 +64,9 @@ class ErrorCounts:
             if "NVRM: " in line or "nvidia" in line:
                 for message in kernel_log.messages(line):
                     self._add_message(message, kernel_log.uptime(line))
+            if MAY_MATCH.search(line):
+                for message in kernel_log.messages(line):
+                    self.events.add(message, kernel_log.uptime(line))
 
     def _add_message(self, message: str, uptime: float) -> None:
         if error := parse_xid(message):
@@ -147,6 +152,21 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
     complete = Family(name="xid.log_complete", unit="1", help="The kernel log reaches back to the boot")
     sxid_count = Family(name="sxid.count", unit="1", help="SXids of NVSwitches in the kernel log")
     newest_sxid = Family(name="sxid.last_seen", unit="s", help="Uptime at the newest SXid in the kernel log; 0: none")
+    event_count = Family(
+        name="kernel.event.count",
+        unit="1",
+        help="Faults of parts of the host in the kernel log",
+        labels=(*PARTS, "event"),
+    )
+    newest_event = Family(
+        name="kernel.event.last_seen",
+        unit="s",
+        help="Uptime at the newest fault of this kind in the kernel log; 0: none",
+    )
+    for event, (kind, part), times in counts.events.by_part():
+        event_count.add({kind: part, "event": event} if kind else {"event": event}, times)
+    for event in () if isinstance(result, Absent) else EVENTS:
+        newest_event.add({"event": event}, counts.events.newest.get(event, 0.0))
     newest.add(HOST, result if isinstance(result, Absent) else counts.last_xid)
     complete.add(HOST, result if isinstance(result, Absent) else counts.complete)
     newest_sxid.add(HOST, result if isinstance(result, Absent) else counts.last_sxid)
@@ -157,7 +177,7 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
         messages.add({"pci": pci, "message": message}, times)
     for (pci, is_fatal, code), times in sorted(counts.sxid.items()):
         sxid_count.add({"pci": pci, "fatal": is_fatal, "sxid": code}, times)
-    return [newest, count, fatal, messages, complete, newest_sxid, sxid_count]
+    return [newest, count, fatal, messages, complete, newest_sxid, sxid_count, event_count, newest_event]
 
 
 @dataclass(frozen=True, kw_only=True)

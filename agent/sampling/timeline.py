@@ -28,11 +28,13 @@ POWER_CAP = THROTTLE_REASONS["power_cap"]
 """A healthy GPU under full load reaches its power limit; every other reason to throttle may be a fault."""
 FAULTS = {reason: mask for reason, mask in THROTTLE_REASONS.items() if reason != "power_cap"}
 COUNTERS = re.compile(
-    r"(gpu\.(ecc|remapped_rows|retired_pages|nvlink)\..*|gpu\.pcie\.replays|pcie\.(port\.)?aer\..*|xid\.(count|fatal)"
+    r"(gpu\.(ecc|remapped_rows|retired_pages|nvlink)\..*|gpu\.pcie\.replays|pcie\.(port\.)?aer\..*|xid\.(count|fatal)|kernel\.event\.count"
     r"|infiniband\.(link_\w+|symbol_error|port_rcv_errors|port_xmit_discards|local_link_integrity_errors)"
     r"|network\.(carrier_changes|rx_crc_errors)|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
 """Readings whose every increase is an event."""
+LOGGED = ("xid.", "kernel.event.")
+"""Beginnings of the names of counts of the kernel log."""
 
 Key = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, scope and parameters of a series."""
@@ -128,8 +130,8 @@ class Recorder:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 key = (metric.name, scope)
-                # An XID has no reading before it first occurs.
-                default = 0.0 if metric.name.startswith("xid.") and self._has_counters else value
+                # An error in the kernel log has no reading before it first occurs.
+                default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value
                 if value > before:
@@ -164,7 +166,7 @@ def _is_for_record(name: str, unit: str) -> bool:
 
 
 def _is_counter(name: str) -> bool:
-    return name.startswith("xid.") or (name in READINGS and READINGS[name].counter)
+    return name.startswith(LOGGED) or (name in READINGS and READINGS[name].counter)
 
 
 def _key(name: str, scope: str, params: Mapping[str, Value]) -> Key:

@@ -20,7 +20,7 @@ from schemas.scopes import Scope
 
 PART_SCHEMA = "rackproof.part/1"
 MAX_SIBLINGS, MAX_LOGS = 64, 20
-_ERROR_PREFIXES = ("xid.", "sxid.")
+_ERROR_PREFIXES = ("xid.", "sxid.", "kernel.event.count")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,46 @@ CODES: dict[str, list[int]] = {
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
 }
 """Kind of criterion -> the codes that have one."""
+HUNG_TASK = "INFO: task python3:4242 blocked for more than 122 seconds."
+MEMORY_ERROR = (
+    "{3}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 1",
+    "{3}[Hardware Error]: event severity: corrected",
+    "{3}[Hardware Error]:   section_type: memory error",
+    "{3}[Hardware Error]:   DIMM location: P1-DIMMC1",
+)
+EVENTS = {
+    "nic_firmware": (f"pci={links.HCAS[2]},event=nic_firmware",
+                     f"mlx5_core {links.HCAS[2]}: poll_health:801:(pid 0): device's health compromised - reached miss count"),
+    "nic_module": (f"pci={links.HCAS[3]},event=nic_module",
+                   f"mlx5_core {links.HCAS[3]}: Port module event[error]: module 0, Cable error, High Temperature"),
+    "nic_temperature": (f"pci={links.HCAS[4]},event=nic_temperature",
+                        f"mlx5_core {links.HCAS[4]}: temp_warn:171:(pid 0): High temperature on sensors with bit set 0 1"),
+    "nic_reset": ("nic=eth0,event=nic_reset", "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out 5200 ms"),
+    "pcie_fatal": ("gpu=3,event=pcie_fatal", f"nvidia {links.GPUS[3]}: PCIe Bus Error: severity=Uncorrected (Fatal), type=x"),
+    "pcie_contained": (f"pci={links.GPU_PORTS[3]},event=pcie_contained",
+                       f"pcieport {links.GPU_PORTS[3]}: DPC: containment event, status:0x1f01 source:0x0000"),
+    "memory_uncorrected": ("dimm=P1-DIMMC1,event=memory_uncorrected",
+                           *(line.replace("corrected", "recoverable").replace("{3}", "{9}") for line in MEMORY_ERROR)),
+    "hardware_error": ("event=hardware_error", "{5}[Hardware Error]: event severity: recoverable",
+                       "{5}[Hardware Error]:   section_type: ARM processor error"),
+    "machine_check": ("processor=3,event=machine_check",
+                      "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400"),
+    "soft_lockup": ("processor=12,event=soft_lockup", "watchdog: BUG: soft lockup - CPU#12 stuck for 26s! [kworker/12:1:4242]"),
+    "hard_lockup": ("processor=28,event=hard_lockup", "watchdog: CPU28: Watchdog detected hard LOCKUP on cpu 28"),
+    "rcu_stall": ("event=rcu_stall", "rcu: INFO: rcu_preempt self-detected stall on CPU"),
+    "iommu_fault": ("gpu=3,event=iommu_fault", f"nvidia {links.GPUS[3]}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x7]"),
+    "nvme_timeout": ("disk=nvme1,event=nvme_timeout", "nvme nvme1: I/O 512 QID 5 timeout, aborting"),
+    "nvme_reset": ("disk=nvme1,event=nvme_reset", "nvme nvme1: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10"),
+    "nvme_lost": ("disk=nvme1,event=nvme_lost", "nvme nvme1: Disabling device after reset failure: -19"),
+    "disk_error": ("disk=nvme1n1,event=disk_error", "critical medium error, dev nvme1n1, sector 987648 op 0x0:(READ) flags 0x0"),
+    "array_member_failed": ("disk=nvme1n1p2,event=array_member_failed",
+                            "md/raid1:md0: Disk failure on nvme1n1p2, disabling device."),
+    "file_system": ("disk=md0,event=file_system", "EXT4-fs error (device md0): ext4_find_entry:1463: inode #2: lblock 0"),
+    "cpu_temperature": ("processor=3,event=cpu_temperature",
+                        "mce: CPU3: Core temperature above threshold, cpu clock throttled (total events = 12)"),
+    "memory_corrected": ("dimm=P1-DIMMC1,event=memory_corrected", *MEMORY_ERROR * 11),
+}  # fmt: skip
+"""Event in the kernel log -> scope of its verdict, and messages."""
 EDAC = "sys/devices/system/edac/mc/mc0"
 FAULTS = [
     # NVML
@@ -276,6 +316,18 @@ FAULTS = [
         ),
         scope="gpu=3,message=fallen_off_the_bus",
     ),
+    combined_fault("each event in the kernel log", {
+        f"kernel-{event.replace('_', '-')}": (KernelMessages(tuple(messages)), scope)
+        for event, (scope, *messages) in EVENTS.items()
+    }),
+    fault("hung task during the run", "kernel-hung-task", later=KernelMessages((HUNG_TASK,)), scope="event=hung_task"),
+    fault("hung task before the run", "", before=KernelMessages((HUNG_TASK,))),
+    fault("ten corrected memory errors of a module", "", before=KernelMessages(MEMORY_ERROR * 10)),
+    fault("events that are reported only", "", before=KernelMessages((
+        f"mlx5_core {links.HCAS[2]}: mlx5_pcie_event:299:(pid 7): Detected insufficient power on the PCIe slot (27W).",
+        f"pcieport {links.GPU_PORTS[3]}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Receiver ID)",
+        "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 7: 8c00004000010091",
+    ))),
     fault("xid during the run", "xid-during-run", later=xid(31), scope="host"),
     fault("xid 94 during the run", "xid-during-run", later=xid(94), scope="host"),
     fault("fatal sxid", "sxid-fatal", before=sxid(20034, "Fatal, Link 30 LTSSM Fault Up")),

@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors import kernel_log
+from collectors.kernel_events import EVENTS
 from collectors.xid import ErrorCounts, XidCollector
+from tests import ROOT
 
 PREFIXES = {
     "kmsg": "3,1234,123456789,-;",
@@ -250,3 +252,68 @@ def test_journal_message_of_several_lines_is_one_record(tmp_path: Path) -> None:
     families = XidCollector(tmp_path / "kmsg", full_snapshot=True, commands=(("cat", str(journal)),)).collect()
     (message,) = [reading for family in families if family.name == "xid.message" for reading in family.readings]
     assert message == ({"pci": "0000:18:00.0", "message": "fallen_off_the_bus"}, 1)
+
+
+# ---- a log of every kind of event ----
+
+LOG = ROOT / "tests" / "data" / "kernel_log.txt"
+
+
+def paragraphs() -> list[tuple[set[str], list[str]]]:
+    """Return what must be read of each paragraph, and its lines."""
+    result = []
+    for paragraph in LOG.read_text().split("\n\n")[1:]:
+        head, *lines = paragraph.rstrip("\n").split("\n")
+        expected = head.removeprefix("= ")
+        assert head.startswith("= "), head
+        result.append((set() if expected.startswith("nothing: ") else set(expected.split("; ")), lines))
+    return result
+
+
+def everything_read(lines: list[str]) -> set[str]:
+    """Return what was read, in the words of the log's first lines."""
+    result = counts(*lines)
+    xids = {f"xid {code} {pci}{' fatal' if result.fatal[pci, code] else ''}" for pci, code in result.xid}
+    sxids = {f"sxid {fatal} {code} {pci}" for pci, fatal, code in result.sxid}
+    messages = {f"message {kind} {pci}" for pci, kind in result.messages}
+    events = {
+        f"event {event}" + (f" {kind}={name}" if kind else "") for event, (kind, name), _ in result.events.by_part()
+    }
+    return xids | sxids | messages | events
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_every_line_of_the_log_has_its_reading_in_every_format(prefix: str) -> None:
+    for expected, lines in paragraphs():
+        assert everything_read([prefix + line for line in lines]) == expected, lines
+    together = [prefix + line for _, lines in paragraphs() for line in lines]
+    assert everything_read(together) == set().union(*(expected for expected, _ in paragraphs()))
+
+
+def test_every_event_is_in_the_log() -> None:
+    named = {item.split()[1] for expected, _ in paragraphs() for item in expected if item.startswith("event ")}
+    assert named | {"hardware_corrected", "nvme_reset"} == set(EVENTS)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_process_with_the_name_of_an_event_is_none(prefix: str) -> None:
+    for _, lines in paragraphs():
+        for line in lines:
+            assert (
+                everything_read(
+                    [f"{prefix}traps: {line}", f"{prefix}audit: comm={line}", f"{prefix}python3[7]: {line}"]
+                )
+                == set()
+            )
+
+
+def test_log_of_endless_parts_does_not_fill_the_memory() -> None:
+    lines = [f"nvme nvme{number}: Disabling device after reset failure: -19" for number in range(10_000)]
+    read = counts(*lines).events.counts
+    assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)
+
+
+def test_firmware_record_is_counted_once_and_for_each_number() -> None:
+    (record,) = [lines for expected, lines in paragraphs() if expected == {"event memory_corrected dimm=P1-DIMMC1"}]
+    again = [line.replace("{3}", f"{{{number}}}") for number in range(4, 24) for line in record]
+    assert list(counts(*record, *again).events.by_part()) == [("memory_corrected", ("dimm", "P1-DIMMC1"), 21)]

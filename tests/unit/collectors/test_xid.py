@@ -15,6 +15,7 @@ import pytest
 
 from collectors import kernel_log
 from collectors.base import Absent, scope
+from collectors.kernel_events import EVENTS
 from collectors.kernel_log import messages
 from collectors.xid import XidCollector, parse_sxid, parse_xid, sysfs_address
 from fleet.judge.criteria import Criterion, read_pack, read_packs
@@ -132,6 +133,7 @@ def test_healthy_log_has_no_errors() -> None:
         "xid.last_seen": {"host": 0.0},
         "xid.log_complete": {"host": False},
         "sxid.last_seen": {"host": 0.0},
+        "kernel.event.last_seen": {f"event={event}": 0.0 for event in EVENTS},
     }
 
 

@@ -1,0 +1,215 @@
+"""Faults of adapters, disks, memory, processors and PCIe links that the kernel writes to its log.
+
+Of the many lines of an event the leading ones are counted. Their texts are from the sources of Linux: drivers/net/ethernet
+(mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c),
+drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce, drivers/edac/mce_amd.c, kernel (watchdog.c, hung_task.c, rcu),
+drivers/iommu, drivers/nvme/host/pci.c, block/blk-core.c, drivers/md, fs (ext4, xfs, btrfs), drivers/thermal/intel/therm_throt.c.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Part = tuple[str, str]
+"""Label and name of the part, such as `pci` and `0000:0d:00.0`; empty for the host."""
+HOST_PART: Part = ("", "")
+PARTS = ("pci", "nic", "disk", "dimm", "processor")
+
+_PCI = r"(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
+"""mlx5 puts function, line and process before some messages, depending on kernel and level."""
+_BLOCK = r"(?P<disk>(?!loop|ram|zram|sr|fd|nbd|rbd)[\w-]+)"
+_NVME = r"nvme (?P<disk>nvme\d+): "
+
+
+def _adapter(drivers: str) -> str:
+    """Return the beginning of a message of these drivers, with or without the name of the interface."""
+    return rf"(?:{drivers}) {_PCI}(?: [^:]{{1,60}})?: "
+
+
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    ("nic_temperature", rf"{_MLX5}(?:High temperature on sensors|Health issue observed, High temp|synd 0x10: High temp)"),
+    ("nic_firmware", rf"{_MLX5}(?:device's health compromised|Fatal error \d+ detected|health recovery failed)"),
+    ("nic_firmware", rf"{_MLX5}(?:Health issue observed, .*severity\([0-3]\)|.*Will cause a leak of a command resource)"),
+    ("nic_firmware", rf"mlx5_core: probe of {_PCI} failed"),
+    ("nic_firmware", rf"mlx5_core {_PCI}: probe with driver mlx5_core failed"),
+    ("nic_firmware", _adapter("mlx4_core") + "(?:Internal error detected|device is going to be reset)"),
+    ("nic_firmware", _adapter("bnxt_en") + r"(?:.*[Ff]irmware (?:heartbeat|fatal|not respond)|.*missed firmware heartbeat)"),
+    ("nic_firmware", _adapter("bnxt_en") + r"(?:Error \(timeout: \d+\) msg|Firmware reset aborted)"),
+    ("nic_firmware", _adapter("ice|i40e|ixgbe|igb") + r"(?:Warning )?[Ff]irmware (?:recovery mode|error) detected"),
+    ("nic_firmware", _adapter("ice") + r"(?:Rebuild failed|PF VSI rebuild failed|PF reset failed)"),
+    ("nic_firmware", _adapter("be2net") + r"(?:Unrecoverable )?[Ee]rror (?:detected )?in the (?:adapter|card)"),
+    ("nic_module", rf"{_MLX5}Port module event\[error\]"),
+    ("nic_power", rf"{_MLX5}Detected insufficient power on the PCIe slot"),
+    ("nic_reset", _adapter("ena|bnxt_en|mlx5_core|ice|i40e") + r"(?:TX timeout detected|Reset reason: .*timeout)"),
+    ("nic_reset", r"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<nic>\S+) \(.*\): transmit queue \d+ timed out"),
+    ("pcie_fatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
+    ("pcie_nonfatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
+    ("pcie_contained", rf"(?:pcieport|pci) {_PCI}: DPC: containment event"),
+    ("soft_lockup", r"(?:NMI )?(?:watchdog: )?BUG: soft lockup - CPU#(?P<processor>\d+) stuck"),
+    ("soft_lockup", r"BUG: workqueue lockup - pool"),
+    ("hard_lockup", r"(?:NMI )?(?:watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu (?P<processor>\d+)"),
+    ("rcu_stall", r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited )?stalls?"),
+    ("hung_task", r"INFO: task .*:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
+    ("iommu_fault", r"DMAR: \[[^\]]*\] Request device \[(?P<pci>[0-9a-f:.]+)\]"),
+    ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
+    ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
+    ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
+    # Only the driver of PCIe drives ends the line so; drives behind a network come and go by design.
+    ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
+    ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
+    ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
+    ("nvme_reset", rf"{_NVME}(?:controller is down; will reset|frozen state error detected|resetting controller due to)"),
+    ("disk_error", rf"(?:blk_update_request: )?critical (?:medium|target) error, dev {_BLOCK}"),
+    ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* I/O Error \(sct 0x2 "),
+    ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
+    ("array_member_failed", rf"md: kicking (?:non-fresh|faulty) {_BLOCK} from array"),
+    ("file_system", rf"EXT[234]-fs (?:error|critical) \(device {_BLOCK}\)"),
+    ("file_system", rf"EXT[234]-fs \({_BLOCK}\): Remounting filesystem read-only"),
+    ("file_system", rf"Aborting journal on device {_BLOCK}"),
+    ("file_system", rf"XFS \({_BLOCK}\): .*(?:[Cc]orruption|Internal error|xfs_do_force_shutdown|I/O [Ee]rror|Shutting down)"),
+    ("file_system", rf"BTRFS(?: error| critical|: error) \(device {_BLOCK}"),
+    ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
+    ("cpu_temperature", r"thermal thermal_zone\d+: .*critical temperature reached"),
+)  # fmt: skip
+"""Event, and the beginning of a message that reports it. Anchored, because the name of a process may look like anything."""
+_COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
+_RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
+_MCE = re.compile(
+    r"(?:mce: )?\[Hardware Error\]: CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{16})"
+)
+_UNCORRECTED_BIT = 61
+"""Bit of the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
+_AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
+EVENTS = tuple(
+    sorted(
+        {event for event, _ in _PATTERNS}
+        | {
+            "machine_check",
+            "machine_check_corrected",
+            "memory_uncorrected",
+            "memory_corrected",
+            "hardware_error",
+            "hardware_corrected",
+        }
+    )
+)
+MAY_MATCH = re.compile(
+    r"Hardware Error|lockup|LOCKUP|stall|blocked|error|Error|failed|timeout|timed out|compromised|issue|leak|DPC:|[Tt]emperature"
+    r"|insufficient|Event logged|DMAR|smmu|Fatal|[Ff]irmware|controller|failure|kicking|Aborting|critical|read-only|XFS|reset"
+)
+"""Finds every line that may be part of an event; most lines of a log are none."""
+_CORRECTED = ("corrected", "info", "informational")
+_MAX_PARTS = 256
+"""Distinct parts of all events. Further ones are counted for the host, so that no log can fill the memory."""
+_MAX_OPEN = 16
+
+
+@dataclass(kw_only=True)
+class _HardwareRecord:
+    """A record of the firmware (CPER), which the kernel writes over many lines."""
+
+    severity: str = ""
+    section: str = ""
+    part: Part = HOST_PART
+
+    @property
+    def event(self) -> str:
+        """The event that the record reports. Without a severity it counts as an error."""
+        if self.section.startswith("memory"):
+            return "memory_corrected" if self.severity in _CORRECTED else "memory_uncorrected"
+        if self.section.startswith("PCIe") and self.severity not in _CORRECTED:
+            return "pcie_fatal" if self.severity in ("fatal", "") else "pcie_nonfatal"
+        return "hardware_corrected" if self.severity in _CORRECTED else "hardware_error"
+
+    def read(self, text: str) -> None:
+        """Add one line of the record."""
+        key, _, value = (word.strip() for word in text.partition(":"))
+        if key == "event severity":
+            self.severity = value
+        elif key in ("section_type", "section type") and not self.section:
+            self.section = value
+        elif key == "device_id" and re.fullmatch(_PCI, value):
+            self.part = ("pci", value)
+        elif key == "DIMM location" and not value.startswith("not present"):
+            self.part = ("dimm", value)
+        elif re.match(r"node:\d+ ", text) and self.part == HOST_PART:
+            location = re.findall(r"(?:node|card|module):\d+", text)
+            self.part = ("dimm", ".".join(location).replace(":", ""))
+
+
+@dataclass(kw_only=True)
+class EventCounts:
+    """The events in the part of the log that was read."""
+
+    counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
+    newest: dict[str, float] = field(default_factory=dict)
+    """Event -> uptime at the newest."""
+    _open: dict[str, _HardwareRecord] = field(default_factory=dict)
+    """Number of a firmware record -> what was read of it."""
+
+    def add(self, message: str, uptime: float) -> None:
+        """Count the event that a message reports."""
+        if found := _machine_check(message):
+            self._count(*found, uptime)
+        elif line := _RECORD_LINE.match(message):
+            self._read_record(line[1] or "", line[2], uptime)
+        elif found := parse_event(message):
+            self._count(*found, uptime)
+
+    def by_part(self) -> Iterator[tuple[str, Part, int]]:
+        """Yield every event with its part and count, sorted; firmware records of which lines may follow included."""
+        counts = self.counts + Counter((record.event, record.part) for record in self._open.values() if record.section)
+        for (event, part), count in sorted(counts.items()):
+            yield event, part, count
+
+    def _count(self, event: str, part: Part, uptime: float) -> None:
+        known = (event, part) in self.counts or len(self.counts) < _MAX_PARTS
+        self.counts[event, part if known else HOST_PART] += 1
+        self.newest[event] = max(self.newest.get(event, 0.0), uptime)
+
+    def _read_record(self, number: str, text: str, uptime: float) -> None:
+        is_new = text.startswith(("Hardware error from APEI", "event severity")) and not (
+            text.startswith("event severity") and number in self._open and not self._open[number].severity
+        )
+        if is_new:
+            self._close(number)
+            while len(self._open) >= _MAX_OPEN:
+                self._close(next(iter(self._open)))
+            self._open[number] = _HardwareRecord()
+        if record := self._open.get(number):
+            record.read(text)
+            if record.section:
+                self.newest[record.event] = max(self.newest.get(record.event, 0.0), uptime)
+
+    def _close(self, number: str) -> None:
+        record = self._open.pop(number, None)
+        if record and record.section:
+            known = (record.event, record.part) in self.counts or len(self.counts) < _MAX_PARTS
+            self.counts[record.event, record.part if known else HOST_PART] += 1
+
+
+def parse_event(message: str) -> tuple[str, Part] | None:
+    """Return event and part that a message of one line reports, or None."""
+    for event, pattern in _COMPILED:
+        if match := pattern.match(message):
+            named = ((key.rstrip("_"), value) for key, value in match.groupdict().items() if value)
+            return event, next(
+                ((kind, _full_address(name) if kind == "pci" else name) for kind, name in named), HOST_PART
+            )
+    return None
+
+
+def _machine_check(message: str) -> tuple[str, Part] | None:
+    if match := _MCE.match(message):
+        is_uncorrected = int(match[2], 16) >> _UNCORRECTED_BIT & 1
+        return "machine_check" if is_uncorrected else "machine_check_corrected", ("processor", match[1])
+    return ("machine_check", HOST_PART) if _AMD.match(message) else None
+
+
+def _full_address(printed: str) -> str:
+    """Return a PCI address as sysfs spells it. Some IOMMU drivers leave out the domain, which is 0 then."""
+    return printed if printed.count(":") > 1 else f"0000:{printed}"
