@@ -571,6 +571,12 @@ INSTALL_PYTHON = f"""
 rm -r "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 ln -s {PACKAGES} "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 """
+# A hardened host: files of root are private, pip installs for users, and sudo needs a terminal.
+HARDEN = """
+echo 'Defaults requiretty' >>/etc/sudoers
+echo 'umask 027' >/root/.bashrc
+printf '[global]\\nuser = true\\n' >/etc/pip.conf
+"""
 
 
 @dataclass(frozen=True)
@@ -642,7 +648,7 @@ def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
-        host.on("sh", "-c", INSTALL_PYTHON)
+        host.on("sh", "-c", INSTALL_PYTHON + HARDEN)
         new_service = Service(host, directory / "runs", time.time())
         assert new_service.play("deploy", rackproof_exporter_service=False).returncode == 0
         yield new_service
@@ -687,6 +693,12 @@ def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
     assert upgraded.returncode == 0
     assert service.host.on("sh", "-c", "ls /opt/rackproof/wheels | grep -c prometheus_client").stdout == "1\n"
     assert service.process() not in ("0", before)
+
+
+def test_sudo_that_needs_a_terminal_gets_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
+    again = service.play("deploy", ansible_become=True)
+    assert (again.returncode, "Turn pipelining off for this host" in again.stdout) == (0, True)
 
 
 def test_teardown_leaves_nothing_behind(service: Service) -> None:

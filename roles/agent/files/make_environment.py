@@ -20,6 +20,10 @@ def is_current():
     """Return whether the environment is complete and of this interpreter and version, which determines the package directory."""
     if not (prefix / "bin" / "pip").exists():  # created last
         return False
+    if (
+        not (prefix / "bin").stat().st_mode & 0o001
+    ):  # created with umask 027: the user of the exporter's service cannot run it
+        return False
     lines = (prefix / "pyvenv.cfg").read_text().splitlines()
     settings = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
     version = settings.get("version", "").split(".")[:2]

@@ -14,4 +14,6 @@ paths = subprocess.run(
     text=True,
     check=True,
 ).stdout
-pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth").write_text(paths)
+shared = pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth")
+shared.write_text(paths)
+shared.chmod(0o644)  # the user of the exporter's service reads it too, whatever the umask

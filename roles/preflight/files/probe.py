@@ -1,19 +1,30 @@
 """Check that the host can be measured. Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one.
 
-It runs before anything is installed, so it needs only Python.
+It runs before anything is installed, so it needs only Python. What the inventory names on the host must exist there: a wrong name
+would end the ranks later, and look like a broken host.
 """
 
 import argparse
+import importlib.util
 import json
 import os
-import shutil
 import socket
 import sys
+import tempfile
 import time
+
+NETWORK = "/sys/class/net"
+INFINIBAND = "/sys/class/infiniband"
+NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
+"""Variables with which healthy GPUs measure as slow ones."""
+FILES, FILES_OF_TORCH = 5_000, 20_000
+"""Files of the agent with its environment and its runs, and of torch with what it needs (17 000 with torch 2.13)."""
 
 
 def problems(options):
     """Yield each reason why the host cannot be measured, with its remedy."""
+    yield from options.problem
     if sys.version_info < (3, 10):
         yield "Python {}.{} is too old: set rackproof_python to a Python 3.10 or newer".format(*sys.version_info[:2])
         return
@@ -22,28 +33,153 @@ def problems(options):
         import venv  # noqa: F401
     except ImportError as error:
         yield f"{sys.executable} cannot create virtual environments ({error}): install python3-venv"
+    if options.system_torch and importlib.util.find_spec("torch") is None:
+        yield f"rackproof_system_torch is set, and {sys.executable} has no torch: set rackproof_python to the Python that has it"
     skew = time.time() - options.now
     if abs(skew) > options.clock_skew:
         yield f"the clock is {skew:+.1f} s off the control node's: start chrony or systemd-timesyncd"
-    for directory in (options.prefix, options.state):
-        free = shutil.disk_usage(existing(directory)).free
-        if free < options.free_bytes:
-            yield f"{directory} has {free} of {options.free_bytes} bytes free: free space, or lower rackproof_minimum_free_bytes"
-        if not os.access(existing(directory), os.W_OK):
-            yield f"{directory} is not writable by this user: set ansible_become, or use another directory"
-    names = os.listdir(options.prefix) if os.path.isdir(options.prefix) else []
-    if names and not any(name == "wheels" or name.startswith("installed-") for name in names):
-        yield f"{options.prefix} contains files that are not the agent's: set rackproof_prefix to a separate directory"
+    yield from directory_problems(options)
     try:
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
+    yield from network_problems(options)
+    yield from environment_problems(options.environment)
     rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]  # the last two: heartbeats
     for service, port in (("exporter", options.exporter_port), *rendezvous):
         owner = listener(port)
         is_agent = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
         if owner and not is_agent:
             yield f"port {port} is in use by {owner[:150]}: stop it, or set rackproof_{service}_port"
+
+
+def directory_problems(options):
+    """Yield what is wrong with the directories of the agent."""
+    for name, directory in (("rackproof_prefix", options.prefix), ("rackproof_state_directory", options.state)):
+        parent = existing(directory)
+        mount = os.statvfs(parent)
+        free = mount.f_bavail * mount.f_frsize
+        if free < options.free_bytes:
+            yield f"{directory} has {free} of {options.free_bytes} bytes free: free space, or lower rackproof_minimum_free_bytes"
+        files = FILES if options.system_torch else FILES + FILES_OF_TORCH
+        if mount.f_files > 0 and mount.f_favail < files:
+            yield f"{directory} has room for {mount.f_favail} more files, {files} are needed: remove files, or set {name}"
+        if mount.f_flag & os.ST_NOEXEC:
+            yield f"{directory} is on a file system that is mounted noexec: set {name} to a directory on another one"
+        if not os.access(parent, os.W_OK):
+            yield f"{directory} is not writable by this user: set ansible_become, or use another directory"
+        elif os.path.exists(directory) and not os.path.isdir(directory):
+            yield f"{directory} is not a directory: correct {name}"
+    names = os.listdir(options.prefix) if os.path.isdir(options.prefix) else []
+    if names and not any(name == "wheels" or name.startswith("installed-") for name in names):
+        yield f"{options.prefix} contains files that are not the agent's: set rackproof_prefix to a separate directory"
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        yield f"no temporary file can be written ({error}): free space in /tmp, or make it writable"
+
+
+def network_problems(options):
+    """Yield what is wrong with the interface and the address that the inventory names."""
+    if options.interface:
+        yield from interface_problems("rackproof_fabric_interface", options.interface)
+    if options.address:
+        try:
+            family, _, _, _, target = socket.getaddrinfo(options.address, 0, type=socket.SOCK_DGRAM)[0]
+        except OSError as error:
+            yield (
+                f"rackproof_fabric_address {options.address} cannot be resolved on this host ({error.strerror or error}): "
+                "set it to a numeric address"
+            )
+            return
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(target)
+            except OSError:
+                yield (
+                    f"rackproof_fabric_address is {options.address}, and no interface of this host has this address: set it "
+                    "to an address of this host"
+                )
+
+
+def interface_problems(variable, name):
+    """Yield what is wrong with a network interface."""
+    if not os.path.isdir(f"{NETWORK}/{name}"):
+        yield (
+            f"{variable} is {name}, and this host has no such interface ({', '.join(sorted(names_in(NETWORK)))}): set it to "
+            "the interface of the network between the hosts, or leave it empty"
+        )
+    elif content(f"{NETWORK}/{name}/operstate") in ("down", "lowerlayerdown", "notpresent"):
+        yield f"{variable} is {name}, and this interface is down: check `ip link show {name}`, or set another one"
+
+
+def environment_problems(given):
+    """Yield what is wrong with the variables that the ranks will have, from the inventory (`given`) or from the host itself."""
+    sources = dict.fromkeys(given, "rackproof_environment")
+    variables = {**nccl_files(), **os.environ}
+    sources = {**dict.fromkeys(variables, "the environment of this host"), **sources}
+    variables.update(given)
+    for name, directory, remedy in (
+        ("NCCL_SOCKET_IFNAME", NETWORK, "an interface"),
+        ("NCCL_IB_HCA", INFINIBAND, "an adapter"),
+    ):
+        wanted, known = variables.get(name, ""), names_in(directory)
+        is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
+        if wanted and not is_unused and not selected(wanted, known):
+            there = ", ".join(sorted(known)) or "none"
+            yield f"{name} is {wanted} in {sources[name]}, which selects none of this host ({there}): name {remedy} that it has"
+    for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)
+    for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
+        path = variables.get(name, "")
+        if path and not os.path.isfile(path):
+            yield f"{name} is {path} in {sources[name]}, and this host has no such file: copy it there, or remove the variable"
+    for name in SLOWING:
+        value = variables.get(name, "0" if name != "NVIDIA_TF32_OVERRIDE" else "1")
+        slows = value == "0" if name == "NVIDIA_TF32_OVERRIDE" else value not in ("", "0")
+        if slows and name not in given:
+            yield (
+                f"{name} is {value} in {sources[name]}, with which a healthy GPU measures as a slow one: remove it there, or "
+                "set it in rackproof_environment to measure with it"
+            )
+
+
+def nccl_files():
+    """Return the variables of NCCL's configuration files on this host."""
+    variables = {}
+    for path in NCCL_FILES:
+        for line in content(os.path.expanduser(path)).splitlines():
+            name, equals, value = line.partition("#")[0].partition("=")
+            if equals:
+                variables[name.strip()] = value.strip()
+    return variables
+
+
+def selected(wanted, known):
+    """Return the names that NCCL selects: beginnings of names; `=`: whole names; `^`: all others; `:` is before a port."""
+    others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    parts = [part.partition(":")[0] for part in wanted.lstrip("^=").split(",")]
+    matches = [name for name in known if any(name == part if whole else name.startswith(part) for part in parts)]
+    return [name for name in known if name not in matches] if others else matches
+
+
+def names_in(directory):
+    """Return the names in a directory; empty if it does not exist."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def content(path):
+    """Return the text of a file without blanks at its ends; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def existing(path):
@@ -100,6 +236,11 @@ def main():
         parser.add_argument(f"--{name}", type=kind, required=True)
     for name in ("exporter-port", "rendezvous-port"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--interface", default="")
+    parser.add_argument("--address", default="")
+    parser.add_argument("--environment", type=json.loads, default={})
+    parser.add_argument("--system-torch", action="store_true")
+    parser.add_argument("--problem", action="append", default=[], help="a problem that the control node found")
     reasons = list(problems(parser.parse_args()))
     writable = [path for path in ("/run/systemd/system", "/dev/kmsg") if os.access(path, os.W_OK)]
     print(json.dumps({"writable": writable}))

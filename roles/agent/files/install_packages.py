@@ -1,0 +1,44 @@
+"""Install packages into this virtual environment with pip. Arguments: those of `pip install`.
+
+The settings of the host's pip (/etc/pip.conf, PIP_* variables) apply only if they say where packages come from. `user`, `target`,
+`require-hashes` and others are meant for other installations: with `user`, pip refuses to install into a virtual environment.
+The places of the files: https://pip.pypa.io/en/stable/topics/configuration/
+"""
+
+import configparser
+import os
+import sys
+
+SOURCES = (
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "no-index",
+    "trusted-host",
+    "proxy",
+    "cert",
+    "client-cert",
+    "keyring-provider",
+    "timeout",
+    "default-timeout",
+    "retries",
+)
+directories = [
+    *os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep),
+    os.environ.get("XDG_CONFIG_HOME", "~/.config"),
+]
+files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf", "~/.pip/pip.conf"]
+settings = configparser.RawConfigParser()
+settings.read([*map(os.path.expanduser, files), os.environ.get("PIP_CONFIG_FILE", "")], encoding="utf-8")
+
+given = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+environment = {name: value for name, value in os.environ.items() if name not in given}
+for option in SOURCES:
+    variable = "PIP_" + option.replace("-", "_").upper()
+    sections = [section for section in ("install", "global") if settings.has_option(section, option)]
+    values = [given.get(variable), *(settings.get(section, option) for section in sections)]
+    if value := next(filter(None, values), ""):
+        environment[variable] = value
+environment["PIP_CONFIG_FILE"] = os.devnull
+# -I: packages of the user, or in PYTHONPATH, do not count as installed.
+os.execve(sys.executable, [sys.executable, "-I", "-m", "pip", "install", *sys.argv[1:]], environment)

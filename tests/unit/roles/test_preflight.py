@@ -1,0 +1,201 @@
+"""The probe of the role preflight: what the inventory names exists on the host, and no setting of the host slows its GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+NCCL_VARIABLES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
+
+
+@pytest.fixture
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The probe on a host with the interfaces bond0 (down), eth0 and lo, and the adapters mlx5_0 and mlx5_10."""
+    spec = importlib.util.spec_from_file_location(
+        "preflight_probe", ROOT / "roles" / "preflight" / "files" / "probe.py"
+    )
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, state in (("bond0", "down"), ("eth0", "up"), ("lo", "unknown")):
+        (tmp_path / "net" / name).mkdir(parents=True)
+        (tmp_path / "net" / name / "operstate").write_text(f"{state}\n")
+    for name in ("mlx5_0", "mlx5_10"):
+        (tmp_path / "infiniband" / name).mkdir(parents=True)
+    for name in [name for name in os.environ if name.startswith(NCCL_VARIABLES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(module, "NETWORK", str(tmp_path / "net"))
+    monkeypatch.setattr(module, "INFINIBAND", str(tmp_path / "infiniband"))
+    monkeypatch.setattr(module, "NCCL_FILES", (str(tmp_path / "nccl.conf"),))
+    return module
+
+
+def network(probe: ModuleType, interface: str = "", address: str = "") -> list[str]:
+    return list(probe.network_problems(Namespace(interface=interface, address=address)))
+
+
+@pytest.mark.parametrize(
+    ("interface", "address", "problem"),
+    [
+        ("", "", ""),
+        ("eth0", "127.0.0.1", ""),
+        ("lo", "localhost", ""),
+        ("", "::1", ""),
+        (
+            "bond1",
+            "",
+            "rackproof_fabric_interface is bond1, and this host has no such interface (bond0, eth0, lo): set it to",
+        ),
+        ("eth", "", "rackproof_fabric_interface is eth, and this host has no such interface"),
+        ("bond0", "", "rackproof_fabric_interface is bond0, and this interface is down: check `ip link show bond0`"),
+        (
+            "",
+            "198.51.100.7",
+            "rackproof_fabric_address is 198.51.100.7, and no interface of this host has this address",
+        ),
+        ("", "nowhere.invalid", "rackproof_fabric_address nowhere.invalid cannot be resolved on this host ("),
+    ],
+)
+def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: str, address: str, problem: str) -> None:
+    if address == "::1" and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    found = network(probe, interface, address)
+    assert len(found) == bool(problem)
+    assert "".join(found).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({}, ""),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, ""),
+        ({"NCCL_SOCKET_IFNAME": "=eth0"}, ""),
+        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, ""),
+        ({"NCCL_SOCKET_IFNAME": "ib0,eth0"}, ""),
+        (
+            {"NCCL_SOCKET_IFNAME": "=eth"},
+            "NCCL_SOCKET_IFNAME is =eth in SOURCE, which selects none of this host (",
+        ),
+        ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, which selects none"),
+        ({"NCCL_IB_HCA": "mlx5"}, ""),
+        ({"NCCL_IB_HCA": "=mlx5_0:1,mlx5_10:1"}, ""),
+        ({"NCCL_IB_HCA": "^mlx5_0"}, ""),
+        (
+            {"NCCL_IB_HCA": "^mlx5"},
+            "NCCL_IB_HCA is ^mlx5 in SOURCE, which selects none of this host (mlx5_0, mlx5_10)",
+        ),
+        (
+            {"NCCL_IB_HCA": "=mlx5_1"},
+            "NCCL_IB_HCA is =mlx5_1 in SOURCE, which selects none of this host (mlx5_0, mlx5_10)",
+        ),
+        ({"NCCL_IB_HCA": "mthca", "NCCL_IB_DISABLE": "1"}, ""),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, ""),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, "GLOO_SOCKET_IFNAME in SOURCE is eth1, and this host has no such interface"),
+        (
+            {"NCCL_TOPO_FILE": "/no/topo.xml"},
+            "NCCL_TOPO_FILE is /no/topo.xml in SOURCE, and this host has no such file",
+        ),
+        ({"NCCL_TOPO_FILE": "/etc/passwd"}, ""),
+    ],
+)
+@pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "a file of NCCL"])
+def test_variables_of_the_ranks_name_what_the_host_has(
+    probe: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    problem: str,
+    source: str,
+) -> None:
+    given: dict[str, Any] = {}
+    if source == "rackproof_environment":
+        given = variables
+    elif source == "a file of NCCL":
+        source = "the environment of this host"
+        text = "".join(f"{name} = {value} # a comment\n" for name, value in variables.items())
+        (tmp_path / "nccl.conf").write_text(f"# a comment\n\n{text}")
+    else:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    found = list(probe.environment_problems(given))
+    assert len(found) == bool(problem)
+    assert "".join(found).startswith(problem.replace("SOURCE", source))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "slows"),
+    [
+        ("NCCL_P2P_DISABLE", "1", True),
+        ("NCCL_P2P_DISABLE", "0", False),
+        ("NCCL_SHM_DISABLE", "1", True),
+        ("CUDA_LAUNCH_BLOCKING", "1", True),
+        ("CUDA_LAUNCH_BLOCKING", "", False),
+        ("NVIDIA_TF32_OVERRIDE", "0", True),
+        ("NVIDIA_TF32_OVERRIDE", "1", False),
+    ],
+)
+def test_variable_that_slows_healthy_gpus_is_a_problem_unless_the_inventory_sets_it(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, value: str, slows: bool
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = list(probe.environment_problems({}))
+    assert len(found) == slows
+    assert all(f"{name} is {value} in the environment of this host" in problem for problem in found)
+    assert list(probe.environment_problems({name: value})) == []
+
+
+def directories(probe: ModuleType, tmp_path: Path, **options: Any) -> list[str]:
+    values = {
+        "prefix": f"{tmp_path}/opt",
+        "state": f"{tmp_path}/state",
+        "free_bytes": 1,
+        "system_torch": True,
+        **options,
+    }
+    return list(probe.directory_problems(Namespace(**values)))
+
+
+def test_directories_of_the_agent_are_usable(
+    probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert directories(probe, tmp_path) == []
+    (tmp_path / "file").write_text("")
+    assert directories(probe, tmp_path, prefix=f"{tmp_path}/file") == [
+        f"{tmp_path}/file is not a directory: correct rackproof_prefix"
+    ]
+    (problem,) = directories(probe, tmp_path, free_bytes=1 << 62, prefix=f"{tmp_path}/state")[:1]
+    assert "bytes free: free space, or lower rackproof_minimum_free_bytes" in problem
+    mount = Namespace(f_files=10, f_favail=9, f_flag=os.ST_NOEXEC, f_bavail=1, f_frsize=1)
+    monkeypatch.setattr(probe.os, "statvfs", lambda _: mount)
+    few, noexec = directories(probe, tmp_path)[2:]
+    assert (
+        few
+        == f"{tmp_path}/state has room for 9 more files, 5000 are needed: remove files, or set rackproof_state_directory"
+    )
+    assert noexec.startswith(
+        f"{tmp_path}/state is on a file system that is mounted noexec: set rackproof_state_directory"
+    )
+    monkeypatch.setattr(
+        probe.os, "statvfs", lambda _: Namespace(f_files=0, f_favail=0, f_flag=0, f_bavail=1, f_frsize=1)
+    )
+    assert directories(probe, tmp_path) == [], "btrfs counts no files"
+
+
+def test_full_temporary_directory_is_a_problem(
+    probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))  # noqa: PTH123, SIM115
+    (problem,) = directories(probe, tmp_path)
+    assert problem.startswith(
+        "no temporary file can be written ([Errno 28] No space left on device): free space in /tmp"
+    )
