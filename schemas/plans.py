@@ -185,6 +185,14 @@ class Plan:
         rates = (other.fabric for other in self._of_gang[host.gang] if other.name in names and other.fabric)
         return min(rates, default=host.fabric)
 
+    def slowest_port(self, host: PlannedHost, members: Iterable[str]) -> float:
+        """Return the rate (B/s) of one GPU's fabric port, on the slowest of the hosts that `slowest_fabric` considers."""
+        if host.gang not in self._mixed:
+            return host.fabric_gbps * 1e9 / 8
+        names = set(members)
+        rates = (other.fabric_gbps for other in self._of_gang[host.gang] if other.name in names and other.fabric_gbps)
+        return min(rates, default=host.fabric_gbps) * 1e9 / 8
+
     @cached_property
     def _mixed(self) -> set[str]:
         """The gangs whose hosts have different fabric rates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -147,12 +148,14 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
         for name, (unit, value) in values.items()
     ]
     reasons = ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+    links = {f"gpu={first},peer={second}": "NV18" for first, second in itertools.permutations(devices, 2)}
     throttle = {f"gpu={index},reason={reason}": False for index in devices for reason in reasons}
     metrics += [
         Metric(name="gpu.count", unit="1", values={"host": len(devices)}),
         Metric(name="gpu.pci_count", unit="1", values={"host": len(devices)}),
         Metric(name="xid.last_seen", unit="s", values={"host": 0.0}),
         Metric(name="gpu.throttle.active", unit="1", values=throttle),
+        Metric(name="gpu.peer.link", unit="1", values=links),
     ]
     metrics += optional_readings(devices, {metric.name for metric in metrics})
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from fleet.criteria_lint.parameters import check_parameters
-from fleet.criteria_lint.physics import check_physics
+from fleet.criteria_lint.physics import LEAST_OF_DATASHEET, check_physics, check_share_of_datasheet
 from fleet.criteria_lint.plausibility import check_plausibility
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import MODEL, Criterion, Pack, with_datasheet
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, finding_on, use_one_of
 from schemas.benchmarks import Benchmark, Output
 from schemas.catalogue import BENCHMARKS, DURATION
@@ -49,12 +49,13 @@ MUST_JUDGE = (
 
 def lint(pack: Pack) -> list[Finding]:
     """Return what is wrong in `pack` and in the packs that it includes, each finding once."""
-    findings = [*_check_pack(pack)]
-    for criterion in pack.criteria:
+    criteria = [with_datasheet(item, pack.datasheet) for item in pack.criteria]
+    findings = [*_check_pack(pack, criteria)]
+    for criterion in criteria:
         if infinite := [*_check_finite(criterion)]:
             findings += infinite
             continue
-        for check in (_check_contract, _check_type, check_plausibility, _check_expectation):
+        for check in (_check_contract, _check_type, check_plausibility, _check_expectation, check_share_of_datasheet):
             findings += check(criterion)
         findings += check_parameters(criterion, _matching_outputs(criterion))
         findings += check_physics(criterion, pack)
@@ -96,8 +97,8 @@ def _check_finite(criterion: Criterion) -> Iterator[Finding]:
             yield finding_on(criterion, part, "not a finite number: every value passes, or none does", "write a number")
 
 
-def _check_pack(pack: Pack) -> Iterator[Finding]:
-    """Report what is wrong with the pack as a whole."""
+def _check_pack(pack: Pack, criteria: Sequence[Criterion]) -> Iterator[Finding]:
+    """Report what is wrong with the pack as a whole; `criteria` are its criteria with the figures of its datasheet."""
 
     def finding(value: Value, why: str, remedy: str) -> Finding:
         return Finding(pack=pack.name, criterion="(pack)", value=value, why=why, remedy=remedy)
@@ -115,8 +116,8 @@ def _check_pack(pack: Pack) -> Iterator[Finding]:
     for name in MUST_JUDGE:
         absolute = (
             item
-            for item in pack.criteria
-            if item.matches_name(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
+            for item in criteria
+            if item.matches_name(name) and (item.value is not None or item.expected is not None or item.variable)
         )
         if name not in pack.unknown and not any(item.stage != GANG for item in absolute):
             yield finding(name, "neither judged nor listed as unknown", "add a criterion, or a line under unknown")
@@ -189,10 +190,14 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
     """Check that the limit is near the expected value: the part's figure, the inventory's, or the fleet's median."""
     fraction = criterion.fraction if criterion.fleet_fraction is None else criterion.fleet_fraction
     yield from _check_distance(criterion)
-    if criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None:
+    if criterion.datasheet or (
+        criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
+    ):
         return
-    remedy = f"keep within {(1 - LEAST_OF_EXPECTED) * 100:.0f} % of it, or correct the expectation"
-    if criterion.operator in FLOORS and fraction < LEAST_OF_EXPECTED:
+    # A floor that a model derives from other parts finds halves or gross faults only.
+    least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
+    remedy = f"keep within {(1 - least) * 100:.0f} % of it, or correct the expectation"
+    if criterion.operator in FLOORS and fraction < least:
         yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
     if criterion.operator in CEILINGS and fraction > 2 - LEAST_OF_EXPECTED:
         yield finding_on(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)

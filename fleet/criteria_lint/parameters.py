@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from fleet.judge.criteria import Criterion
+from fleet.judge.criteria import Criterion, Range
 from fleet.judge.finding import Finding, finding_on, use_one_of
 from schemas.benchmarks import THROTTLE_REASONS, Benchmark, Output, Parameter
 from schemas.catalogue import BENCHMARKS, parameters
@@ -38,6 +39,8 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
         if known and key not in known and not (outputs and key in LABELS):
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "name one of the observation's")
+        elif isinstance(value, Mapping):
+            yield from _range(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
         else:
             yield from _value(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
 
@@ -71,6 +74,14 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
         yield finding_on(criterion, value, "no size of any profile: sizes are powers of two", "write the size in bytes")
     elif kind == _TEXT and listed and value not in listed:
         yield finding_on(criterion, value, f"no such {key}{nearest(str(value), listed)}", use_one_of(listed))
+
+
+def _range(criterion: Criterion, key: str, bounds: Range, parameter: Parameter) -> Iterator[Finding]:
+    shown = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items())
+    if parameter not in (int, float):
+        yield finding_on(criterion, shown, f"{key} is no number, so no bounds are ever met", f"write a value of {key}")
+    elif bounds.get("ge", -math.inf) > bounds.get("le", math.inf):
+        yield finding_on(criterion, shown, f"no {key} is within these bounds", "write ge below le")
 
 
 def _is(kind: str, value: Value) -> bool:

@@ -6,11 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import Criterion, Pack, Where
 from fleet.judge.finding import FLOORS, Finding, finding_on
-from schemas.records import Value
 from schemas.stages import GANG
 
+LEAST_OF_DATASHEET = 0.05
+"""Smallest fraction of a datasheet, or of a rate in the inventory, that is worth a floor derived from other parts."""
+_DATASHEET_UNITS = {
+    "flops": "FLOP/s",
+    "memory_bandwidth": "B/s",
+    "power": "W",
+    "pcie": "B/s",
+    "host_link": "B/s",
+    "nvlink": "B/s",
+}
 MIN_COPY_FRACTION, MIN_GEMM_FRACTION, MIN_COLLECTIVE_FRACTION = 0.5, 0.4, 0.02
 UNIT_MISTAKES = (
     (1e-12, "a figure in tera-units"),
@@ -44,10 +53,34 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
         return
     ratio, mistake = limit / peak.value, _unit_mistake(limit / peak.value)
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
-    if max(limit, criterion.expected or 0.0) > peak.value:
+    if max(limit, 0.0 if criterion.datasheet else criterion.expected or 0.0) > peak.value:
         yield finding_on(criterion, float(limit), f"above the peak, {ratio:.3g} of it{mistake}", remedy)
-    elif ratio < peak.least:
+    elif ratio < peak.least and not criterion.datasheet:
         yield finding_on(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)
+
+
+def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
+    """Check a limit that is a fraction of the datasheet: the kind of figure, its unit, and a fraction that finds faults."""
+    figure = criterion.datasheet
+    if not figure:
+        return
+    unit = _DATASHEET_UNITS[figure]
+    if criterion.unit != unit:
+        yield finding_on(
+            criterion, figure, f"the datasheet has it in {unit}, not in {criterion.unit}", "use another figure"
+        )
+    if figure == "flops" and not isinstance(criterion.where.get("dtype"), str):
+        yield finding_on(criterion, figure, "the datasheet has a figure for each precision", "add dtype to where")
+    if criterion.operator not in FLOORS:
+        yield finding_on(criterion, criterion.operator, "a datasheet has the most that a part can reach", "use ge")
+    # Both directions of a link together have twice the figure.
+    most = 2.0 if criterion.where.get("direction") == "both_ways" else 1.0
+    if not LEAST_OF_DATASHEET <= criterion.fraction <= most:
+        why = "above the peak" if criterion.fraction > most else "far too low"
+        remedy = f"use a fraction from {LEAST_OF_DATASHEET:g} to {most:g}"
+        yield finding_on(
+            criterion, criterion.fraction, f"{why}, {criterion.fraction:g} of the datasheet's {figure}", remedy
+        )
 
 
 def _unit_mistake(ratio: float) -> str:
@@ -81,7 +114,7 @@ def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
     return bound(criterion.where, pack) if bound else None
 
 
-def _flops(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+def _flops(where: Where, pack: Pack) -> _Peak | None:
     peaks = {key: value for key, value in pack.datasheet.get("flops", {}).items() if key != "source"}
     dtype = where.get("dtype")
     if not peaks or (dtype and dtype not in peaks):
@@ -90,12 +123,12 @@ def _flops(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=MIN_GEMM_FRACTION)
 
 
-def _figure(part: str, of: str, where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+def _figure(part: str, of: str, where: Where, pack: Pack) -> _Peak | None:
     value = pack.datasheet.get(part, {}).get("value")
     return _Peak(value=value, of=of, least=MIN_COPY_FRACTION) if value else None
 
 
-def _pcie(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+def _pcie(where: Where, pack: Pack) -> _Peak | None:
     value = pack.datasheet.get("pcie", {}).get("bandwidth")
     ways = 2 if where.get("direction") == "both_ways" else 1
     # All GPUs at once share the host's bandwidth, for which the part's datasheet gives no minimum.
@@ -103,20 +136,20 @@ def _pcie(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     return _Peak(value=value * ways, of="over PCIe", least=least) if value else None
 
 
-def _nvlink(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+def _nvlink(where: Where, pack: Pack) -> _Peak | None:
     value = pack.datasheet.get("nvlink", {}).get("bandwidth")
     ways = 2 if where.get("direction") == "both_ways" else 1
     return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COPY_FRACTION) if value else None
 
 
-def _busbw(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+def _busbw(where: Where, pack: Pack) -> _Peak | None:
     """Return the maximum of busbw: with NVLS the switch reduces, and busbw exceeds the one-way rate."""
     value = pack.datasheet.get("nvlink", {}).get("bandwidth")
     ways = 2 if where.get("nvls") else 1
     return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COLLECTIVE_FRACTION) if value else None
 
 
-_PEAKS: Mapping[tuple[str, str], Callable[[Mapping[str, Value], Pack], _Peak | None]] = {
+_PEAKS: Mapping[tuple[str, str], Callable[[Where, Pack], _Peak | None]] = {
     ("gemm", "throughput"): _flops,
     ("stress", "throughput"): _flops,
     ("stress", "power"): partial(_figure, "power", "at most"),

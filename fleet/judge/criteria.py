@@ -18,6 +18,15 @@ from schemas.reports import SEVERITY
 PACKS = Path(__file__).parent / "packs"
 
 
+Range = Mapping[str, float]
+"""Bounds of a number, both included: `ge` and `le`, or one of them."""
+Where = Mapping[str, Value | Range]
+MODEL = "model"
+"""Basis of a limit that is derived from figures of other parts."""
+DATASHEET_FIGURES = ("flops", "memory_bandwidth", "power", "pcie", "host_link", "nvlink")
+"""Figures of a datasheet of which a limit can be a fraction."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VsBaseline:
     """How far a figure may be from the accepted figure of the same part."""
@@ -37,6 +46,7 @@ class Criterion:
     Exactly one kind of limit is set; `fleet_fraction` and `fleet_deviations` may be combined:
         value: the limit itself.
         expected, fraction: the limit is this fraction of the expected performance of the part.
+        datasheet, fraction: the same, with a figure of the datasheet of the host's GPU model (`with_datasheet`).
         variable, fraction: the limit is this fraction of an inventory variable.
         fleet_fraction: the limit is this fraction of the median of the same observation (name, params, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
@@ -55,9 +65,14 @@ class Criterion:
     source: str
     stage: str = ""
     scope: str = ""
-    where: Mapping[str, Value] = field(default_factory=dict)
+    where: Where = field(default_factory=dict)
+    """Parameters, or labels of the scope, that the observation must have: a value, or the bounds of a number."""
     value: Value = None
     expected: float | None = None
+    datasheet: str = ""
+    """Key of the datasheet (`DATASHEET_FIGURES`) that gives `expected`. A part without this figure is not judged."""
+    links: int = 0
+    """Number of NVLinks for which `expected` holds. The limit is scaled with the links that join the GPUs; 0: it is not."""
     fraction: float = 1.0
     variable: str = ""
     fleet_fraction: float | None = None
@@ -108,13 +123,34 @@ class Pack:
     chosen: bool = False
     """Whether the operator named it. It then applies to every host, and its criteria replace shipped ones of the same id."""
     datasheet: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The vendor's figures in SI units: flops, memory_bandwidth, memory_size, pcie, nvlink, power; each with a source.
+    """The vendor's figures in SI units: flops, memory_bandwidth, memory_size, pcie, host_link, nvlink, power; each with a source.
 
-    The lint compares the criteria with them; they judge nothing."""
+    Limits with `vs_datasheet` are fractions of them, and the lint compares the other limits with them."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Observation name -> why the pack has no figure for it."""
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable."""
+
+
+def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
+    """Return the criterion; if its limit is a fraction of the datasheet, with the figure of this datasheet.
+
+    Units are those of the datasheet. Links count one direction; `nvlink` is that of all NVLinks of the GPU, and `host_link` is
+    PCIe if the datasheet names no other link to the CPU. The figure stays None if the datasheet does not have it.
+    """
+    part, figure = datasheet.get(criterion.datasheet, {}), None
+    if criterion.datasheet == "flops":
+        figure = part.get(str(criterion.where.get("dtype")))
+    elif criterion.datasheet == "host_link":
+        figure = (part or datasheet.get("pcie", {})).get("bandwidth")
+    elif criterion.datasheet == "pcie":
+        figure = part.get("bandwidth")
+    elif criterion.datasheet == "nvlink":
+        figure = part["bandwidth"] / 2 if part else None
+        return replace(criterion, expected=figure, links=part.get("links", 0))
+    elif criterion.datasheet:
+        figure = part.get("value")
+    return replace(criterion, expected=figure) if criterion.datasheet else criterion
 
 
 def shipped_packs() -> list[str]:
@@ -172,7 +208,9 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:
     fields = {key: value for key, value in item.items() if not key.startswith("vs_")} | {"origin": origin}
     if sku := item.get("vs_sku"):
-        fields |= {"expected": sku["expected"], "fraction": sku["fraction"]}
+        fields |= {"expected": sku["expected"], "fraction": sku["fraction"], "links": sku.get("links", 0)}
+    if datasheet := item.get("vs_datasheet"):
+        fields |= {"datasheet": datasheet["figure"], "fraction": datasheet["fraction"]}
     if inventory := item.get("vs_inventory"):
         fields |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
     if fleet := item.get("vs_fleet"):

@@ -44,8 +44,10 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
 
 
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
-    """Return whether the inventory and the plan give the criterion a limit; the report lists what was not judged."""
-    if criterion.variable == "fabric_bytes_per_second" and not view.host.fabric_gbps:
+    """Return whether inventory, plan and datasheet give the criterion a limit; the report lists what was not judged."""
+    if criterion.variable.startswith("fabric_") and not view.host.fabric_gbps:
+        return False
+    if criterion.datasheet and criterion.expected is None:
         return False
     return criterion.baseline is None or view.plan.baseline is not None
 
@@ -125,11 +127,14 @@ def _judge_measured(
 ) -> Verdict | None:
     """Return the verdict on measured values: on the worst of them, the best, or the change over the run.
 
-    None if the criterion is optional and the fleet is too small to compare with; the report lists it as not judged.
+    None if the criterion is optional and the fleet is too small to compare with, or if it is for NVLinks and none joins the
+    GPUs; the report lists what no other criterion judges.
     """
-    limit, detail = limit_of(view, criterion), ""
     if criterion.baseline is not None:
         return _judge_against_baseline(view, criterion, measured)
+    limit, detail = limit_of(view, criterion, measured[-1]), ""
+    if limit is None and criterion.links:
+        return _judge_without_links(view, criterion, measured[-1])
     if criterion.vs_fleet:
         peers = figures.peers(view, measured[-1], criterion)
         enough = outliers.has_enough_peers(criterion, peers)
@@ -145,6 +150,22 @@ def _judge_measured(
         return _judge_change(view, criterion, measured, limit)
     chosen = _deciding_observation(criterion, measured, limit)
     return _verdict(view, criterion, chosen, chosen.value, limit, detail)
+
+
+def _judge_without_links(view: HostView, criterion: Criterion, last: Observation) -> Verdict | None:
+    """Return None if no NVLink joins the GPUs, or else an inconclusive verdict: the host did not report the links."""
+    if is_unlinked(view, criterion, last):
+        return None
+    reason = (
+        "the host did not report which NVLinks join its GPUs (gpu.peer.link), and the limit depends on their number"
+    )
+    verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
+    return replace(verdict, value=last.value, unit=criterion.unit, basis=criterion.basis)
+
+
+def is_unlinked(view: HostView, criterion: Criterion, observation: Observation) -> bool:
+    """Return whether the limit is for GPUs that NVLinks join, and none joins those of the observation."""
+    return bool(criterion.links) and view.nvlinks_between(observation.scope) == 0
 
 
 def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
@@ -221,14 +242,24 @@ def _verdict(
     )
 
 
-def limit_of(view: HostView, criterion: Criterion) -> Value:
-    """Return the limit of a criterion that needs neither the fleet nor an accepted record."""
+def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> Value:
+    """Return the limit of an observation by a criterion that needs neither the fleet nor an accepted record.
+
+    None if the limit depends on the NVLinks between the GPUs, and none joins them or the host did not report it.
+    """
+    if criterion.links:
+        links = view.nvlinks_between(observation.scope)
+        return (
+            criterion.expected * criterion.fraction * links / criterion.links if links and criterion.expected else None
+        )
     if criterion.expected is not None:
         return criterion.expected * criterion.fraction
     if criterion.variable == "gpu_count":
         return len(view.host.devices)
     if criterion.variable == "fabric_bytes_per_second":
         return view.fabric * criterion.fraction
+    if criterion.variable == "fabric_port_bytes_per_second":
+        return view.fabric_port * criterion.fraction
     return criterion.value
 
 

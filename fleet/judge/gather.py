@@ -215,7 +215,7 @@ class Gatherer:
             size=last.params.get("size_bytes"),
             transport=last.params.get("transport"),
             transport_position=positions[id(transports[-1])] if transports else None,
-            limit=limit_of(host.view, criterion),
+            limit=limit_of(host.view, criterion, last),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 
@@ -16,6 +17,9 @@ from schemas.records import Value
 from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.stages import GANG
+
+PCIE_PATHS = frozenset({"X", "PIX", "PXB", "PHB", "NODE", "SYS", "unknown"})
+"""Values of `gpu.peer.link` for two GPUs that no NVLink joins."""
 
 
 class HostView:
@@ -82,6 +86,41 @@ class HostView:
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property
+    def fabric_port(self) -> float:
+        """Return the rate in B/s of the fabric port of one GPU, of the host that `fabric` is of."""
+        return self.plan.slowest_port(self.host, self.members(GANG))
+
+    @cached_property
+    def nvlinks(self) -> Mapping[str, int]:
+        """Return the scope of each ordered pair of GPUs (`gpu=0,peer=1`) -> the NVLinks that join them, 0 over PCIe.
+
+        It is the most that either GPU reported in any snapshot: a link that is down at one end still belongs to the pair.
+        """
+        links: dict[str, int] = {}
+        for _, metric in self.observations.metrics.get("gpu.peer.link", ()):
+            for scope, path in metric.values.items():
+                number = _nvlinks_of_path(str(path))
+                labels = Scope.parse(scope).labels
+                for pair in (scope, f"gpu={labels['peer']},peer={labels['gpu']}") if number is not None else ():
+                    links[pair] = max(links.get(pair, 0), number or 0)
+        return links
+
+    def nvlinks_between(self, scope: str) -> int | None:
+        """Return the NVLinks that join a pair of GPUs; for any other scope the fewest between two GPUs of the host.
+
+        None if a pair did not report it.
+        """
+        if Scope.parse(scope).kind == "peer":
+            return self.nvlinks.get(scope)
+        return self._fewest_nvlinks
+
+    @cached_property
+    def _fewest_nvlinks(self) -> int | None:
+        pairs = [f"gpu={first},peer={second}" for first, second in itertools.permutations(self.host.devices, 2)]
+        known = [self.nvlinks[pair] for pair in pairs if pair in self.nvlinks]
+        return min(known, default=None) if len(known) == len(pairs) else None
+
+    @cached_property
     def unmeasured_gpus(self) -> list[str]:
         """Return the scopes of planned GPUs without any measurement."""
         scopes = self.host.scopes if self.host.device == "gpu" else ()
@@ -111,6 +150,7 @@ class HostView:
         return (
             *(host.scopes, host.device, host.gpu_model, bool(host.gang), host.fabric_gbps, self.fabric),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items()), tuple(self.names.items())),
+            *(tuple(self.nvlinks.items()), self.fabric_port),
             *map(id, self.packs),
         )
 
@@ -156,3 +196,11 @@ class HostView:
             action="none",
             source=criterion.source if criterion else "plan",
         )
+
+
+def _nvlinks_of_path(path: str) -> int | None:
+    """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for a path over PCIe."""
+    if path in PCIE_PATHS:
+        return 0
+    number = path.removeprefix("NV")
+    return int(number) if number.isdecimal() and number != path else None

@@ -14,12 +14,13 @@ from dataclasses import replace
 
 from fleet.judge import expectations
 from fleet.judge.consistency import contradictions
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
 from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.finding import FLOORS
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
@@ -34,7 +35,7 @@ from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import WaiverMatcher
 from schemas.plans import Plan
-from schemas.reports import FAIL, Verdict, VerdictKind
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
 
@@ -108,7 +109,32 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
     for criterion in view.criteria().values() if remaining is None else remaining.criteria:
         evaluated = remaining.verdicts.get(criterion.id) if remaining else None
         verdicts += by_criterion(view, criterion, stats) if evaluated is None else evaluated
-    return verdicts
+    return without_looser_floors(verdicts)
+
+
+def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts without those by a floor that a model derived, if a closer floor has the same verdict on the figure.
+
+    One slow figure is then one failure. An inconclusive figure keeps the first of its verdicts.
+    """
+    closest: dict[tuple[object, ...], Verdict] = {}
+    derived = [verdict for verdict in verdicts if verdict.verdict != PASS and verdict.basis == MODEL]
+    for verdict in verdicts if derived else ():
+        if verdict.verdict == INCONCLUSIVE or (verdict.verdict == FAIL and verdict.operator in FLOORS):
+            key = _figure(verdict)
+            known = closest.setdefault(key, verdict)
+            if (
+                isinstance(verdict.limit, int | float)
+                and isinstance(known.limit, int | float)
+                and verdict.limit > known.limit
+            ):
+                closest[key] = verdict
+    looser = {id(verdict) for verdict in derived if closest[_figure(verdict)] is not verdict}
+    return [verdict for verdict in verdicts if id(verdict) not in looser]
+
+
+def _figure(verdict: Verdict) -> tuple[object, ...]:
+    return (verdict.verdict, verdict.name, verdict.scope, verdict.stage, *sorted(verdict.params.items()))
 
 
 def _with_user(view: HostView, verdict: Verdict) -> Verdict:

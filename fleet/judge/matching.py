@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fleet.judge.criteria import Criterion
-from schemas.records import Observation
+import math
+from collections.abc import Mapping
+
+from fleet.judge.criteria import Criterion, Range
+from schemas.records import Observation, Value
 from schemas.scopes import Scope
 
 
@@ -19,4 +22,14 @@ def matches(criterion: Criterion, observation: Observation, *, any_stage: bool =
         return False
     if not criterion.where:
         return True
-    return all(observation.params.get(key, scope.labels.get(key)) == value for key, value in criterion.where.items())
+    return all(
+        _fits(observation.params.get(key, scope.labels.get(key)), wanted) for key, wanted in criterion.where.items()
+    )
+
+
+def _fits(value: Value, wanted: Value | Range) -> bool:
+    """Return whether a parameter has the wanted value, or is a number within the wanted bounds."""
+    if not isinstance(wanted, Mapping):
+        return value == wanted
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and wanted.get("ge", -math.inf) <= value <= wanted.get("le", math.inf)  # type: ignore[operator]

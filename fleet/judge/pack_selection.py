@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.judge.bounded_cache import BoundedCache
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import Criterion, Pack, with_datasheet
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu
 
@@ -14,10 +14,15 @@ _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]
 
 
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
-    """Return the criteria of these packs by id; the last pack that defines an id wins."""
+    """Return the criteria of these packs by id; the last pack that defines an id wins.
+
+    Limits that are fractions of a datasheet come from the first pack that has one: that of the host's GPU model.
+    """
     key = tuple(map(id, packs))
     if key not in _CRITERIA:
-        _CRITERIA[key] = packs, {item.id: item for pack in packs for item in pack.criteria}
+        datasheet = next((pack.datasheet for pack in packs if pack.datasheet), {})
+        criteria = (with_datasheet(item, datasheet) for pack in packs for item in pack.criteria)
+        _CRITERIA[key] = packs, {item.id: item for item in criteria}
     return _CRITERIA[key][1]
 
 

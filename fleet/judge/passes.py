@@ -17,7 +17,7 @@ from fleet.judge import expectations, outliers
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
 from fleet.judge.drift import is_drift
-from fleet.judge.evaluate import COMPARE, holds, is_applicable, limit_of, series
+from fleet.judge.evaluate import COMPARE, holds, is_applicable, is_unlinked, limit_of, series
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
@@ -241,7 +241,7 @@ class PassCounter:
                 return in_full
             limit = self._limit(values, criterion, measured[-1])
             if limit is None:
-                if criterion.vs_fleet and criterion.optional:
+                if is_unlinked(view, criterion, measured[-1]) or (criterion.vs_fleet and criterion.optional):
                     continue
                 return in_full
             checks.append(self._check(values, criterion, measured, limit, positions))
@@ -252,7 +252,7 @@ class PassCounter:
     def _limit(self, values: HostValues, criterion: Criterion, last: Observation) -> Value:
         """Return the limit of a figure; None if there is none, or if it is not the same for all hosts of the layout."""
         if not criterion.vs_fleet:
-            return limit_of(values.view, criterion)
+            return limit_of(values.view, criterion, last)
         peers = self._stats.figures.peers(values.view, last, criterion)
         if not outliers.has_enough_peers(criterion, peers) or (
             criterion.by_position and Scope.parse(last.scope).is_gang

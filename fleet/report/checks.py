@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import Criterion, Pack, Range
 from fleet.quantities import NONE, SIGNS, number, scale
 from fleet.report.formatting import ACTIONS
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
+from schemas.records import Value
+
+_DATASHEET_TEXTS = {
+    "flops": "rate in this precision",
+    "memory_bandwidth": "memory bandwidth",
+    "power": "power",
+    "pcie": "PCIe bandwidth, one way",
+    "host_link": "bandwidth of the link to the CPU, one way",
+    "nvlink": "NVLink bandwidth, one way, for the links that join the GPUs",
+}
 
 HEAD = """# Checks
 
@@ -38,7 +48,7 @@ def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
 
 def _cells(criterion: Criterion) -> Iterable[str]:
     yield f"`{criterion.id}`"
-    where = ", ".join(f"{key} {value}" for key, value in criterion.where.items())
+    where = ", ".join(f"{key} {_parameter(value)}" for key, value in criterion.where.items())
     description = "; ".join(
         part for part in (_meaning(criterion), where, criterion.stage and f"stage {criterion.stage}") if part
     )
@@ -75,13 +85,24 @@ def _limit(criterion: Criterion) -> str:
     if criterion.variable:
         share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
         return f"{share}the value in the inventory ({criterion.variable.replace('_', ' ')})"
+    if criterion.datasheet:
+        return f"{criterion.fraction * 100:g} % of the datasheet's {_DATASHEET_TEXTS[criterion.datasheet]}"
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if isinstance(limit, bool):
         return "yes" if limit else "no"
     if not isinstance(limit, int | float):
         return str(limit)
     factor, unit = scale(float(limit), criterion.unit)
-    return f"{number(limit / factor if factor != 1 else limit)} {unit}".strip()
+    text = f"{number(limit / factor if factor != 1 else limit)} {unit}".strip()
+    return f"{text} with {criterion.links} NVLinks" if criterion.links else text
+
+
+def _parameter(value: Value | Range) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    return " and ".join(
+        f"{SIGNS[name]} {bound:g}" if bound < 1e6 else f"{SIGNS[name]} {int(bound)}" for name, bound in value.items()
+    )
 
 
 def _of_fleet(criterion: Criterion) -> str:

@@ -532,7 +532,7 @@ def test_fabric_is_judged_only_if_the_inventory_states_its_rate() -> None:
     verdicts = [
         item for item in judge(stated, builders.evidence(stated), PACKS) if item.criterion == "fabric-all-reduce"
     ]
-    assert {(item.host, item.verdict, item.limit) for item in verdicts} == {("h1", PASS, 8e10), ("h2", PASS, 8e10)}
+    assert {(item.host, item.verdict, item.limit) for item in verdicts} == {("h1", PASS, 6e10), ("h2", PASS, 6e10)}
 
 
 def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
@@ -545,11 +545,11 @@ def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
         return {item.host: item.limit for item in verdicts if item.criterion == "fabric-all-reduce"}
 
     complete = builders.evidence(mixed)
-    assert limits(complete) == {"h1": 4e10, "h3": 4e10}, "the inventory has no rate of h2"
+    assert limits(complete) == {"h1": 3e10, "h3": 3e10}, "the inventory has no rate of h2"
     without = dict(complete)
     alone, together = complete["h3"].records
     without["h3"] = Evidence(records=(alone, replace(together, launches=(builders.launch("gang", ("h2", "h3")),))))
-    assert limits(without)["h3"] == 8e10
+    assert limits(without)["h3"] == 6e10
 
 
 def test_chosen_criterion_replaces_the_shipped_one_of_the_same_id() -> None:
@@ -819,7 +819,7 @@ def test_failed_local_copy_is_reported_despite_a_remote_copy() -> None:
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
     local = next(observation for observation in first.observations if observation.name == "host_copy.bandwidth")
-    remote = replace(local, params={**local.params, "numa": "remote"}, value=1e10)
+    remote = replace(local, params={**local.params, "numa": "remote"}, value=2e10)
     wrong = replace(local, status="error", value=None, reason="a copy differs from its source")
     for one, expected in ((local, []), (wrong, [(local.scope, INCONCLUSIVE, "error: a copy differs from its source")])):
         observation = tuple(one if item is local else item for item in first.observations)

@@ -236,15 +236,16 @@ def test_directory_without_a_plan_exits_2(tmp_path: Path, name: str, message: st
 
 
 def test_links_between_gpus_are_in_the_report(run: Path) -> None:
-    path = run / "hosts" / "h1.json"
-    record = json.loads(path.read_text())
-    link = {"name": "gpu.peer.link", "unit": "1", "values": {"gpu=0,peer=1": "NV18"}}
-    for snapshot in record["snapshots"]:
-        snapshot["metrics"].append(link)
-    path.write_text(json.dumps(record))
+    for path in run.rglob("h1.json"):
+        record = json.loads(path.read_text())
+        for snapshot in record["snapshots"]:
+            (link,) = [metric for metric in snapshot["metrics"] if metric["name"] == "gpu.peer.link"]
+            link["values"]["gpu=0,peer=1"] = "NV17"
+        path.write_text(json.dumps(record))
     assert rackproof("report", run).returncode == 0
     report = documents.read(run / "report.json", "report", max_bytes=10_000_000)
-    assert [host.get("links", {}) for host in report["hosts"]] == [{"gpu=0,peer=1": "NV18"}, {}, {}]
+    assert [host["links"]["gpu=0,peer=1"] for host in report["hosts"]] == ["NV17", "NV18", "NV18"]
+    assert {host["links"]["gpu=1,peer=0"] for host in report["hosts"]} == {"NV18"}
 
 
 def test_reason_for_a_missing_reference_value_is_reported(run: Path) -> None:
@@ -303,32 +304,34 @@ def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     unknown = {"broadcast", "gather"}
 
-    def with_other_world_size(item: Observation) -> Observation:
+    def without_large_sizes(item: Observation) -> Observation | None:
         is_unknown = item.name.startswith("collective.") and item.name.split(".")[1] in unknown
-        return replace(item, params={**item.params, "world_size": 3}) if is_unknown else item
+        return None if is_unknown and item.params["size_bytes"] >= SMALLEST_JUDGED else item
 
     line = "Bandwidth within hosts: NOT JUDGED"
     reason = "(no criterion for this GPU, count and size)"
     assert not any(item.startswith(line) for item in report_of(tmp_path / "r1").acceptance.summary)
-    assert f"{line} for broadcast, gather {reason}" in summary_after(tmp_path / "r1", with_other_world_size)
+    assert f"{line} for broadcast, gather {reason}" in summary_after(tmp_path / "r1", without_large_sizes)
     unknown |= {"reduce", "scatter"}
-    assert f"{line} for 4 of 10 operations {reason}" in summary_after(tmp_path / "r1", with_other_world_size)
+    assert f"{line} for 4 of 10 operations {reason}" in summary_after(tmp_path / "r1", without_large_sizes)
     unknown |= {name.split(".")[1] for name in BUSBW}
-    assert f"{line} {reason}" in summary_after(tmp_path / "r1", with_other_world_size)
+    assert f"{line} {reason}" in summary_after(tmp_path / "r1", without_large_sizes)
 
 
 def test_operation_judged_on_only_some_hosts_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     loaded = load(tmp_path / "r1")
 
-    def with_other_world_size(item: Observation) -> Observation:
-        return replace(item, params={**item.params, "world_size": 3}) if item.name in BUSBW else item
+    def without_large_sizes(item: Observation) -> Observation | None:
+        return None if item.name in BUSBW and item.params["size_bytes"] >= SMALLEST_JUDGED else item
 
-    evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], with_other_world_size)}
+    evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], without_large_sizes)}
     summary = merge(loaded.plan, evidence, PACKS).acceptance.summary
     assert "Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts (no criterion for this GPU, count and size)" in summary
 
 
+SMALLEST_JUDGED = 64 << 20
+"""Bytes of the smallest collective that a floor judges."""
 BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])
 
 
