@@ -31,6 +31,7 @@ KINDS = {
     "network.pci_address": ("1", "PCI address of the adapter"),
     "network.bond.slave_count": ("1", "Interfaces in the bond"),
     "network.bond.slaves_up": ("1", "Interfaces in the bond with a link"),
+    "network.bond.member_up": ("1", "The interface takes part in the bond or team"),
 }
 COUNTERS = ["network.carrier_changes", *(f"network.{name}" for name in STATISTICS)]
 
@@ -66,6 +67,11 @@ class NetworkCollector:
             if self._files.exists(f"{CLASS}/{bond}/bonding"):
                 for name, value in self._bond(f"{CLASS}/{bond}").items():
                     families[f"network.bond.{name}"].add({"nic": bond}, value)
+                members = self._bond_members(f"{CLASS}/{bond}/bonding")
+            else:
+                members = self._team_members(bond)
+            for member, is_up in members.items():
+                families["network.bond.member_up"].add({"nic": bond, "member": member}, is_up)
         return [family for family in families.values() if family.readings]
 
     def _is_nic(self, path: str) -> bool:
@@ -107,6 +113,40 @@ class NetworkCollector:
         names = slaves.split()
         states = [self._files.required(f"{CLASS}/{name}/bonding_slave/mii_status", str) for name in names]
         return {"slave_count": len(names), "slaves_up": first_absent(*states) or states.count("up")}
+
+    def _bond_members(self, path: str) -> dict[str, Value | Absent]:
+        """Return whether each interface of a bond has a link and, with LACP, is in the aggregator that the bond uses."""
+        slaves, mode = self._files.read(f"{path}/slaves", str), self._files.read(f"{path}/mode", str)
+        in_use = self._files.read(f"{path}/ad_aggregator", parse_natural)
+        members: dict[str, Value | Absent] = {}
+        for slave in slaves.split() if isinstance(slaves, str) else ():
+            state = self._files.required(f"{CLASS}/{slave}/bonding_slave/mii_status", str)
+            own = self._files.read(f"{CLASS}/{slave}/bonding_slave/ad_aggregator_id", parse_natural)
+            uses_lacp = isinstance(mode, str) and mode.startswith("802.3ad")
+            apart = uses_lacp and isinstance(in_use, int) and isinstance(own, int) and own != in_use
+            members[slave] = state if isinstance(state, Absent) else state == "up" and not apart
+        return members
+
+    def _team_members(self, name: str) -> dict[str, Value | Absent]:
+        """Return whether each interface of a team has a link; empty for any other interface.
+
+        The kernel gives every other kind of interface with members (bridge, bond, VRF) a device type, except Open vSwitch.
+        """
+        path = f"{CLASS}/{name}"
+        lower = self._files.matching(path, r"lower_.+", "no member")
+        if isinstance(lower, Absent) or name.startswith("ovs-") or self._files.exists(f"{path}/device"):
+            return {}
+        kind = self._files.read(f"{path}/uevent", lambda text: "DEVTYPE=" in text)
+        names = [link.removeprefix("lower_") for link in lower]
+        masters = {self._files.target_name(f"{CLASS}/{member}/master") for member in names}
+        if kind is not False or masters != {name}:
+            return {}
+        carriers = {
+            member: self._files.required(f"{CLASS}/{member}/carrier", lambda text: text == "1", refused=_DOWN)
+            for member in names
+        }
+        down = Absent.unsupported(_DOWN)
+        return {member: False if carrier == down else carrier for member, carrier in carriers.items()}
 
 
 def parse_speed(text: str) -> Value | Absent:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectors.base import HOST, Absent, Family, Value, empty_families, host_family
 from collectors.files import Files
-from collectors.storage import disks, nvme
+from collectors.storage import disks, nvme, redundancy
 from collectors.storage.mounts import Mount, is_read_only, local_mounts, parse_mounts
 
 STATE = "/var"
@@ -44,7 +44,8 @@ class StorageCollector:
         files = Files(self._root, cached=True)
         disk_names = disks.internal_disks(files)
         yield from disks.states(files, disk_names)
-        yield from disks.arrays(files)
+        for part in (redundancy.arrays, redundancy.pools, redundancy.paths):
+            yield from part(files)
         yield from self._file_systems(files)
         if self._full_snapshot:
             yield from disks.identities(files, disk_names)

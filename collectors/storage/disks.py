@@ -1,4 +1,4 @@
-"""Disks and disk arrays, as the kernel lists them."""
+"""Disks, as the kernel lists them."""
 
 from __future__ import annotations
 
@@ -56,13 +56,6 @@ def identities(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
     yield add_parts(family, "disk", disks, partial(_read, files, "queue/rotational", lambda text: bool(int(text))))
     for name, text, paths in _IDENTITY:
         yield add_parts(Family(name=name, unit="1", help=text), "disk", disks, partial(_first_text, files, paths))
-
-
-def arrays(files: Files) -> Iterable[Family]:
-    """Yield the missing disks of each software RAID array (md)."""
-    names = files.matching(_BLOCK, r"md\w+", "no disk array")
-    family = Family(name="storage.array.missing", unit="1", help="Disks missing from the array")
-    yield add_parts(family, "array", names, partial(_read, files, "md/degraded", int))
 
 
 def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | Absent:

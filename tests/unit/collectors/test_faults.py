@@ -356,6 +356,25 @@ FAULTS = [
     fault("outdated cdi file", "container-cdi-current", before=replace_text("var/run/cdi/nvidia.yaml", host.DRIVER, "570.10")),
     fault("file system errors", "file-system-errors", before=write_file("sys/fs/ext4/md0/errors_count", "3\n")),
     fault("array degraded", "disk-array-complete", before=write_file("sys/block/md0/md/degraded", "1\n")),
+    fault("array stopped", "disk-array-works", before=write_file("sys/block/md0/md/array_state", "inactive\n")),
+    fault(
+        "array member failed",
+        "disk-array-complete disk-array-member",
+        before=combine(
+            write_file("sys/block/md0/md/degraded", "1\n"), write_file("sys/block/md0/md/dev-nvme1n1p2/state", "faulty\n")
+        ),
+        scopes={"disk-array-complete": "array=md0", "disk-array-member": "array=md0,member=nvme1n1p2"},
+    ),
+    fault("pool degraded", "storage-pool-online", before=write_file("proc/spl/kstat/zfs/tank/state", "DEGRADED\n")),
+    fault(
+        "path to a volume lost",
+        "disk-path-live",
+        before=combine(
+            *(write_file(f"sys/class/nvme/nvme{number}/state", state) for number, state in ((3, "live"), (4, "connecting"))),
+            *(write_file(f"sys/block/nvme3c{number}n1/ana_state", "optimized\n") for number in (3, 4)),
+        ),
+        scope="disk=nvme-subsys3,path=nvme4",
+    ),
     fault("disk lost", "disk-lost", later=remove_directory("sys/block/nvme1n1"), inconclusive="*"),
     fault("root read-only", "state-writable", before=replace_text("proc/self/mountinfo", "/ / rw,relatime", "/ / ro,relatime")),
     fault("disk offline", "disk-online", before=write_file("sys/block/nvme1n1/device/state", "dead\n")),
@@ -384,6 +403,19 @@ FAULTS = [
     fault("carrier lost briefly", "network-carrier-changes", later=nic_file("carrier_changes", "4\n")),
     fault("ethernet crc errors", "network-crc-errors", later=nic_file("statistics/rx_crc_errors", "1\n")),
     fault("ethernet receive errors", "network-receive-errors", later=nic_file("statistics/rx_errors", "101\n")),
+    fault(
+        "bond member without a link",
+        "network-bond-member",
+        before=lambda root: links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "down", links.ROCE_INTERFACE: "up"}),
+        scope=f"nic=bond0,member={links.PLAIN_INTERFACE}",
+    ),
+    fault(
+        "interface left its bond",
+        "network-bond-complete",
+        before=lambda root: links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"}),
+        later=write_file("sys/class/net/bond0/bonding/slaves", links.ROCE_INTERFACE),
+        scope="nic=bond0",
+    ),
     fault("half duplex", "network-half-duplex", before=nic_file("duplex", "half\n")),
 ]  # fmt: skip
 

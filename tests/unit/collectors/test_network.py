@@ -159,6 +159,61 @@ def test_bond_counts_its_active_interfaces(root: Path, state: str, up: int) -> N
         "bond.slave_count": 2,
         "bond.slaves_up": up,
     }
+    assert members(observed, "bond0") == {links.ROCE_INTERFACE: True, NIC: state == "up"}
+
+
+def members(observed: dict[tuple[str, str], object], bond: str) -> dict[str, object]:
+    """Return member -> whether it takes part in the bond."""
+    start = f"nic={bond},member="
+    return {
+        location.removeprefix(start): value for (_, location), value in observed.items() if location.startswith(start)
+    }
+
+
+@pytest.mark.parametrize("state", ["up", "down", "going down", "going back"])
+@pytest.mark.parametrize("mode", ["balance-rr 0", "active-backup 1", "balance-xor 2", "802.3ad 4", "balance-alb 6"])
+def test_member_without_a_link_is_named_in_every_mode(root: Path, mode: str, state: str) -> None:
+    links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
+    links.write(root, "sys/class/net/bond0/bonding/mode", f"{mode}\n")
+    assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: state == "up"}
+
+
+@pytest.mark.parametrize(("mode", "aggregators", "is_up"), [
+    ("802.3ad 4", (1, 1), True), ("802.3ad 4", (1, 2), False), ("active-backup 1", (1, 2), True),
+])  # fmt: skip
+def test_member_outside_the_aggregator_of_lacp_is_lost(
+    root: Path, mode: str, aggregators: tuple[int, int], is_up: bool
+) -> None:
+    links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
+    links.write(root, "sys/class/net/bond0/bonding/mode", f"{mode}\n")
+    links.write(root, "sys/class/net/bond0/bonding/ad_aggregator", "1\n")
+    for slave, aggregator in zip((links.ROCE_INTERFACE, NIC), aggregators, strict=True):
+        links.write(root, f"sys/class/net/{slave}/bonding_slave/ad_aggregator_id", f"{aggregator}\n")
+    assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: is_up}
+
+
+def add_master(root: Path, name: str, kind: str = "") -> None:
+    """Add an interface with two members that is no bond."""
+    links.write(root, f"sys/devices/virtual/net/{name}/type", "1\n")
+    links.write(root, f"sys/devices/virtual/net/{name}/uevent", f"{kind}INTERFACE={name}\nIFINDEX=7\n")
+    (root / "sys/class/net" / name).symlink_to(f"../../devices/virtual/net/{name}")
+    for member in (links.ROCE_INTERFACE, NIC):
+        (root / "sys/class/net" / name / f"lower_{member}").symlink_to(f"../../../class/net/{member}")
+        (links.interface(root, member) / "master").symlink_to(f"../../../virtual/net/{name}")
+
+
+@pytest.mark.parametrize("carrier", ["1", "0"])
+def test_member_of_a_team(root: Path, carrier: str) -> None:
+    add_master(root, "team0")
+    write(root, carrier=carrier)
+    assert members(readings(root), "team0") == {links.ROCE_INTERFACE: True, NIC: carrier == "1"}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("br0", "DEVTYPE=bridge\n"), ("vrf0", "DEVTYPE=vrf\n"), ("ovs-system", "")])
+def test_members_of_a_bridge_are_not_redundant(root: Path, name: str, kind: str) -> None:
+    add_master(root, name, kind)
+    write(root, carrier="0")
+    assert members(readings(root), name) == {}
 
 
 def test_virtio_nic_of_a_virtual_machine(root: Path) -> None:

@@ -69,6 +69,7 @@ def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
     assert host_readings == {
         "storage.disk.count host": 2,
         "storage.array.missing array=md0": 0,
+        "storage.array.works array=md0": True,
         "storage.state.read_only host": False,
         "storage.mount.size mount=_": 409600,
         "storage.mount.size mount=_scratch_data": 409600,

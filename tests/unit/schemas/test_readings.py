@@ -34,6 +34,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
         whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
         whole.log(root, "mlx5_core 0000:0d:00.0: device's health compromised - reached miss count")
+        links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
         library = nvml.build(tmp_path_factory.mktemp("nvml"))
         scenario = nvml.write(Path(folder) / "scenario", "healthy-h100x8", *whole.NVML)
         yield subprocess.run(

@@ -19,6 +19,7 @@ def test_the_page_of_metrics_is_what_is_exported(tmp_path: Path) -> None:
     whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
     whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
     library = nvml.build(tmp_path / "nvml")
+    links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
     scenario = nvml.write(tmp_path / "scenario", "healthy-h100x8", *whole.NVML)
     page = nvml.python(["-m", "tests.fakes.whole", root, "metrics"], library, scenario)
     if os.environ.get("UPDATE_GOLDEN"):

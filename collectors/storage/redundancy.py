@@ -1,0 +1,172 @@
+"""Members of storage that stays usable when one of them fails: md arrays, btrfs, ZFS pools, multipath.
+
+Sources: /proc/mdstat and /sys/block/*/md (Linux, admin-guide/md.rst), /sys/fs/btrfs/*/devinfo, /proc/spl/kstat/zfs, the paths of
+device-mapper multipath (/sys/block/dm-*/slaves) and of NVMe (/sys/class/nvme-subsystem). LVM and other device-mapper RAID report
+their members to `dmsetup status` only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from collectors.base import HOST, Absent, Family
+from collectors.files import Files, nonempty
+
+_BLOCK, _SUBSYSTEMS, _BTRFS, _POOLS = "sys/block", "sys/class/nvme-subsystem", "sys/fs/btrfs", "proc/spl/kstat/zfs"
+_STOPPED = ("inactive", "broken", "clear", "suspended")
+"""States of an md array that cannot be used. The other states are about writes."""
+_EXTERNAL = "external:"
+"""Metadata of a firmware RAID (IMSM, DDF). Its container is always inactive; the arrays in it are listed by themselves."""
+_LEAVING = ("new", "deleting", "deleting (no IO)")
+"""States of an NVMe controller that is being added or removed."""
+_HEAD = re.compile(r"(\S+) : (active|inactive|broken)\b(.*)")
+_MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
+_COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
+
+
+@dataclass(kw_only=True)
+class Array:
+    """An md array."""
+
+    works: bool = True
+    missing: int | None = None
+    """Members that it lacks; None if it has no redundancy, or the source does not report it."""
+    members: dict[str, bool] = field(default_factory=dict)
+    """Disk, or `slotN` for an empty place -> whether it is in sync."""
+
+    def add_empty(self, places: list[int], failed: int) -> None:
+        """Add the empty places, less those of `failed` members that are listed by name."""
+        self.members |= {f"slot{place}": False for place in places[failed:]}
+
+
+def parse_mdstat(text: str) -> dict[str, Array]:
+    """Return the arrays in /proc/mdstat by name."""
+    arrays: dict[str, Array] = {}
+    current: Array | None = None
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            members = {disk: "(F)" not in flags for disk, flags in _MEMBER.findall(head[3])}
+            current = arrays[head[1]] = Array(works=head[2] == "active", members=members)
+        elif current and line[:1].isspace():
+            current.works = current.works or _EXTERNAL in line
+            if counts := _COUNTS.search(line):
+                current.missing = int(counts[1]) - int(counts[2])
+                empty = [place for place, state in enumerate(counts[3]) if state == "_"]
+                current.add_empty(empty, sum(not in_sync for in_sync in current.members.values()))
+    return arrays
+
+
+def _read_array(files: Files, name: str) -> Array:
+    """Return an array as /sys shows it."""
+    path = f"{_BLOCK}/{name}/md"
+    state, metadata = files.read(f"{path}/array_state", str), files.read(f"{path}/metadata_version", str)
+    is_container = isinstance(metadata, str) and metadata.startswith(_EXTERNAL)
+    missing = files.read(f"{path}/degraded", int)
+    array = Array(works=state not in _STOPPED or is_container, missing=missing if isinstance(missing, int) else None)
+    filled: list[int] = []
+    failed = 0
+    devices = files.matching(path, r"dev-.+", "no members")
+    for device in [] if isinstance(devices, Absent) else devices:
+        flags = files.read(f"{path}/{device}/state", lambda text: text.split(","))
+        place = files.read(f"{path}/{device}/slot", int)
+        if isinstance(flags, Absent) or (not isinstance(place, int) and {"spare", "journal"} & {*flags}):
+            continue  # it waits to be used
+        array.members[device.removeprefix("dev-")] = "in_sync" in flags and "faulty" not in flags
+        failed += "faulty" in flags
+        if isinstance(place, int) and "faulty" not in flags:
+            filled.append(place)
+    places = files.read(f"{path}/raid_disks", lambda text: int(text.split()[0]))
+    if array.missing and filled and isinstance(places, int):
+        array.add_empty([place for place in range(places) if place not in filled], failed)
+    return array
+
+
+def arrays(files: Files) -> Iterable[Family]:
+    """Yield what the md arrays lack, and the state of the members of md arrays and btrfs file systems."""
+    missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
+    works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
+    members = Family(
+        name="storage.array.member_in_sync",
+        unit="1",
+        help="The member of the array is in sync",
+        labels=("array", "member"),
+    )
+    listed = files.read("proc/mdstat", parse_mdstat)
+    known = {} if isinstance(listed, Absent) else listed
+    names = files.matching(_BLOCK, r"md\w+", "no disk array")
+    for name in sorted({*known, *([] if isinstance(names, Absent) else names)}):
+        array, other = _read_array(files, name), known.get(name, Array())
+        counts = [count for count in (array.missing, other.missing) if count is not None]
+        unknown = files.read(f"{_BLOCK}/{name}/md/degraded", int)
+        missing.add({"array": name}, max(counts) if counts else unknown)
+        works.add({"array": name}, array.works and other.works)
+        for member, in_sync in (array.members or other.members).items():
+            members.add({"array": name, "member": member}, in_sync)
+    for path in files.glob(f"{_BTRFS}/*/devinfo/*/missing"):
+        _, _, _, system, _, device, _ = path.split("/")
+        absent = files.read(path, lambda text: text != "1")
+        members.add({"array": system, "member": f"device{device}"}, absent)
+    if not missing.readings:
+        missing.add(HOST, names if isinstance(names, Absent) else Absent.unsupported("no disk array"))
+    yield from (missing, works, members)
+
+
+def pools(files: Files) -> Iterable[Family]:
+    """Yield the state of each ZFS pool. Only `zpool status` names the member."""
+    family = Family(name="storage.pool.state", unit="1", help="State of the ZFS pool", labels=("pool",))
+    for path in files.glob(f"{_POOLS}/*/state"):
+        family.add({"pool": path.split("/")[-2]}, files.read(path, nonempty))
+    yield family
+
+
+def paths(files: Files) -> Iterable[Family]:
+    """Yield the state of each path to a disk that has several."""
+    family = Family(name="storage.path.live", unit="1", help="The path to the disk works", labels=("disk", "path"))
+    for disk, states in sorted({**_nvme_paths(files), **dict(_mapped_paths(files))}.items()):
+        in_use = {path: state for path, state in states.items() if state not in _LEAVING}
+        is_live = {path: state in ("live", "running") for path, state in in_use.items()}
+        # A disk without any path is not a loss of redundancy: a volume over the network may be gone by design.
+        if len(is_live) > 1 and any(is_live.values()):
+            for path, live in sorted(is_live.items()):
+                family.add({"disk": disk, "path": path}, live)
+    yield family
+
+
+def _nvme_paths(files: Files) -> dict[str, dict[str, str]]:
+    """Return NVMe subsystem -> state of each of its controllers."""
+    controllers: dict[str, set[str]] = {}
+    for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
+        subsystem, name = path.split("/")[-2:]
+        if re.fullmatch(r"nvme\d+", name):
+            controllers.setdefault(subsystem, set()).add(name)
+    names = files.matching(_BLOCK, r"nvme\d+c\d+n\d+", "no path")
+    for name in [] if isinstance(names, Absent) else names:
+        subsystem, controller, _ = re.findall(r"\d+", name)
+        controllers.setdefault(f"nvme-subsys{subsystem}", set()).add(f"nvme{controller}")
+    states = {
+        subsystem: {name: files.read(f"sys/class/nvme/{name}/state", str) for name in names}
+        for subsystem, names in controllers.items()
+    }
+    return {
+        subsystem: {name: state for name, state in of_name.items() if isinstance(state, str)}
+        for subsystem, of_name in states.items()
+    }
+
+
+def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each multipath disk of the device mapper, and the state of the disks that are its paths."""
+    for path in files.glob(f"{_BLOCK}/dm-*/dm/uuid"):
+        device = path.split("/")[-3]
+        uuid, name = files.read(path, str), files.read(f"{_BLOCK}/{device}/dm/name", nonempty)
+        if isinstance(uuid, str) and uuid.startswith("mpath-"):
+            slaves = files.matching(f"{_BLOCK}/{device}/slaves", r".+", "no path")
+            states = {
+                disk: files.read(f"{_BLOCK}/{disk}/device/state", str)
+                for disk in ([] if isinstance(slaves, Absent) else slaves)
+            }
+            yield (
+                name if isinstance(name, str) else device,
+                {disk: state for disk, state in states.items() if isinstance(state, str)},
+            )

@@ -1,0 +1,221 @@
+"""Redundant storage that lost a member: every form of it in /proc/mdstat and /sys, with the member named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.files import Files
+from collectors.storage import redundancy
+from tests.fakes import links
+
+Readings = dict[str, Value | Absent]
+MD = "sys/block/md0/md"
+
+
+def readings(root: Path) -> Readings:
+    """Return `name scope` -> the reading."""
+    (root / "sys/block").mkdir(parents=True, exist_ok=True)
+    files = Files(root, cached=True)
+    parts = (redundancy.arrays, redundancy.pools, redundancy.paths)
+    families = [family for part in parts for family in part(files)]
+    return {f"{family.name} {scope(labels)}": value for family in families for labels, value in family.readings}
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for path, text in files.items():
+        links.write(root, path, text)
+    return root
+
+
+def lost(observed: Readings) -> set[str]:
+    """Return the scopes of members, arrays, pools and paths that are lost."""
+    return {
+        key.split()[1]
+        for key, value in observed.items()
+        if value is False or (key.startswith("storage.pool") and value != "ONLINE")
+    }
+
+
+def mdstat(head: str, body: str) -> str:
+    personalities = "Personalities : [raid1] [raid6] [raid5] [raid4] [raid10] [raid0]"
+    return f"{personalities}\nmd0 : {head}\n      937160704 {body}\n      \nunused devices: <none>\n"
+
+
+HEALTHY_MDSTAT = {
+    "raid1": ("active raid1 sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]\n      bitmap: 4/7 pages [16KB], 65536KB chunk"),
+    "not yet written": ("active (auto-read-only) raid1 sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]\n        resync=PENDING"),
+    "read-only": ("active (read-only) raid1 sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]"),
+    "with a spare": ("active raid1 sdc1[2](S) sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]"),
+    "write-mostly": ("active raid1 sdb1[1](W) sda1[0]", "blocks super 1.2 [2/2] [UU]"),
+    "checked": ("active raid5 sdc1[3] sdb1[1] sda1[0]",
+                "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/3] [UUU]\n      [==>..]  check = 12.6% (1/8)"),
+    "raid0": ("active raid0 sdb1[1] sda1[0]", "blocks super 1.2 512k chunks"),
+    "container of a firmware raid": ("inactive sdb[1](S) sda[0](S)", "blocks super external:imsm"),
+}  # fmt: skip
+LOST_MDSTAT = {
+    "raid1, failed": ("active raid1 sdb1[1](F) sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"sdb1"}),
+    "raid1, first failed": ("active raid1 sdb1[1] sda1[0](F)", "blocks super 1.2 [2/1] [_U]", 1, {"sda1"}),
+    "raid1, removed": ("active raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
+    "raid1, first removed": ("active raid1 sdb1[1]", "blocks super 1.2 [2/1] [_U]", 1, {"slot0"}),
+    "raid1, rebuilt": ("active raid1 sdc1[2] sda1[0]", "blocks super 1.2 [2/1] [U_]\n      [=>..]  recovery =  7.4% (1/9)",
+                       1, {"slot1"}),
+    "raid1, not yet written": ("active (auto-read-only) raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
+    "raid5, failed": ("active raid5 sdc1[3] sdb1[1](F) sda1[0]",
+                      "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/2] [U_U]", 1, {"sdb1"}),
+    "raid6, two lost": ("active raid6 sdd1[3](F) sdb1[1] sda1[0]",
+                        "blocks super 1.2 level 6, 512k chunk, algorithm 2 [4/2] [UU__]", 2, {"sdd1", "slot3"}),
+    "raid10, failed": ("active raid10 sdd1[3] sdc1[2](F) sdb1[1] sda1[0]",
+                       "blocks super 1.2 512K chunks 2 near-copies [4/3] [UU_U]", 1, {"sdc1"}),
+    "raid0, broken": ("broken raid0 sda1[0]", "blocks super 1.2 512k chunks", None, {"array=md0"}),
+    "inactive": ("inactive sdb1[1](S) sda1[0](S)", "blocks super 1.2", None, {"array=md0"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("head", "body"), HEALTHY_MDSTAT.values(), ids=HEALTHY_MDSTAT)
+def test_healthy_array_in_mdstat(tmp_path: Path, head: str, body: str) -> None:
+    observed = readings(write(tmp_path, {"proc/mdstat": mdstat(head, body)}))
+    assert lost(observed) == set()
+    assert observed["storage.array.works array=md0"] is True
+    assert observed["storage.array.missing array=md0"] in (0, Absent.error(f"/{MD}/degraded: /sys is not mounted"))
+
+
+@pytest.mark.parametrize(("head", "body", "missing", "names"), LOST_MDSTAT.values(), ids=LOST_MDSTAT)
+def test_lost_member_in_mdstat(tmp_path: Path, head: str, body: str, missing: int | None, names: set[str]) -> None:
+    observed = readings(write(tmp_path, {"proc/mdstat": mdstat(head, body)}))
+    assert lost(observed) == {name if "=" in name else f"array=md0,member={name}" for name in names}
+    if missing is not None:
+        assert observed["storage.array.missing array=md0"] == missing
+
+
+def array(
+    level: str, members: Mapping[str, str], *, places: int, degraded: int | None = 0, state: str = "clean"
+) -> dict[str, str]:
+    """Return the files of an array in /sys: member -> `state slot`."""
+    files = {
+        f"{MD}/array_state": state,
+        f"{MD}/level": level,
+        f"{MD}/raid_disks": str(places),
+        f"{MD}/metadata_version": "1.2",
+    }
+    if degraded is not None:
+        files[f"{MD}/degraded"] = str(degraded)
+    for name, words in members.items():
+        flags, slot = words.split()
+        files |= {f"{MD}/dev-{name}/state": flags, f"{MD}/dev-{name}/slot": slot}
+    return files
+
+
+TWO = {"sda1": "in_sync 0", "sdb1": "in_sync 1"}
+HEALTHY_SYSFS = {
+    **{f"state {state}": array("raid1", TWO, places=2, state=state)
+       for state in ("clean", "active", "active-idle", "write-pending", "read-auto", "readonly")},
+    "with a spare": array("raid1", TWO | {"sdc1": "spare none"}, places=2),
+    "write-mostly": array("raid1", TWO | {"sdb1": "in_sync,write_mostly 1"}, places=2),
+    "with a journal": array("raid5", TWO | {"sdc1": "in_sync 2", "sdj1": "journal none"}, places=3),
+    "reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, places=3), f"{MD}/raid_disks": "3 (2)"},
+    "raid0": array("raid0", TWO, places=2, degraded=None),
+    "container of a firmware raid": {**array("container", {"sda": "spare none"}, places=0, degraded=None, state="inactive"),
+                                     f"{MD}/metadata_version": "external:imsm"},
+}  # fmt: skip
+LOST_SYSFS = {
+    "raid1, failed": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none"}, places=2, degraded=1), {"sdb1"}),
+    "raid1, failed in its place": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, places=2, degraded=1), {"sdb1"}),
+    "raid1, removed": (array("raid1", {"sda1": "in_sync 0"}, places=2, degraded=1), {"slot1"}),
+    "raid1, rebuilt": (array("raid1", {"sda1": "in_sync 0", "sdc1": "spare 1"}, places=2, degraded=1), {"sdc1"}),
+    "raid1, failed and rebuilt": (
+        array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none", "sdc1": "spare 1"}, places=2, degraded=1), {"sdb1", "sdc1"}),
+    "raid6, two lost": (array("raid6", {"sda1": "in_sync 0", "sdb1": "in_sync 1", "sdd1": "faulty none"}, places=4, degraded=2),
+                        {"sdd1", "slot3"}),
+    "raid10, idle": (
+        array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, places=4, degraded=1, state="active-idle"), {"sdc1"}),
+    "raid0, member lost": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, places=2, degraded=None, state="broken"),
+                           {"sdb1", "array=md0"}),
+    "inactive": (array("raid5", {"sda1": "spare none"}, places=0, degraded=None, state="inactive"), {"array=md0"}),
+    "without places": ({f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"},
+                       {"nvme1n1p2"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", HEALTHY_SYSFS.values(), ids=HEALTHY_SYSFS)
+def test_healthy_array_in_sysfs(tmp_path: Path, files: Mapping[str, str]) -> None:
+    assert lost(readings(write(tmp_path, files))) == set()
+
+
+@pytest.mark.parametrize(("files", "names"), LOST_SYSFS.values(), ids=LOST_SYSFS)
+def test_lost_member_in_sysfs(tmp_path: Path, files: Mapping[str, str], names: set[str]) -> None:
+    observed = readings(write(tmp_path, files))
+    assert lost(observed) == {name if "=" in name else f"array=md0,member={name}" for name in names}
+    if f"{MD}/degraded" in files:
+        assert observed["storage.array.missing array=md0"] == int(files[f"{MD}/degraded"])
+
+
+def test_array_that_only_one_source_reports_as_degraded_is_degraded(tmp_path: Path) -> None:
+    files = {
+        "proc/mdstat": mdstat("active raid1 sdb1[1](F) sda1[0]", "blocks super 1.2 [2/1] [U_]"),
+        f"{MD}/array_state": "clean",
+    }
+    observed = readings(write(tmp_path, files))
+    assert (observed["storage.array.missing array=md0"], lost(observed)) == (1, {"array=md0,member=sdb1"})
+
+
+@pytest.mark.parametrize(("missing", "members"), [("0", set()), ("1", {"array=c0ffee,member=device2"})])
+def test_btrfs_device(tmp_path: Path, missing: str, members: set[str]) -> None:
+    files = {"sys/fs/btrfs/c0ffee/devinfo/1/missing": "0\n", "sys/fs/btrfs/c0ffee/devinfo/2/missing": f"{missing}\n"}
+    assert lost(readings(write(tmp_path, files))) == members
+
+
+@pytest.mark.parametrize("state", ["ONLINE", "DEGRADED", "FAULTED", "SUSPENDED", "UNAVAIL"])
+def test_zfs_pool(tmp_path: Path, state: str) -> None:
+    observed = readings(write(tmp_path, {"proc/spl/kstat/zfs/tank/state": f"{state}\n"}))
+    assert observed["storage.pool.state pool=tank"] == state
+
+
+def nvme(states: Mapping[str, str]) -> dict[str, str]:
+    files = {f"sys/class/nvme/{name}/state": state for name, state in states.items()}
+    return files | {f"sys/block/nvme3c{name[4:]}n1/ana_state": "optimized" for name in states}
+
+
+@pytest.mark.parametrize(
+    ("states", "paths"),
+    [
+        ({"nvme3": "live", "nvme4": "live"}, set()),
+        ({"nvme3": "live", "nvme4": "connecting"}, {"nvme4"}),
+        ({"nvme3": "dead", "nvme4": "live"}, {"nvme3"}),
+        ({"nvme3": "live", "nvme4": "live", "nvme5": "resetting"}, {"nvme5"}),
+        ({"nvme3": "live"}, set()),
+        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),  # the volume is gone, which its mount shows
+        ({"nvme3": "live", "nvme4": "deleting"}, set()),
+        ({"nvme3": "live", "nvme4": "deleting (no IO)"}, set()),
+    ],
+)
+def test_nvme_path(tmp_path: Path, states: Mapping[str, str], paths: set[str]) -> None:
+    assert lost(readings(write(tmp_path, nvme(states)))) == {f"disk=nvme-subsys3,path={path}" for path in paths}
+
+
+def test_nvme_paths_of_a_subsystem_directory(tmp_path: Path) -> None:
+    files = {f"sys/class/nvme/nvme{number}/state": state for number, state in ((0, "live"), (1, "dead"))}
+    files |= {f"sys/class/nvme-subsystem/nvme-subsys0/nvme{number}/x": "" for number in (0, 1)}
+    files["sys/class/nvme-subsystem/nvme-subsys0/nvme0n1/size"] = "1"
+    assert lost(readings(write(tmp_path, files))) == {"disk=nvme-subsys0,path=nvme1"}
+
+
+@pytest.mark.parametrize("state", ["running", "offline", "transport-offline", "blocked", "quiesce"])
+def test_path_of_the_device_mapper(tmp_path: Path, state: str) -> None:
+    files = {"sys/block/dm-0/dm/uuid": "mpath-3600508b400105e21", "sys/block/dm-0/dm/name": "mpatha"}
+    files |= {
+        "sys/block/dm-1/dm/uuid": "LVM-abc",
+        "sys/block/dm-1/slaves/sdz/x": "",
+        "sys/block/sdz/device/state": "offline",
+    }
+    for disk, path_state in (("sdb", "running"), ("sdc", state)):
+        files |= {f"sys/block/dm-0/slaves/{disk}/x": "", f"sys/block/{disk}/device/state": path_state}
+    assert lost(readings(write(tmp_path, files))) == (set() if state == "running" else {"disk=mpatha,path=sdc"})
+
+
+def test_host_without_redundancy(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices").mkdir(parents=True)
+    assert readings(tmp_path) == {"storage.array.missing host": Absent.unsupported("no disk array")}
