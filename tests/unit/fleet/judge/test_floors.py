@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.host_view import HostView
 from fleet.judge.outliers import FleetFigures
+from fleet.report.merge import merge
 from schemas.benchmarks import OPS
-from schemas.records import MEASURED, Gpu, Metric, Observation, Record, Snapshot, Value
+from schemas.plans import Plan
+from schemas.records import MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS
 from tests import builders
 
@@ -613,3 +616,67 @@ RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 def test_power_of_a_healthy_a100_passes(watts: float, expected: str) -> None:
     for model in ("a100-sxm-40", "a100-sxm-80"):
         assert outcomes(model, [figure("stress.power", watts, dtype="bf16")]) == [expected]
+
+
+def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
+    """Return the evidence of hosts of a model with all figures of the profile standard; rates are those of a healthy host."""
+    sheet = read_pack(model).datasheet
+    rates = host_rates(model, count, sheet.get("nvlink", {}).get("links", 0))
+    by_name: dict[str, list[Observation]] = {}
+    for item in rates:
+        by_name.setdefault(item.name, []).append(item)
+
+    def of_model(item: Observation) -> Observation:
+        dtype = item.params.get("dtype")
+        if item.name == "gemm.throughput" and dtype not in sheet["flops"]:
+            return replace(item, status=UNSUPPORTED, value=None, reason="the part has no such products")
+        if item.name == "stress.power":
+            return replace(item, value=sheet.get("power", {"value": 900.0})["value"] * 0.97)
+        if item.name == "collective.nvls" or "busbw" not in item.name:
+            alike = [
+                rate for rate in by_name.get(item.name, ())
+                if all(rate.params.get(key, value) == value for key, value in item.params.items())
+            ]  # fmt: skip
+        else:
+            keys = ("size_bytes", "world_size")
+            alike = [
+                rate for rate in by_name.get(item.name, ()) if all(rate.params[key] == item.params[key] for key in keys)
+            ]
+        return replace(item, value=alike[0].value) if alike else item
+
+    name, path = read_pack(model).gpu_names[0], f"NV{sheet['nvlink']['links']}" if "nvlink" in sheet else "NODE"
+    made = {}
+    for host, evidence in builders.evidence(plan).items():
+        evidence = builders.with_observations(evidence, of_model)
+        records = []
+        for record in evidence.records:
+            snapshots = []
+            for snapshot in record.snapshots:
+                kept = [item for item in snapshot.metrics if item.name != "gpu.peer.link"]
+                snapshots.append(replace(snapshot, metrics=(*kept, peer_links(count, path))))
+            gpus = tuple(replace(gpu, name=name) for gpu in record.gpus)
+            records.append(replace(record, gpus=gpus, snapshots=tuple(snapshots)))
+        made[host] = replace(evidence, records=tuple(records))
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "t4"])
+def test_host_of_any_model_has_every_rate_judged_without_a_fleet(model: str, count: int) -> None:
+    """The profile standard on one host: no rate is inconclusive, fails, or is judged by nothing."""
+    plan = builders.plan("h1", gpu_count=count, rackproof_gang="none", rackproof_gpu_model=model)
+    evidence = model_evidence(plan, model, count)
+    report = merge(plan, evidence, PACKS)
+    rates = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "collective.")
+    exceptions = [item for item in report.verdicts if item.verdict != PASS and item.name.startswith(rates)]
+    assert [(item.criterion, item.verdict, dict(item.params), item.reason) for item in exceptions] == []
+    lines = report.acceptance.summary
+    for title in (
+        "GEMM",
+        "Stress",
+        "Memory bandwidth",
+        "Host copies",
+        *(("Peer copies", "Collectives") if count > 1 else ()),
+    ):
+        assert f"{title}: PASS" in lines
+    assert not any("median needs" in line or (line.startswith("Bandwidth") and "NOT JUDGED" in line) for line in lines)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
 from fleet.records.load import Run, load
 from fleet.report.merge import merge
@@ -25,8 +27,9 @@ from fleet.simulate.records import JUDGED
 from rackproof.main import main
 from schemas import documents
 from schemas.errors import UsageError
+from schemas.records import Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
-from tests import ROOT
+from tests import ROOT, builders
 
 CREATED = "2026-11-21T04:00:00Z"
 GPU = 1
@@ -92,6 +95,43 @@ def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: P
     report = report_of(run_of(tmp_path / "run", profile="standard", hosts=2, gpus=8, readings="all"))
     assert [verdict.reason for verdict in report.verdicts if verdict.verdict != PASS] == []
     assert report.acceptance.status == "SIMULATED PASS"
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("gpus", [1, 2, 3, 8])
+def test_small_healthy_fleet_is_accepted_and_slow_everywhere_is_rejected(tmp_path: Path, hosts: int, gpus: int) -> None:
+    gang = "none" if hosts == 1 else "rack"
+    run = load(run_of(tmp_path / "run", profile="standard", hosts=hosts, gpus=gpus, gang=gang))
+    report = merge(run.plan, run.evidence, read_packs([]))
+    assert [(verdict.name, verdict.reason) for verdict in report.verdicts if verdict.verdict != PASS] == []
+    assert report.acceptance.status == "SIMULATED PASS"
+    assert not any("Bandwidth" in line and "NOT JUDGED" in line for line in report.acceptance.summary)
+    measured = {
+        item.name for evidence in run.evidence.values() for item in evidence.benchmarks() if item.value is not None
+    }
+    for family in SLOW_FAMILIES:
+        names = {
+            name
+            for name in measured
+            if name.startswith(family) and name.endswith((".busbw", ".bandwidth", ".throughput"))
+        }
+        if not names:
+            continue
+        slow = {host: with_rates(evidence, names, 1e9) for host, evidence in run.evidence.items()}
+        assert merge(run.plan, slow, read_packs([])).acceptance.status == "SIMULATED FAIL", family
+
+
+SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "collective.", "pairs.")
+
+
+def with_rates(evidence: Evidence, names: set[str], rate: float) -> Evidence:
+    """Return the evidence with one rate for all figures of these names: every part is as slow as all the others."""
+
+    def slow_down(item: Observation) -> Observation:
+        slow = item.name in names and isinstance(item.value, float)
+        return replace(item, value=min(rate, float(item.value or 0)), samples=None) if slow else item
+
+    return builders.with_observations(builders.with_observations(evidence, slow_down), slow_down, gang=True)
 
 
 # --- faults
