@@ -48,7 +48,15 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_reset", r"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<nic>\S+) \(.*\): transmit queue \d+ timed out"),
     ("pcie_fatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     ("pcie_nonfatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
+    (
+        "pcie_fatal",
+        rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}",
+    ),
+    ("pcie_lost", rf"[\w-]+ {_PCI}: (?:Unable to change|can't change|Refused to change) power state.*inaccessible"),
     ("pcie_contained", rf"(?:pcieport|pci) {_PCI}: DPC: containment event"),
+    ("gpu_reset_required", r"NVRM: .*\[NV_ERR_RESET_REQUIRED\]"),
+    ("memory_uncorrected", r"(?:mce: )?Uncorrected hardware memory error|Memory failure: 0x[0-9a-f]+: "),
+    ("hardware_error", r"NMI: (?:PCI system error|IOCK error)"),
     ("soft_lockup", r"(?:NMI )?(?:watchdog: )?BUG: soft lockup - CPU#(?P<processor>\d+) stuck"),
     ("soft_lockup", r"BUG: workqueue lockup - pool"),
     ("hard_lockup", r"(?:NMI )?(?:watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu (?P<processor>\d+)"),
@@ -67,13 +75,14 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* I/O Error \(sct 0x2 "),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
     ("array_member_failed", rf"md: kicking (?:non-fresh|faulty) {_BLOCK} from array"),
+    ("array_member_failed", r"device-mapper: raid: Failed to read superblock of device"),
     ("file_system", rf"EXT[234]-fs (?:error|critical) \(device {_BLOCK}\)"),
     ("file_system", rf"EXT[234]-fs \({_BLOCK}\): Remounting filesystem read-only"),
     ("file_system", rf"Aborting journal on device {_BLOCK}"),
     ("file_system", rf"XFS \({_BLOCK}\): .*(?:[Cc]orruption|Internal error|xfs_do_force_shutdown|I/O [Ee]rror|Shutting down)"),
     ("file_system", rf"BTRFS(?: error| critical|: error) \(device {_BLOCK}"),
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
-    ("cpu_temperature", r"thermal thermal_zone\d+: .*critical temperature reached"),
+    ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
 """Event, and the beginning of a message that reports it. Anchored, because the name of a process may look like anything."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
@@ -83,6 +92,7 @@ _MCE = re.compile(
 )
 _UNCORRECTED_BIT = 61
 """Bit of the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
+_EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) .*? on (\S+)")
 _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
 EVENTS = tuple(
     sorted(
@@ -97,11 +107,19 @@ EVENTS = tuple(
         }
     )
 )
-MAY_MATCH = re.compile(
-    r"Hardware Error|lockup|LOCKUP|stall|blocked|error|Error|failed|timeout|timed out|compromised|issue|leak|DPC:|[Tt]emperature"
-    r"|insufficient|Event logged|DMAR|smmu|Fatal|[Ff]irmware|controller|failure|kicking|Aborting|critical|read-only|XFS|reset"
+_ANY = re.compile(
+    "|".join(
+        re.sub(r"\(\?P<\w+>", "(?:", pattern)
+        for pattern in (
+            *(text for _, text in _PATTERNS),
+            _RECORD_LINE.pattern,
+            _MCE.pattern,
+            _EDAC.pattern,
+            _AMD.pattern,
+        )
+    )
 )
-"""Finds every line that may be part of an event; most lines of a log are none."""
+"""All patterns at once, for the many lines that are no event."""
 _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
 """Distinct parts of all events. Further ones are counted for the host, so that no log can fill the memory."""
@@ -153,8 +171,13 @@ class EventCounts:
 
     def add(self, message: str, uptime: float) -> None:
         """Count the event that a message reports."""
+        if not _ANY.match(message):
+            return
         if found := _machine_check(message):
             self._count(*found, uptime)
+        elif edac := _EDAC.match(message):
+            event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
+            self._count(event, ("dimm", edac[3]), uptime, int(edac[1]))
         elif line := _RECORD_LINE.match(message):
             self._read_record(line[1] or "", line[2], uptime)
         elif found := parse_event(message):
@@ -166,9 +189,9 @@ class EventCounts:
         for (event, part), count in sorted(counts.items()):
             yield event, part, count
 
-    def _count(self, event: str, part: Part, uptime: float) -> None:
+    def _count(self, event: str, part: Part, uptime: float, times: int = 1) -> None:
         known = (event, part) in self.counts or len(self.counts) < _MAX_PARTS
-        self.counts[event, part if known else HOST_PART] += 1
+        self.counts[event, part if known else HOST_PART] += times
         self.newest[event] = max(self.newest.get(event, 0.0), uptime)
 
     def _read_record(self, number: str, text: str, uptime: float) -> None:

@@ -1,15 +1,16 @@
-"""Ethernet interfaces with hardware: link, speed, errors. Plain /sys/class/net."""
+"""Ethernet interfaces with hardware: link, speed, errors, bonds and teams. Plain /sys/class/net and /proc/net/bonding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.sysfs import parse_natural, pci_address
 
-CLASS = "sys/class/net"
+CLASS, BONDS = "sys/class/net", "proc/net/bonding"
 _ETHERNET = "1"
 _DOWN = "the interface is down"
 _NO_SPEED = Absent.unsupported("no link, or the hardware reports no speed")
@@ -67,11 +68,9 @@ class NetworkCollector:
             if self._files.exists(f"{CLASS}/{bond}/bonding"):
                 for name, value in self._bond(f"{CLASS}/{bond}").items():
                     families[f"network.bond.{name}"].add({"nic": bond}, value)
-                members = self._bond_members(f"{CLASS}/{bond}/bonding")
-            else:
-                members = self._team_members(bond)
-            for member, is_up in members.items():
-                families["network.bond.member_up"].add({"nic": bond, "member": member}, is_up)
+        for master in sorted({*interfaces, *self._listed_bonds()}):
+            for member, is_up in self._members(master).items():
+                families["network.bond.member_up"].add({"nic": master, "member": member}, is_up)
         return [family for family in families.values() if family.readings]
 
     def _is_nic(self, path: str) -> bool:
@@ -114,6 +113,23 @@ class NetworkCollector:
         states = [self._files.required(f"{CLASS}/{name}/bonding_slave/mii_status", str) for name in names]
         return {"slave_count": len(names), "slaves_up": first_absent(*states) or states.count("up")}
 
+    def _listed_bonds(self) -> list[str]:
+        try:
+            return self._files.names(BONDS)
+        except OSError:
+            return []  # the kernel has no bond
+
+    def _members(self, master: str) -> Mapping[str, Value | Absent]:
+        """Return whether each interface of a bond or team takes part in it; empty for any other interface."""
+        if not self._files.exists(f"{CLASS}/{master}/bonding") and not self._files.exists(f"{BONDS}/{master}"):
+            return self._team_members(master)
+        listed = self._files.read(f"{BONDS}/{master}", parse_bond)
+        members = self._bond_members(f"{CLASS}/{master}/bonding")
+        for member, is_up in {} if isinstance(listed, Absent) else listed.items():
+            known = members.get(member, is_up)
+            members[member] = is_up if isinstance(known, Absent) else known is True and is_up
+        return members
+
     def _bond_members(self, path: str) -> dict[str, Value | Absent]:
         """Return whether each interface of a bond has a link and, with LACP, is in the aggregator that the bond uses."""
         slaves, mode = self._files.read(f"{path}/slaves", str), self._files.read(f"{path}/mode", str)
@@ -147,6 +163,21 @@ class NetworkCollector:
         }
         down = Absent.unsupported(_DOWN)
         return {member: False if carrier == down else carrier for member, carrier in carriers.items()}
+
+
+def parse_bond(text: str) -> dict[str, bool]:
+    """Return whether each interface in a file of /proc/net/bonding has a link and is in the active aggregator of LACP."""
+    head, *slaves = re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
+    active = re.search(r"Active Aggregator Info:\s+Aggregator ID: (\d+)", head)
+    members = {}
+    for slave in slaves:
+        state, aggregator = (
+            re.search(r"^MII Status: (.+)$", slave, re.MULTILINE),
+            re.search(r"^Aggregator ID: (\d+)", slave, re.MULTILINE),
+        )
+        apart = bool(active and aggregator and active[1] != aggregator[1])
+        members[slave.split()[0]] = bool(state) and state[1].strip() == "up" and not apart  # type: ignore[index]
+    return members
 
 
 def parse_speed(text: str) -> Value | Absent:

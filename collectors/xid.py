@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collectors import kernel_log
 from collectors.base import HOST, Absent, Family
-from collectors.kernel_events import EVENTS, MAY_MATCH, PARTS, EventCounts
+from collectors.kernel_events import EVENTS, PARTS, EventCounts
 from collectors.kernel_log import RingBuffer
 
 # `PCI:0000:5d:00`; old drivers leave out `PCI:`, and a GPU under MIG adds `GPU-I:05 GPU-CI:00`. Anchored, because a process name
@@ -61,12 +61,11 @@ class ErrorCounts:
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
         for line in lines:
-            if "NVRM: " in line or "nvidia" in line:
-                for message in kernel_log.messages(line):
+            is_of_driver = "NVRM: " in line or "nvidia" in line
+            for message in kernel_log.messages(line):
+                if is_of_driver:
                     self._add_message(message, kernel_log.uptime(line))
-            if MAY_MATCH.search(line):
-                for message in kernel_log.messages(line):
-                    self.events.add(message, kernel_log.uptime(line))
+                self.events.add(message, kernel_log.uptime(line))
 
     def _add_message(self, message: str, uptime: float) -> None:
         if error := parse_xid(message):

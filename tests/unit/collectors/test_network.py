@@ -192,6 +192,51 @@ def test_member_outside_the_aggregator_of_lacp_is_lost(
     assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: is_up}
 
 
+PROC_BOND = """Ethernet Channel Bonding Driver: v6.8.0
+
+Bonding Mode: {mode}
+MII Status: up
+MII Polling Interval (ms): 100
+{active}
+Slave Interface: eth1
+MII Status: up
+Speed: 25000 Mbps
+Duplex: full
+Link Failure Count: 0
+Aggregator ID: 1
+
+Slave Interface: eth2
+MII Status: {state}
+Speed: Unknown
+Duplex: Unknown
+Link Failure Count: 1
+Aggregator ID: {aggregator}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "active", "state", "aggregator", "is_up"),
+    [
+        ("fault-tolerance (active-backup)", "", "up", 1, True),
+        ("fault-tolerance (active-backup)", "", "down", 1, False),
+        ("IEEE 802.3ad Dynamic link aggregation", "Active Aggregator Info:\n\tAggregator ID: 1\n", "up", 1, True),
+        ("IEEE 802.3ad Dynamic link aggregation", "Active Aggregator Info:\n\tAggregator ID: 1\n", "up", 2, False),
+        ("IEEE 802.3ad Dynamic link aggregation", "", "going back", 1, False),
+    ],
+)
+def test_member_of_a_bond_in_proc(root: Path, mode: str, active: str, state: str, aggregator: int, is_up: bool) -> None:
+    text = PROC_BOND.format(mode=mode, active=active, state=state, aggregator=aggregator)
+    links.write(root, "proc/net/bonding/bond7", text)
+    assert members(readings(root), "bond7") == {"eth1": True, "eth2": is_up}
+
+
+def test_member_is_lost_if_one_source_says_so(root: Path) -> None:
+    links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
+    text = PROC_BOND.format(mode="x", active="", state="down", aggregator=1)
+    links.write(root, "proc/net/bonding/bond0", text.replace("eth1", links.ROCE_INTERFACE).replace("eth2", NIC))
+    assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: False}
+
+
 def add_master(root: Path, name: str, kind: str = "") -> None:
     """Add an interface with two members that is no bond."""
     links.write(root, f"sys/devices/virtual/net/{name}/type", "1\n")
