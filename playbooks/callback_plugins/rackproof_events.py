@@ -31,6 +31,7 @@ DOCUMENTATION = """
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
+      - Ends ansible-playbook with exit code 64 if limit, tags or inventory left a playbook of Rackproof nothing to do.
     requirements:
       - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
     options:
@@ -54,6 +55,10 @@ LAST_COMMAND = "_rackproof_last_command"
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
+USAGE = 64
+"""Exit code if the playbook ran no task: the operator asked for nothing."""
+TAGS = ("install", "configure", "run", "report")
+"""The tags of the plays (tests/unit/roles/test_roles.py)."""
 LEASED = 75
 """Exit code of the agent if the host is leased to another run."""
 ROOT = Path(__file__).parents[2]
@@ -170,9 +175,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._passed_hosts: set[str] = set()
         self._failed_hosts: set[str] = set()
         self._ends_run = False
+        self._is_ours = self._has_run = self._has_run_tagged = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """A new attempt at the run. Find the command that must end it, whatever happens to its plays."""
+        self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
         if self._directory is not None:  # a further playbook of the same command
             self._open_logs(self._directory)
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
@@ -206,6 +213,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
         """Record that a host started the task."""
+        self._has_run = True
+        self._has_run_tagged |= "always" not in task.tags
         if not task.run_once:
             self._progress.write({"what": "began", "host": host.get_name()})
 
@@ -252,6 +261,22 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if self._directory is not None and self._ends_run:
             self._stop_monitoring(self._directory)
         self._failures.close()
+        if self._is_ours and (reason := self._reason_without_tasks()):
+            self._display.error(reason)
+            sys.exit(USAGE)  # Ansible ends with 0 if no host matches
+
+    def _reason_without_tasks(self) -> str:
+        """Return why nothing was done, and what to do; empty if tasks ran. Those with the tag `always` only prepare others."""
+        chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
+        skipped = list(context.CLIARGS.get("skip_tags") or ())
+        given = {"--limit": context.CLIARGS.get("subset"), "--tags": ",".join(chosen), "--skip-tags": ",".join(skipped)}
+        options = " ".join(f"{option} {value}" for option, value in given.items() if value)
+        if not self._has_run:
+            within = f" with {options}" if options else ""
+            return f"nothing was done: no task ran on a host of the group gpu_hosts{within}: correct the inventory or the options"
+        if (chosen or skipped) and not self._has_run_tagged:
+            return f"nothing was done: {options} selects no task of this playbook: the tags are {', '.join(TAGS)}"
+        return ""
 
     def _read_facts(self, facts: Json) -> None:
         if facts.get(RUN_DIR) and self._directory is None:

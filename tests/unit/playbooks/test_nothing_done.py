@@ -1,0 +1,71 @@
+"""A playbook that did nothing does not end with 0: the operator would take it for an acceptance."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import ROOT
+
+ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
+
+
+def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts") -> subprocess.CompletedProcess[str]:
+    """Run a playbook on an inventory with the hosts h1 (in the group) and w1 (not in it)."""
+    local = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "rackproof_profile": "rehearsal",
+        "rackproof_gang": "none",
+        "rackproof_runs_directory": str(tmp_path / "runs"),
+        "rackproof_prefix": str(tmp_path / "agent"),
+        "rackproof_state_directory": str(tmp_path / "state"),
+    }
+    groups = {group: {"hosts": {"h1": None}, "vars": local}, "web": {"hosts": {"w1": None, "localhost": None}}}
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump(groups))
+    command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / f"{playbook}.yml", *options]
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options", "message"),
+    [
+        ("acceptance", ["--tags", "nothing"], "nothing was done: --tags nothing selects no task of this playbook"),
+        ("report", ["--tags", "install"], "nothing was done: --tags install selects no task of this playbook"),
+        ("acceptance", ["--limit", "localhost"], "no task ran on a host of the group gpu_hosts with --limit localhost"),
+        ("acceptance", ["--limit", "w1"], "no task ran on a host of the group gpu_hosts with --limit w1"),
+        ("stop", ["--limit", "w1"], "no task ran on a host of the group gpu_hosts with --limit w1"),
+        (
+            "acceptance",
+            ["--skip-tags", "install,configure,run,report"],
+            "no task ran on a host of the group gpu_hosts with --skip-tags ",
+        ),
+        ("burnin", ["--start-at-task", "no such task"], "no task ran on a host of the group gpu_hosts: correct"),
+    ],
+)
+def test_playbook_that_did_nothing_ends_with_64(
+    tmp_path: Path, playbook: str, options: list[str], message: str
+) -> None:
+    done = play(tmp_path, playbook, *options)
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert message in " ".join((done.stdout + done.stderr).split())
+
+
+def test_inventory_without_the_group_ends_with_64(tmp_path: Path) -> None:
+    assert play(tmp_path, "acceptance", group="gpus").returncode == 64
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options"),
+    [("drivers", []), ("acceptance", ["--list-tasks"]), ("acceptance", ["--tags", "report", "--check"])],
+)
+def test_playbook_that_had_something_to_do_ends_with_0(tmp_path: Path, playbook: str, options: list[str]) -> None:
+    done = play(tmp_path, playbook, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
