@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,9 @@ CLASS = "sys/class/infiniband"
 ROCE, INFINIBAND = "Ethernet", "InfiniBand"
 NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
+_REFUSED = Absent.unsupported("the adapter refuses to read this counter")
+_ASK_AGAIN_S = 3600.0
+"""Time until a refused counter is asked for again. The kernel logs each refusal: an HGX B200 has four such adapters."""
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
 _GIDS = 16
 """Number of GID table entries to read: an address takes two, for RoCE v1 and v2."""
@@ -70,8 +74,13 @@ class InfinibandCollector:
 
     name = "infiniband"
 
-    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
+    def __init__(
+        self, root: Path = Path("/"), full_snapshot: bool = False, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._files = Files(root)
+        self._clock = clock
+        self._refused_at: dict[str, float] = {}
+        """Path of a refused counter -> when it was refused."""
         self._full_snapshot = full_snapshot
 
     def collect(self) -> Iterable[Family]:
@@ -133,7 +142,13 @@ class InfinibandCollector:
         return readings | (self._addresses(path, layer) if self._full_snapshot else {})
 
     def _counter(self, path: str, parse: Callable[[str], Value | Absent]) -> Value | Absent:
-        return self._files.read(path, parse, missing=_NO_COUNTER, refused=_NO_COUNTER)
+        now = self._clock()
+        if path in self._refused_at and now - self._refused_at[path] < _ASK_AGAIN_S:
+            return _REFUSED
+        value = self._files.read(path, parse, missing=_NO_COUNTER, refused=_REFUSED.reason)
+        if value == _REFUSED:
+            self._refused_at[path] = now
+        return value
 
     def _link(self, path: str, layer: Value | Absent, physical: Value | Absent) -> Readings:
         names = ("rate", "width", "narrowed")

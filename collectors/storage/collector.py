@@ -9,7 +9,7 @@ from pathlib import Path
 from collectors.base import HOST, Absent, Family, Value, empty_families, host_family
 from collectors.files import Files
 from collectors.storage import disks, nvme, redundancy
-from collectors.storage.mounts import Mount, is_read_only, local_mounts, parse_mounts
+from collectors.storage.mounts import Mount, is_read_only, local_mounts, mount_of, parse_mounts
 
 STATE = "/var"
 """The directory for changing data, also on a host whose root is read-only by design."""
@@ -105,6 +105,9 @@ def _is_directory(path: Path) -> bool:
 
 def _is_state_read_only(mounts: list[Mount]) -> bool | Absent:
     try:
-        return is_read_only(mounts, STATE)
+        mount = mount_of(mounts, STATE)
+        if mount.target == "/" and mount.kind == "overlay" and is_read_only(mount):
+            return Absent.unsupported("the root of this container is read-only by design")
+        return is_read_only(mount)
     except ValueError as error:
         return Absent.error(f"/proc/self/mountinfo: {error}")

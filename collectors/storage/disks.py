@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -19,10 +20,17 @@ _IDENTITY = (
     ("storage.disk.firmware", "Firmware of the disk", ("device/firmware_rev", "device/rev")),
 )
 """Family, help, files in order of preference."""
+_DETACHABLE = re.compile(
+    r"/(session[0-9]+|rport-[^/]+|usb[0-9]+|virtio[0-9]+|vbd-[^/]+|(VMBUS|MSFT1000):[^/]+|nvme-fabrics)/"
+)
+"""Directories of sysfs above a disk that comes and goes by design: iSCSI, Fibre Channel, USB, NVMe over a network; virtio, Xen
+and Hyper-V, whose disks a hypervisor attaches and detaches."""
+_VOLUMES = ("Amazon Elastic Block Store", "MSFT NVMe Accelerator", "nvme_card-pd")
+"""Models of the network volumes that clouds attach as NVMe disks: Amazon EBS, Azure managed disks, Google Persistent Disk."""
 
 
 def internal_disks(files: Files) -> list[str] | Absent:
-    """Return the internal disks: no images, arrays, removable disks or network disks."""
+    """Return the internal disks: no images, arrays, removable disks, network disks or disks of a hypervisor."""
     names = files.matching(_BLOCK, _DISK_NAME, _NO_DISK)
     if isinstance(names, Absent):
         return names
@@ -31,9 +39,22 @@ def internal_disks(files: Files) -> list[str] | Absent:
         for disk in names
         if files.exists(f"{_BLOCK}/{disk}/device")
         and files.read(f"{_BLOCK}/{disk}/removable", str) != "1"
-        and files.read(f"{_BLOCK}/{disk}/device/transport", str) not in ("tcp", "rdma", "fc", "loop")
+        and not _is_detachable(files, disk)
     ]
     return internal or Absent.unsupported(_NO_DISK)
+
+
+def _is_detachable(files: Files, disk: str) -> bool:
+    """Return whether the disk comes and goes by design. With NVMe multipath, its device is a subsystem with controllers."""
+    device = f"{_BLOCK}/{disk}/device"
+    controllers = (device, *sorted(files.glob(f"{device}/nvme*")))
+    transports = {files.read(f"{controller}/transport", str) for controller in controllers}
+    model = files.read(f"{device}/model", str)
+    return (
+        not transports.isdisjoint(("tcp", "rdma", "fc", "loop"))
+        or (isinstance(model, str) and model.startswith(_VOLUMES))
+        or any(_DETACHABLE.search(f"{files.path(path).resolve()}/") for path in (f"{_BLOCK}/{disk}", device))
+    )
 
 
 def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:

@@ -46,16 +46,20 @@ def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
     return sorted(best.values(), key=lambda mount: mount.target)
 
 
-def is_read_only(mounts: Iterable[Mount], directory: str) -> bool:
-    """Return whether the file system of `directory` is read-only. Raises ValueError if it is on no file system."""
+def is_read_only(mount: Mount) -> bool:
+    """Return whether nothing can be written through this mount."""
+    return mount.read_only or mount.mounted_read_only
+
+
+def mount_of(mounts: Iterable[Mount], directory: str) -> Mount:
+    """Return the mount that has `directory`. Raises ValueError if it is on no file system."""
     above = [
         mount for mount in mounts if directory == mount.target or directory.startswith(mount.target.rstrip("/") + "/")
     ]
     if not above:
         raise ValueError(f"no mount contains {directory}")
     # The later of two mounts with the same target hides the earlier one.
-    nearest = max(enumerate(above), key=lambda item: (len(item[1].target), item[0]))[1]
-    return nearest.read_only or nearest.mounted_read_only
+    return max(enumerate(above), key=lambda item: (len(item[1].target), item[0]))[1]
 
 
 def _mount(line: str) -> Mount:

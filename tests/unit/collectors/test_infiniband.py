@@ -242,3 +242,29 @@ def test_adapter_without_ports_affects_only_its_ports(root: Path) -> None:
     observed = readings(root)
     assert observed["port_count", "host"] == 2
     assert observed["hca.type", f"hca={HCA}"] == "MT4129"
+
+
+def test_refused_counter_is_asked_for_again_after_an_hour(root: Path) -> None:
+    """The kernel logs each refusal; an exporter would fill its log."""
+    now = 1000.0
+    collector = InfinibandCollector(root, clock=lambda: now)
+
+    def symbol_errors() -> Value | Absent:
+        (family,) = (family for family in collector.collect() if family.name == "infiniband.symbol_error")
+        return {scope(labels): value for labels, value in family.readings}[SCOPE]
+
+    counter = links.port(root, HCA) / "counters" / "symbol_error"
+    counter.unlink()
+    counter.symlink_to("/sys/class/net/lo/speed")  # the kernel answers with EINVAL
+    refused = Absent.unsupported("the adapter refuses to read this counter")
+    assert symbol_errors() == refused
+    counter.unlink()
+    counter.write_text("7\n")
+    now += 3599.0
+    assert symbol_errors() == refused, "not asked"
+    now += 2.0
+    assert symbol_errors() == 7
+    counter.unlink()
+    assert symbol_errors() == Absent.unsupported("the adapter has no such counter")
+    counter.write_text("8\n")
+    assert symbol_errors() == 8, "a missing file is looked for each time"

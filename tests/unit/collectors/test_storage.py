@@ -14,7 +14,7 @@ import pytest
 
 from collectors.base import Absent, Value, scope
 from collectors.storage import StorageCollector
-from collectors.storage.mounts import is_read_only, local_mounts, parse_mounts
+from collectors.storage.mounts import is_read_only, local_mounts, mount_of, parse_mounts
 from collectors.storage.nvme import UnsupportedLogError, health_families, parse_log, read_smart_log
 from tests.fakes import host
 
@@ -127,6 +127,79 @@ def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
+
+
+@pytest.mark.parametrize(
+    ("device", "files"),
+    [
+        ("pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0/block/sdx", {}),
+        ("pci0000:00/0000:00:01.0/0000:01:00.0/host0/port-0:0/end_device-0:0/target0:0:0/0:0:0:0/block/sdx", {}),
+        ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "Amazon EC2 NVMe Instance Storage"}),
+        ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "nvme_card", "transport": "pcie"}),
+        ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "pcie"}),
+    ],
+)
+def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str, files: Mapping[str, str]) -> None:
+    observed = readings(with_disk(tmp_path, device, files))
+    assert observed["storage.disk.count host"] == healthy["storage.disk.count host"] + 1
+
+
+@pytest.mark.parametrize(
+    ("device", "files"),
+    [
+        # NVMe over TCP, with native multipath and without; NVMe over Fibre Channel, one of two controllers
+        ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "tcp", "nvme8/transport": "tcp"}),
+        ("virtual/nvme-fabrics/ctl/nvme7/nvmexn1", {}),
+        ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "fc"}),
+        # iSCSI over software and over an adapter, Fibre Channel, USB
+        ("platform/host3/session1/target3:0:0/3:0:0:1/block/sdx", {}),
+        ("pci0000:00/0000:00:03.0/host4/session2/target4:0:0/4:0:0:0/block/sdx", {}),
+        ("pci0000:00/0000:00:03.0/host5/rport-5:0-2/target5:0:0/5:0:0:7/block/sdx", {}),
+        ("pci0000:00/0000:00:14.0/usb2/2-1/2-1:1.0/host6/target6:0:0/6:0:0:0/block/sdx", {}),
+        # volumes of clouds and disks of hypervisors
+        ("pci0000:00/0000:00:04.0/nvme/nvme7/nvmexn1", {"model": "Amazon Elastic Block Store              "}),
+        ("LNXSYSTM:00/LNXSYBUS:00/pci/nvme/nvme7/nvmexn1", {"model": "MSFT NVMe Accelerator v1.0"}),
+        ("pci0000:00/0000:00:05.0/nvme/nvme7/nvmexn1", {"model": "nvme_card-pd"}),
+        ("pci0000:00/0000:00:03.0/virtio0/host0/target0:0:1/0:0:1:0/block/sdx", {"model": "PersistentDisk"}),
+        ("pci0000:00/0000:00:05.0/virtio2/block/vdx", {}),
+        ("vbd-51712/block/xvdx", {}),
+        ("LNXSYSTM:00/MSFT1000:00/f8b3781b-1e82/host1/target1:0:0/1:0:0:5/block/sdx", {}),
+        (
+            "LNXSYSTM:00/ACPI0004:00/VMBUS:00/f8b3781b-1e82/host1/target1:0:0/1:0:0:5/block/sdx",
+            {"model": "Virtual Disk"},
+        ),
+    ],
+)
+def test_disk_that_comes_and_goes_by_design_is_not_counted(
+    tmp_path: Path, healthy: Readings, device: str, files: Mapping[str, str]
+) -> None:
+    assert readings(with_disk(tmp_path, device, files)) == healthy
+
+
+def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
+    """Return the root of a healthy host with one more disk at this path of /sys/devices, linked as the kernel does."""
+    root = host.tree(tmp_path)
+    disk = root / "sys/devices" / device
+    parent = disk.parent if disk.parent.name != "block" else disk.parent.parent
+    for name, text in {"state": "live", **files}.items():
+        (parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (parent / name).write_text(f"{text}\n")
+    disk.mkdir(parents=True)
+    (disk / "removable").write_text("0\n")
+    (disk / "device").symlink_to(os.path.relpath(parent, disk))
+    (root / "sys/block" / disk.name).symlink_to(os.path.relpath(disk, root / "sys/block"))
+    return root
+
+
+@pytest.mark.parametrize("options", ["ro - overlay overlay rw", "ro - overlay overlay ro", "rw - overlay overlay ro"])
+def test_read_only_root_of_a_container_is_by_design(tmp_path: Path, options: str) -> None:
+    """As our DaemonSet has it (readOnlyRootFilesystem)."""
+    files = {"proc/self/mountinfo": f"1 0 0:50 / / {options}\n2 1 259:2 /tmp /tmp rw - xfs /dev/nvme0n1p2 rw\n"}
+    state = readings(host.tree(tmp_path / "pod", files=files))["storage.state.read_only host"]
+    assert isinstance(state, Absent)
+    assert state.status == "unsupported"
+    writable = {"proc/self/mountinfo": "1 0 0:50 / / rw - overlay overlay rw\n"}
+    assert readings(host.tree(tmp_path / "host", files=writable))["storage.state.read_only host"] is False
 
 
 def test_missing_disk_is_not_counted(tmp_path: Path) -> None:
@@ -286,7 +359,7 @@ def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
     ],
 )
 def test_read_only_state_directory(lines: str, read_only: bool) -> None:
-    assert is_read_only(parse_mounts(lines), "/var") is read_only
+    assert is_read_only(mount_of(parse_mounts(lines), "/var")) is read_only
 
 
 @pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])

@@ -451,7 +451,7 @@ MESSAGES_ELSEWHERE = (
 def sources() -> str:
     """Return all source text, with adjacent string literals joined."""
     suffixes = (".py", ".yml", ".j2")
-    folders = (ROOT / name for name in ("agent", "collectors", "fleet", "roles", "schemas"))
+    folders = (ROOT / name for name in ("agent", "collectors", "fleet", "playbooks", "roles", "schemas"))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
     text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, *sorted(ROOT.glob("rackproof*.py"))])
     return " ".join(re.sub(r'"\s*\n\s*f?"', "", text).split())
