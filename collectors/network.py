@@ -68,7 +68,7 @@ class NetworkCollector:
             if self._files.exists(f"{CLASS}/{bond}/bonding"):
                 for name, value in self._bond(f"{CLASS}/{bond}").items():
                     families[f"network.bond.{name}"].add({"nic": bond}, value)
-        for master in sorted({*interfaces, *self._listed_bonds()}):
+        for master in self._masters(interfaces):
             for member, is_up in self._members(master).items():
                 families["network.bond.member_up"].add({"nic": master, "member": member}, is_up)
         return [family for family in families.values() if family.readings]
@@ -113,11 +113,16 @@ class NetworkCollector:
         states = [self._files.required(f"{CLASS}/{name}/bonding_slave/mii_status", str) for name in names]
         return {"slave_count": len(names), "slaves_up": first_absent(*states) or states.count("up")}
 
-    def _listed_bonds(self) -> list[str]:
+    def _masters(self, interfaces: Iterable[str]) -> list[str]:
+        """Return the bonds, and the interfaces that have others as members: teams, bridges and more."""
         try:
-            return self._files.names(BONDS)
+            bonds = self._files.names(BONDS)
         except OSError:
-            return []  # the kernel has no bond
+            bonds = []  # the kernel has no bond
+        members = [f"{CLASS}/{name}/master" for name in interfaces if self._files.exists(f"{CLASS}/{name}/master")]
+        masters = {self._files.target_name(link) for link in members}
+        bonds += [name for name in interfaces if self._files.exists(f"{CLASS}/{name}/bonding")]
+        return sorted({*bonds, *(name for name in masters if isinstance(name, str))})
 
     def _members(self, master: str) -> Mapping[str, Value | Absent]:
         """Return whether each interface of a bond or team takes part in it; empty for any other interface."""

@@ -15,11 +15,15 @@ from schemas.scopes import Scope
 
 BASIC = (
     "gpu.temperature",
+    "gpu.memory.temperature",
     "gpu.power",
     "gpu.power_limit",
+    "gpu.power_limit_set",
     "gpu.power_limit_default",
     "gpu.clock.sm",
     "gpu.clock.memory",
+    "gpu.clock.sm_max",
+    "gpu.clock.memory_max",
     "gpu.memory.total",
     "gpu.memory.used",
     "gpu.utilization",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -244,7 +245,8 @@ def add_master(root: Path, name: str, kind: str = "") -> None:
     (root / "sys/class/net" / name).symlink_to(f"../../devices/virtual/net/{name}")
     for member in (links.ROCE_INTERFACE, NIC):
         (root / "sys/class/net" / name / f"lower_{member}").symlink_to(f"../../../class/net/{member}")
-        (links.interface(root, member) / "master").symlink_to(f"../../../virtual/net/{name}")
+        interface = links.interface(root, member).resolve()
+        (interface / "master").symlink_to(os.path.relpath(root.resolve() / "sys/devices/virtual/net" / name, interface))
 
 
 @pytest.mark.parametrize("carrier", ["1", "0"])
