@@ -19,6 +19,7 @@ _DATASHEET_UNITS = {
     "pcie": "B/s",
     "host_link": "B/s",
     "nvlink": "B/s",
+    "all_nvlinks": "B/s",
 }
 MIN_COPY_FRACTION, MIN_GEMM_FRACTION, MIN_COLLECTIVE_FRACTION = 0.5, 0.4, 0.02
 UNIT_MISTAKES = (

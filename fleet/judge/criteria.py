@@ -23,7 +23,7 @@ Range = Mapping[str, float]
 Where = Mapping[str, Value | Range]
 MODEL = "model"
 """Basis of a limit that is derived from figures of other parts."""
-DATASHEET_FIGURES = ("flops", "memory_bandwidth", "power", "pcie", "host_link", "nvlink")
+DATASHEET_FIGURES = ("flops", "memory_bandwidth", "power", "pcie", "host_link", "nvlink", "all_nvlinks")
 """Figures of a datasheet of which a limit can be a fraction."""
 
 
@@ -135,8 +135,9 @@ class Pack:
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
     """Return the criterion; if its limit is a fraction of the datasheet, with the figure of this datasheet.
 
-    Units are those of the datasheet. Links count one direction; `nvlink` is that of all NVLinks of the GPU, and `host_link` is
-    PCIe if the datasheet names no other link to the CPU. The figure stays None if the datasheet does not have it.
+    Units are those of the datasheet. Links count one direction. `nvlink` and `all_nvlinks` are that of all NVLinks of the GPU; a
+    limit with `nvlink` is scaled with the links that join the GPUs. `host_link` is PCIe if the datasheet names no other link to
+    the CPU. The figure stays None if the datasheet does not have it.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":
@@ -145,9 +146,11 @@ def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, An
         figure = (part or datasheet.get("pcie", {})).get("bandwidth")
     elif criterion.datasheet == "pcie":
         figure = part.get("bandwidth")
-    elif criterion.datasheet == "nvlink":
-        figure = part["bandwidth"] / 2 if part else None
-        return replace(criterion, expected=figure, links=part.get("links", 0))
+    elif criterion.datasheet in ("nvlink", "all_nvlinks"):
+        nvlink = datasheet.get("nvlink", {})
+        figure = nvlink["bandwidth"] / 2 if nvlink else None
+        links = nvlink.get("links", 0) if criterion.datasheet == "nvlink" else 0
+        return replace(criterion, expected=figure, links=links)
     elif criterion.datasheet:
         figure = part.get("value")
     return replace(criterion, expected=figure) if criterion.datasheet else criterion

@@ -18,6 +18,7 @@ _DATASHEET_TEXTS = {
     "pcie": "PCIe bandwidth, one way",
     "host_link": "bandwidth of the link to the CPU, one way",
     "nvlink": "NVLink bandwidth, one way, for the links that join the GPUs",
+    "all_nvlinks": "NVLink bandwidth, one way",
 }
 
 HEAD = """# Checks

@@ -95,6 +95,13 @@ def fleet_report(
         exceptions=exceptions,
         manifest=manifest,
         diff=diff,
+        compared={
+            item.name.split(".")[0]
+            for pack in context.packs
+            if any(pack.name in host.packs for host in hosts)
+            for item in pack.criteria
+            if item.vs_fleet
+        },
     )
     listed = verdicts if context.in_full else _limit_verdicts(exceptions)
     total = sum(row.passed + row.failed + row.inconclusive for row in rows)

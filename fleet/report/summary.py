@@ -41,6 +41,7 @@ from schemas.stages import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
+UNCOMPARED = "NOT COMPARED (the fleet's median takes three GPUs, or three hosts, of a model)"
 _SUMMARY_LINES = 20
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH = 10, 30, 40
 _MAX_CULPRITS = 5
@@ -73,6 +74,8 @@ class SummaryInput:
     manifest: Sequence[Verdict]
     """All verdicts on the ordered parts."""
     diff: BaselineDiff
+    compared: Collection[str] = ()
+    """Benchmarks with figures that a criterion compares with the fleet."""
 
 
 def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
@@ -208,6 +211,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
     for benchmark, title in titles.items():
         worst, text = _worst_state(states.get(benchmark, set()))
         text = VALUES_ONLY if worst == PASS and benchmark in values_only else text
+        text = UNCOMPARED if not worst and benchmark in summary.compared else text
         yield SummaryLine(kind=LineKind.CHECK, title=title, text=text, verdict=worst)
 
 

@@ -519,6 +519,16 @@ def test_nvlink_floors_do_not_apply_over_pcie(path: str) -> None:
     assert outcomes("a100-pcie-80", [copy], count=2, path=path) == [PASS]
 
 
+@pytest.mark.parametrize("model", SXM)
+def test_sxm_modules_need_nvlink_whatever_the_host_reports(model: str) -> None:
+    figures = [
+        figure("peer_copy.bandwidth", 5.5e10, scope="gpu=0,peer=1", direction="one_way"),
+        figure("collective.all_gather.busbw", 4.6e10, scope="host", world_size=3, size_bytes=GIB),
+    ]
+    assert outcomes(model, figures, count=3, path="NODE") == [FAIL, FAIL]
+    assert outcomes("rtx-pro-6000-server", figures, count=3, path="NODE") == [PASS, PASS]
+
+
 class Fabric(NamedTuple):
     """Rates in GB/s between healthy hosts."""
 
@@ -679,4 +689,7 @@ def test_host_of_any_model_has_every_rate_judged_without_a_fleet(model: str, cou
         *(("Peer copies", "Collectives") if count > 1 else ()),
     ):
         assert f"{title}: PASS" in lines
+    if count == 2:
+        assert "Stragglers: NOT COMPARED (the fleet's median takes three GPUs, or three hosts, of a model)" in lines
+        assert "Overlap: PASS" in lines
     assert not any("median needs" in line or (line.startswith("Bandwidth") and "NOT JUDGED" in line) for line in lines)
