@@ -44,7 +44,12 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
 
 
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
-    """Return whether inventory, plan and datasheet give the criterion a limit; the report lists what was not judged."""
+    """Return whether inventory, plan and datasheet give the criterion a limit; the report lists what was not judged.
+
+    NVLinks are not judged if a hypervisor gave the host one GPU without them.
+    """
+    if criterion.name.startswith("gpu.nvlink.") and view.has_lone_gpu:
+        return False
     if criterion.variable.startswith("fabric_") and not view.host.fabric_gbps:
         return False
     if criterion.datasheet and criterion.expected is None:

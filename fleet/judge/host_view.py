@@ -121,6 +121,26 @@ class HostView:
         return min(known, default=None) if len(known) == len(pairs) else None
 
     @cached_property
+    def has_lone_gpu(self) -> bool:
+        """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
+
+        A hypervisor passes one GPU of an NVSwitch board through without its NVLinks: no link is ever up, the GPU belongs to no
+        fabric, and no NVSwitch is on the bus. The GPUs of a host without a hypervisor never come without NVLinks.
+        """
+        if len(self.host.devices) != 1 or True not in self._values("host.virtual_machine"):
+            return False
+        in_fabric = self._values("gpu.fabric.state")
+        return (
+            self._values("gpu.nvlink.active_links") == {0}
+            and not in_fabric
+            and self._values("fabric.nvswitch.count") <= {0}
+        )
+
+    def _values(self, name: str) -> set[Value]:
+        """Return the values of a reading in all scopes and snapshots."""
+        return {value for _, metric in self.observations.metrics.get(name, ()) for value in metric.values.values()}
+
+    @cached_property
     def unmeasured_gpus(self) -> list[str]:
         """Return the scopes of planned GPUs without any measurement."""
         scopes = self.host.scopes if self.host.device == "gpu" else ()
@@ -150,7 +170,7 @@ class HostView:
         return (
             *(host.scopes, host.device, host.gpu_model, bool(host.gang), host.fabric_gbps, self.fabric),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items()), tuple(self.names.items())),
-            *(tuple(self.nvlinks.items()), self.fabric_port),
+            *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu),
             *map(id, self.packs),
         )
 
