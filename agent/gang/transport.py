@@ -215,6 +215,22 @@ def own_address(gang: Gang) -> str:
     return planned
 
 
+def check_addresses(gang: Gang) -> None:
+    """Check the addresses of the hosts that this host connects to, as it resolves them.
+
+    Raises:
+        GangError: one is a loopback address. This host would wait for itself, and the others would take it for a lost one.
+    """
+    for host in gang.watchers:
+        address, own = gang.addresses[host], gang.addresses[gang.me]
+        with contextlib.suppress(OSError):  # the connection reports a name that cannot be resolved
+            if host != gang.me and _is_loopback(address) and not _is_loopback(own):
+                raise GangError(
+                    f"host {host}: its address {address} is the loopback address {resolve(address, 0)[1][0]} on this host: "
+                    "correct /etc/hosts here, or set rackproof_fabric_address to a numeric address"
+                )
+
+
 def interface_of(address: str) -> str:
     """Return the network interface that has this IPv4 address; empty if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.gang.protocol import Gang
-from agent.gang.transport import interface_of, own_address, resolve
+from agent.gang.transport import check_addresses, interface_of, own_address, resolve
 from agent.launch import guard
 from agent.launch.request import LaunchRequest
 from agent.launch.supervise import Command
@@ -56,7 +56,7 @@ def torchrun_command(
 
     Raises:
         LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
-        GangError: only members may connect, and the name of one cannot be resolved.
+        GangError: only members may connect, and the name of one cannot be resolved; or an address cannot be that of its host.
     """
     stage, members = request.stage, gang.members
     if importlib.util.find_spec("torch") is None:
@@ -90,6 +90,8 @@ def torchrun_command(
         },
     )
     rendezvous = _write_rendezvous(gang, node_rank, request, work)
+    if len(members) > 1:
+        check_addresses(gang)
     environment = _environment(host, _gloo_interface(host, gang, request), request.interface, work)
     return Command(
         arguments=[

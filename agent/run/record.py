@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,8 @@ from schemas.records import Gpu, Launch, Observation, Record, Snapshot, to_json
 from schemas.run_directory import RunDirectory, own_record
 
 PLAN_BYTES = 64_000_000
+OWNER_FILE = "host"
+"""File in the run directory with the name of the host. Hosts that share a directory would overwrite each other's record."""
 _P = ParamSpec("_P")
 
 
@@ -64,7 +68,8 @@ class HostRun:
         """Create the run directory for its owner alone, and write the plan (JSON text) unless it is already there.
 
         Raises:
-            documents.DocumentError: the plan is invalid, or the directory is unsafe or has the plan of another run.
+            documents.DocumentError: the plan is invalid, or the directory is unsafe, has the plan of another run, or is used by
+                another host.
         """
         document = documents.parse(plan, source="the plan", max_bytes=PLAN_BYTES)
         documents.validate(document, "plan", source="the plan")
@@ -79,7 +84,9 @@ class HostRun:
                 )
         else:
             documents.write(path, document, mode=documents.SECRET)
-        return cls(directory, host)
+        run = cls(directory, host)
+        _claim(directory, host)
+        return run
 
     def for_cell(self, number: int) -> HostRun:
         """Return the same run and record with the plan of one cell of its study. Raises KeyError if there is no such cell."""
@@ -166,6 +173,21 @@ def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iter
             moved = tuple(observation for observation in record.observations if observation.stage == launch.stage)
             launch = replace(launch, observations=(*launch.observations, *moved))
         yield launch
+
+
+def _claim(directory: Path, host: str) -> None:
+    """Record the host in its run directory. Raises documents.DocumentError if another host of the run has it."""
+    owner = directory / OWNER_FILE
+    with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{OWNER_FILE}.", encoding="utf-8") as own:
+        own.write(host)
+        own.flush()
+        with contextlib.suppress(FileExistsError):
+            os.link(own.name, owner)  # never half written, also on a network file system
+    if (other := owner.read_text(encoding="utf-8")) != host:
+        raise documents.DocumentError(
+            f"{directory} is in use by host {other} in the same run: each host needs a state directory of its own; set "
+            "rackproof_state_directory (or --run-dir) to a local directory, or remove the second name of this machine"
+        )
 
 
 def private_directory(path: Path) -> None:

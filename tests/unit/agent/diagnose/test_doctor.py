@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
+from pathlib import Path
 
 import pytest
 
 from agent.diagnose import doctor
 from collectors.base import HOST, Family
+from collectors.xid import XidCollector
 from fleet.judge.criteria import read_packs
 from fleet.report.formatting import ACTIONS as LABELS
 from schemas.reports import ACTIONS
@@ -91,6 +93,22 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
     lines = doctor.table(diagnosis).splitlines()
     rows = [line.split()[0] for line in lines[lines.index("FOUND") + 1 : lines.index("FOUND") + 3]]
     assert rows == ["rma", "reset"]
+
+
+def test_finding_in_the_kernel_log_says_what_clears_it(tmp_path: Path) -> None:
+    """After the reset that we asked for, the driver writes XID 154, and XID 119 stays in the log."""
+    messages = (
+        "NVRM: Xid (PCI:0000:5d:00): 119, pid=1234, name=python, Timeout after 6s of waiting for RPC response from GPU3 GSP!",
+        "NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+        "NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+    )
+    (tmp_path / "kmsg").write_text("".join(f"6,{at},{at}000000,-;{text}\n" for at, text in enumerate(messages, 1)))
+    collector = XidCollector(tmp_path / "kmsg")
+    diagnosis = doctor.examine([collector], read_packs([]), host="h1", gpu_count=8, wait_s=0)
+    (finding,) = (item for item in diagnosis.findings if item.name.startswith("xid."))
+    assert (finding.criterion, finding.action) == ("xid-119", "reset_gpu")
+    assert finding.reason.endswith("only a reboot clears it")
+    assert doctor.LOG_REASON in doctor.table(diagnosis)
 
 
 def test_every_action_has_a_label_in_order_of_severity() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from agent.gang.allow_list import admit_only
 from agent.gang.protocol import Gang, GangError
-from agent.gang.transport import listen
+from agent.gang.transport import check_addresses, listen
 from agent.launch.request import LaunchRequest
 from agent.launch.torchrun import LaunchError, torchrun_command
 from tests import ROOT, builders
@@ -216,6 +216,33 @@ def test_gloo_uses_the_interface_of_the_planned_address(
     host = replace(plan.host("node2"), environment={"GLOO_SOCKET_IFNAME": given} if given else {})
     command = torchrun_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
     assert command.environment.get("GLOO_SOCKET_IFNAME", "") == interface
+
+
+@pytest.mark.parametrize(
+    ("addresses", "problem"),
+    [
+        ({"node1": "198.51.100.1", "node2": "198.51.100.2"}, ""),
+        ({"node1": "198.51.100.1", "node2": "nowhere.invalid"}, ""),
+        ({"node1": "127.0.0.1", "node2": "127.0.0.1"}, ""),
+        ({"node1": "localhost", "node2": "198.51.100.2"}, "host node1: its address localhost is the loopback address "),
+        ({"node1": "127.0.1.1", "node2": "198.51.100.2"}, "host node1: its address 127.0.1.1 is the loopback address"),
+        (
+            {"node1": "198.51.100.2", "node2": "198.51.100.2"},
+            "hosts node1 and node2 have the same address 198.51.100.2",
+        ),
+    ],
+)
+def test_address_that_cannot_be_the_other_hosts_is_reported(addresses: dict[str, str], problem: str) -> None:
+    """The host would wait for itself, and the others would take it for a lost host."""
+    plan = builders.plan("node1", "node2", profile="rehearsal")
+    gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
+    gang = Gang(**{**vars(gang), "addresses": addresses})
+    if not problem:
+        check_addresses(gang)
+        return
+    with pytest.raises(GangError) as caught:
+        check_addresses(gang)
+    assert str(caught.value).startswith(problem)
 
 
 def test_every_launch_has_its_own_rendezvous_name(tmp_path: Path) -> None:

@@ -566,3 +566,39 @@ def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> No
         began = time.monotonic()
         with background.exclusive_task(tmp_path, "stage"):
             assert time.monotonic() - began >= 0.4
+
+
+def test_hosts_of_a_run_do_not_share_a_state_directory(tmp_path: Path) -> None:
+    """It is on a network file system, or one machine is in the inventory twice: the hosts would overwrite each other's record."""
+    plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
+    with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):
+        HostRun.begin(tmp_path / "r1", "h9", plan)
+    HostRun.begin(tmp_path / "r1", "h1", plan)
+    HostRun.begin(tmp_path / "r1", "h1", plan)
+    with pytest.raises(documents.DocumentError) as caught:
+        HostRun.begin(tmp_path / "r1", "h2", plan)
+    assert f"{tmp_path / 'r1'} is in use by host h1 in the same run: each host needs a state directory" in str(
+        caught.value
+    )
+    HostRun.begin(tmp_path / "r2", "h2", plan)
+    assert sorted(path.name for path in (tmp_path / "r1").iterdir()) == ["host", "plan.json"]
+
+
+def test_only_one_of_many_hosts_gets_a_shared_state_directory(tmp_path: Path) -> None:
+    hosts = [f"h{number}" for number in range(12)]
+    plan = json.dumps(to_json(builders.plan(*hosts, profile="smoke")))
+    refused = []
+
+    def begin(host: str) -> None:
+        try:
+            HostRun.begin(tmp_path / "run", host, plan)
+        except documents.DocumentError:
+            refused.append(host)
+
+    threads = [threading.Thread(target=begin, args=(host,)) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == len(hosts) - 1
+    assert (tmp_path / "run" / "host").read_text() not in refused
