@@ -56,7 +56,7 @@ def torchrun_command(
 
     Raises:
         LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
-        GangError: only members may connect, and the name of one cannot be resolved; or an address cannot be that of its host.
+        GangError: only members may connect, and the name of one cannot be resolved; or an address is a loopback address.
     """
     stage, members = request.stage, gang.members
     if importlib.util.find_spec("torch") is None:
