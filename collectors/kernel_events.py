@@ -34,8 +34,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_temperature", rf"{_MLX5}(?:High temperature on sensors|Health issue observed, High temp|synd 0x10: High temp)"),
     ("nic_firmware", rf"{_MLX5}(?:device's health compromised|Fatal error \d+ detected|health recovery failed)"),
     ("nic_firmware", rf"{_MLX5}(?:Health issue observed, .*severity\([0-3]\)|.*Will cause a leak of a command resource)"),
-    ("nic_firmware", rf"mlx5_core: probe of {_PCI} failed"),
-    ("nic_firmware", rf"mlx5_core {_PCI}: probe with driver mlx5_core failed"),
+    # EIO, ETIME, ETIMEDOUT. With other errors the driver may not fit the kernel, or a virtual function may lack resources.
+    ("nic_firmware", rf"mlx5_core: probe of {_PCI} failed with error -(?:5|62|110)\b"),
+    ("nic_firmware", rf"mlx5_core {_PCI}: probe with driver mlx5_core failed with error -(?:5|62|110)\b"),
     ("nic_firmware", _adapter("mlx4_core") + "(?:Internal error detected|device is going to be reset)"),
     ("nic_firmware", _adapter("bnxt_en") + r"(?:.*[Ff]irmware (?:heartbeat|fatal|not respond)|.*missed firmware heartbeat)"),
     ("nic_firmware", _adapter("bnxt_en") + r"(?:Error \(timeout: \d+\) msg|Firmware reset aborted)"),

@@ -34,8 +34,8 @@ _MESSAGES = (
     (_PROBE_FAILED, re.compile(rf"nvidia(?: ({_ADDRESS}): probe with driver nvidia|: probe of ({_ADDRESS})) failed")),
 )
 """What the driver writes about a GPU that it does not have, without an XID."""
-_GPU_SENTENCE = re.compile(r"NVRM:\s+The NVIDIA GPU ")
-_SENTENCE_LINES = 3
+_SENTENCE = re.compile(r"NVRM:\s+The NVIDIA GPU ")
+_SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fallen off).*)")
 """`The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`."""
 
 
@@ -55,8 +55,8 @@ class ErrorCounts:
 
     addresses: dict[str, str] = field(default_factory=dict)
     """UUID -> PCI address, as the driver wrote them."""
-    sentence: list[str] = field(default_factory=list)
-    """The lines so far of a sentence about a GPU that the driver breaks into several lines."""
+    sentence: str = ""
+    """The newest sentence about a GPU, as far as it was read: the driver breaks it into several lines."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
@@ -79,18 +79,16 @@ class ErrorCounts:
         elif match := _GPU_AT.match(message):
             self.addresses[match[2]] = sysfs_address(match[1])
         elif lost := parse_message(self._whole_sentence(message)):
-            self.sentence.clear()
+            self.sentence = ""
             self.messages[lost] += 1
 
     def _whole_sentence(self, message: str) -> str:
         """Return the message, joined to the lines before it if it continues a sentence about a GPU."""
-        if _GPU_SENTENCE.match(message):
-            self.sentence = [message]
-        elif self.sentence and message.lstrip().startswith("NVRM: "):
-            self.sentence.append(message.lstrip().removeprefix("NVRM: "))
-            if len(self.sentence) <= _SENTENCE_LINES:
-                return " ".join(self.sentence)
-            self.sentence.clear()
+        if _SENTENCE.match(message):
+            self.sentence = message
+        elif self.sentence and (part := _SENTENCE_PART.match(message)):
+            self.sentence = f"{self.sentence} {part[1]}"
+            return self.sentence
         return message
 
 

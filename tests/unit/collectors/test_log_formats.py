@@ -189,6 +189,14 @@ def test_other_messages_about_a_gpu(message: str, kind: str) -> None:
         assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
 
 
+def test_gpu_that_is_not_supported_is_not_lost_when_another_one_is() -> None:
+    unsupported = (
+        "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:1b30)\nNVRM: installed in this system is not supported"
+    )
+    lost = "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus."
+    assert counts(*unsupported.split("\n"), lost).messages == {("0000:18:00.0", "fallen_off_the_bus"): 1}
+
+
 def test_two_gpus_lost_at_once_are_both_named() -> None:
     lines = [line.replace("18:00", bus) for bus in ("18:00", "2a:00") for line in LOST["R535 and later"]]
     assert set(counts(*lines).messages) == {
