@@ -58,6 +58,12 @@ class PlannedHost:
     gang: str = ""
     fabric_gbps: float = 0.0
     """Line rate of the fabric port of one GPU in Gb/s; 0 if not in the inventory."""
+    infiniband_ports: int = 0
+    """InfiniBand and RoCE ports that must be up; 0 if not in the inventory."""
+    driver_version: str = ""
+    """Driver version or branch in the inventory; empty: any."""
+    vbios_version: str = ""
+    """VBIOS version in the inventory; empty: any."""
     environment: Mapping[str, str] = field(default_factory=dict)
     share_gpus: bool = False
     """Measure even if other processes use the GPUs."""

@@ -23,8 +23,9 @@ from schemas.readings import READINGS
 from schemas.records import Value
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 
-COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift"})
-"""First parts of the names of readings, and of what the agent adds: launches, the collectors' own status, drift over a soak."""
+COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports"})
+"""First parts of the names of readings, and of what agent and judge add: launches, the collectors' own status, drift over a soak,
+the totals of a host's ports."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
 STAGES = MEASURING | {PREFLIGHT}
 SCOPES: Mapping[str, frozenset[str]] = {

@@ -54,7 +54,8 @@ class Criterion:
             median. With a fraction too, the limit that is farther from the median counts.
         baseline: the limit comes from the accepted record of the same part. A run without a baseline is not judged by it.
         same_as_fleet: True: the value must be the most common one among the group's GPUs or hosts (`uniform`).
-            False: any value is good; this disables a shipped criterion of the same id.
+            False: any value is good; this disables a shipped criterion of the same id. With the operator `ge` or `le`, a
+            greater or lesser value than the most common one passes too.
     """
 
     id: str
@@ -81,6 +82,17 @@ class Criterion:
     """Compare with parts in the same position of other hosts (gpu=3 with gpu=3), if there are enough of them."""
     baseline: VsBaseline | None = None
     same_as_fleet: bool | None = None
+    within: float = 0.0
+    """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
+    prefer: Value = None
+    """With `same_as_fleet`: a value that always passes, and that is the right one if another is equally common."""
+    among: str = ""
+    """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
+    the hosts of the same gang."""
+    kin: tuple[str, ...] = ()
+    """With `same_as_fleet`: readings. A host without peers is compared within itself: parts with the same values of these."""
+    new_part: bool = False
+    """Only for parts without an accepted record: a run with a baseline is not judged by it."""
     delta: bool = False
     optional: bool = False
     best_of_run: bool = False
@@ -104,11 +116,12 @@ class Criterion:
 
     def matches_name(self, name: str) -> bool:
         """Return whether the criterion is for observations of that name. A `*` in its own name matches one component."""
-        return name == self.name if "*" not in self.name else _name_matches(self.name, name)
+        return name == self.name if "*" not in self.name else name_matches(self.name, name)
 
 
 @lru_cache(maxsize=65536)
-def _name_matches(pattern: str, name: str) -> bool:
+def name_matches(pattern: str, name: str) -> bool:
+    """Return whether a name matches a pattern in which `*` stands for one component."""
     patterns, components = pattern.split("."), name.split(".")
     return len(patterns) == len(components) and all(map(fnmatch.fnmatchcase, components, patterns))
 
@@ -210,6 +223,7 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 
 def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:
     fields = {key: value for key, value in item.items() if not key.startswith("vs_")} | {"origin": origin}
+    fields["kin"] = tuple(item.get("kin", ()))
     if sku := item.get("vs_sku"):
         fields |= {"expected": sku["expected"], "fraction": sku["fraction"], "links": sku.get("links", 0)}
     if datasheet := item.get("vs_datasheet"):

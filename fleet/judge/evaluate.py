@@ -12,15 +12,19 @@ from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
+from fleet.judge.fabric_ports import TOTALS
 from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.judge.refusals import may_be_transient
 from fleet.quantities import SIGNS, apart, quantity
+from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
+REVALIDATE = "revalidate"
+"""Beginning of the names of the profiles for parts in service."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -39,7 +43,7 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
         verdict = _judge_series(view, criterion, group, figures)
         if verdict:
             yield verdict
-    if not from_benchmark(criterion.name):
+    if not from_benchmark(criterion.name) and not criterion.name.startswith(TOTALS):
         yield from unobserved(view, criterion, groups)
 
 
@@ -50,11 +54,32 @@ def is_applicable(view: HostView, criterion: Criterion) -> bool:
     """
     if criterion.name.startswith("gpu.nvlink.") and view.has_lone_gpu:
         return False
-    if criterion.variable.startswith("fabric_") and not view.host.fabric_gbps:
+    if criterion.variable and not stated(view, criterion.variable):
         return False
     if criterion.datasheet and criterion.expected is None:
         return False
+    if criterion.new_part and not is_acceptance(view.plan):
+        return False
     return criterion.baseline is None or view.plan.baseline is not None
+
+
+def is_acceptance(plan: Plan) -> bool:
+    """Return whether the run accepts new parts: it measures, and no earlier record of the parts is expected."""
+    return bool(plan.stages) and plan.baseline is None and not plan.profile.startswith(REVALIDATE)
+
+
+def stated(view: HostView, variable: str) -> Value:
+    """Return what the inventory states; an empty or zero value if it states nothing."""
+    host = view.host
+    if variable == "gpu_count":
+        return len(host.devices)
+    if variable == "fabric_bytes_per_second":
+        return view.fabric if host.fabric_gbps else 0.0
+    if variable == "fabric_port_bytes_per_second":
+        return view.fabric_port if host.fabric_gbps else 0.0
+    if variable == "infiniband_ports":
+        return host.infiniband_ports or int(view.uses_fabric)
+    return host.driver_version if variable == "driver_version" else host.vbios_version
 
 
 def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
@@ -153,6 +178,8 @@ def _judge_measured(
         detail = outliers.explanation(criterion, peers, quantity(peers.median, criterion.unit))
     if criterion.delta:
         return _judge_change(view, criterion, measured, limit)
+    if criterion.variable.endswith("_version"):
+        limit = _full_version(str(limit), measured)
     chosen = _deciding_observation(criterion, measured, limit)
     return _verdict(view, criterion, chosen, chosen.value, limit, detail)
 
@@ -171,6 +198,12 @@ def _judge_without_links(view: HostView, criterion: Criterion, last: Observation
 def is_unlinked(view: HostView, criterion: Criterion, observation: Observation) -> bool:
     """Return whether the limit is for GPUs that NVLinks join, and none joins those of the observation."""
     return bool(criterion.links) and view.nvlinks_between(observation.scope) == 0
+
+
+def _full_version(wanted: str, measured: Sequence[Observation]) -> str:
+    """Return the version found that begins with the components that the inventory states; without one, what it states."""
+    found = (str(item.value) for item in measured)
+    return next((text for text in found if text == wanted or text.startswith(f"{wanted}.")), wanted)
 
 
 def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
@@ -259,12 +292,9 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
         )
     if criterion.expected is not None:
         return criterion.expected * criterion.fraction
-    if criterion.variable == "gpu_count":
-        return len(view.host.devices)
-    if criterion.variable == "fabric_bytes_per_second":
-        return view.fabric * criterion.fraction
-    if criterion.variable == "fabric_port_bytes_per_second":
-        return view.fabric_port * criterion.fraction
+    if criterion.variable:
+        limit = stated(view, criterion.variable)
+        return limit * criterion.fraction if isinstance(limit, float) else limit
     return criterion.value
 
 

@@ -12,13 +12,17 @@ from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import gang_attempts
 from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
-from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.stages import GANG
 
-GpuLocation = tuple[str, int]
-"""Host and index of a GPU."""
+Location = tuple[str, str]
+"""Host and scope of a part."""
+Identity = tuple[str, str]
+"""Name of the reading that identifies a part, and its value."""
+MAC_ADDRESS = "network.address"
+ADAPTER_IDENTITIES = frozenset({"infiniband.hca.node_guid", MAC_ADDRESS})
 
 
 def gpu_models(view: HostView) -> Iterator[Verdict]:
@@ -213,39 +217,41 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
 
 
 class DuplicateSerials:
-    """The locations of each serial and UUID. Statistics of different hosts can be merged in any order."""
+    """The locations of each serial, UUID and address. Statistics of different hosts can be merged in any order."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, str], GpuLocation] = {}
-        self._more: dict[tuple[str, str], list[GpuLocation]] = {}
+        self._first: dict[Identity, Location] = {}
+        self._more: dict[Identity, list[Location]] = {}
 
-    def add(self, host: str, evidence: Evidence) -> None:
-        """Add the GPUs of a host."""
-        for gpu, key in _identities(evidence.gpus()):
-            self._add_location(key, (host, gpu.index))
+    def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
+        """Add the GPUs of a host, and its network adapters. The hosts of a rehearsal may share their adapters."""
+        for gpu, identity in _identities(evidence.gpus()):
+            self._add_location(identity, (host, f"gpu={gpu.index}"))
+        for scope, identity in _adapter_identities(evidence) if adapters else ():
+            self._add_location(identity, (host, scope))
 
-    def _add_location(self, key: tuple[str, str], location: GpuLocation) -> None:
-        if self._first.setdefault(key, location) != location:
-            self._more.setdefault(key, []).append(location)
+    def _add_location(self, identity: Identity, location: Location) -> None:
+        if self._first.setdefault(identity, location) != location:
+            self._more.setdefault(identity, []).append(location)
 
     def update(self, other: DuplicateSerials) -> None:
-        """Add the GPUs of other hosts."""
-        for key, location in other._first.items():
-            self._add_location(key, location)
-        for key, locations in other._more.items():
+        """Add the parts of other hosts."""
+        for identity, location in other._first.items():
+            self._add_location(identity, location)
+        for identity, locations in other._more.items():
             for location in locations:
-                self._add_location(key, location)
+                self._add_location(identity, location)
 
-    def others(self, key: tuple[str, str], location: GpuLocation) -> list[GpuLocation]:
+    def others(self, identity: Identity, location: Location) -> list[Location]:
         """Return the other locations of an identity, sorted by host."""
-        return sorted({self._first.get(key, location), *self._more.get(key, ())} - {location})
+        return sorted({self._first.get(identity, location), *self._more.get(identity, ())} - {location})
 
     def hosts(self) -> set[str]:
         """Return the hosts with a part whose identity is not unique."""
         return {host for key, locations in self._more.items() for host, _ in (self._first[key], *locations)}
 
 
-def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, tuple[str, str]]]:
+def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
     """Yield the serial and the UUID of each GPU. The GPUs of one board (A16: four) share its serial: it is given once."""
     boards: set[str] = set()
     for gpu in gpus:
@@ -256,29 +262,53 @@ def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, tuple[str, str]]]:
             yield gpu, ("gpu.uuid", gpu.uuid)
 
 
+def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
+    """Yield scope and identity of each network adapter in the last snapshot that has them."""
+    found: dict[str, Metric] = {}
+    for snapshot in evidence.snapshots():
+        found |= {metric.name: metric for metric in snapshot.metrics if metric.name in ADAPTER_IDENTITIES}
+    for name, metric in found.items():
+        for scope, value in metric.values.items():
+            if _is_unique(name, str(value)):
+                yield scope, (name, str(value).lower())
+
+
+def _is_unique(name: str, value: str) -> bool:
+    """Return whether the manufacturer assigns the value: it is not zero, nor a locally administered MAC address (IEEE 802)."""
+    digits = value.replace(":", "")
+    if not digits.strip("0"):
+        return False
+    return name != MAC_ADDRESS or (digits[1:2] != "" and not int(digits[1], 16) & 2)
+
+
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU whose serial or UUID another GPU has too; it names the other."""
-    return [
-        _duplicate(host, gpu, *key, others)
-        for host, of_host in evidence.items()
-        for gpu, key in _identities(of_host.gpus())
-        if (others := known.others(key, (host, gpu.index)))
-    ]
+    """Return a failure for each GPU or adapter with an identity that another one has too; it names the other."""
+    verdicts = []
+    for host, of_host in evidence.items():
+        for gpu, identity in _identities(of_host.gpus()):
+            if others := known.others(identity, (host, f"gpu={gpu.index}")):
+                verdicts.append(_duplicate(host, f"gpu={gpu.index}", gpu.serial, identity, others))
+        for scope, identity in _adapter_identities(of_host):
+            # Interfaces of one host may share an address: members of a bond, functions of an adapter.
+            if others := [other for other in known.others(identity, (host, scope)) if other[0] != host]:
+                verdicts.append(_duplicate(host, scope, "", identity, others))
+    return verdicts
 
 
-def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[GpuLocation]) -> Verdict:
+def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: Sequence[Location]) -> Verdict:
+    name, value = identity
     return Verdict(
         host=host,
-        scope=f"gpu={gpu.index}",
-        serial=gpu.serial,
-        name=kind,
+        scope=scope,
+        serial=serial,
+        name=name,
         verdict=FAIL,
         criterion="identity-unique",
         kind=VerdictKind.IDENTITY,
-        value=identity,
-        reason=f"{identity} is also {' and '.join(f'{other} gpu={index}' for other, index in others)}",
+        value=value,
+        reason=f"{value} is also {' and '.join(f'{other} {where}' for other, where in others)}",
         action="inspect_hardware",
-        source="a serial or UUID names one part",
+        source="a serial, UUID, GUID or MAC address names one part",
         basis="policy",
     )
 

@@ -34,7 +34,7 @@ class FleetStats:
 
     def add_identities(self, view: HostView) -> None:
         """Add the identities of the host's parts, and its digests. They must be counted on every host."""
-        self.duplicates.add(view.host.name, view.evidence)
+        self.duplicates.add(view.host.name, view.evidence, adapters=not view.plan.rehearsal)
         self.slots.add(view)
         if view.has_record:
             self.digests.add(view)

@@ -17,7 +17,7 @@ from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.outliers import FigureKey
 from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.stragglers import Kind, ranks_of
-from fleet.judge.uniformity import PartValue, part_values
+from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, part_values
 from schemas.records import MEASURED, Observation, Value
 
 MAX_LAYOUTS, MAX_READINGS = 500, 50_000
@@ -116,7 +116,12 @@ class Gatherer:
     ) -> None:
         view = host.view
         tokens = host.readings_key(names)
-        key = (layout.number, criterion.id if criterion else "", view.host.gang if criterion else "", tokens)
+        key = (
+            layout.number,
+            criterion.id if criterion else "",
+            group_name(view, criterion) if criterion else "",
+            tokens,
+        )
         readings = self._readings.get(key) if tokens is not None else None
         if readings is None:
             readings = _Readings(
@@ -185,6 +190,8 @@ class Gatherer:
         compared: list[str] = []
         for criterion in view.criteria().values():
             names = tuple(name for name in metrics if criterion.matches_name(name))
+            if criterion.same_as_fleet and criterion.among in WITHIN_HOST:
+                continue  # compared within each host
             if criterion.same_as_fleet:
                 layout.is_plain &= not any(map(criterion.matches_name, _benchmark_names(view)))
                 if criterion.name.startswith(f"{LAUNCH}."):

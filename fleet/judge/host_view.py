@@ -20,6 +20,9 @@ from schemas.stages import GANG
 
 PCIE_PATHS = frozenset({"X", "PIX", "PXB", "PHB", "NODE", "SYS", "unknown"})
 """Values of `gpu.peer.link` for two GPUs that no NVLink joins."""
+MIN_HOSTS_OF_FABRIC = 2
+INFINIBAND_TRANSPORT = "NET/IB"
+"""NCCL's name of its transport over InfiniBand and RoCE ports."""
 
 
 class HostView:
@@ -141,6 +144,14 @@ class HostView:
         return {value for _, metric in self.observations.metrics.get(name, ()) for value in metric.values.values()}
 
     @cached_property
+    def uses_fabric(self) -> bool:
+        """Return whether the ranks of its gang need a port that is up: the inventory states its rate, or NCCL used InfiniBand."""
+        if not self.host.gang or len(self.plan.gangs()[self.host.gang]) < MIN_HOSTS_OF_FABRIC:
+            return False
+        transports = (item.value for item in self.observations["collective.transport"] if item.stage == GANG)
+        return bool(self.host.fabric_gbps) or any(str(value).startswith(INFINIBAND_TRANSPORT) for value in transports)
+
+    @cached_property
     def unmeasured_gpus(self) -> list[str]:
         """Return the scopes of planned GPUs without any measurement."""
         scopes = self.host.scopes if self.host.device == "gpu" else ()
@@ -169,6 +180,7 @@ class HostView:
         host = self.host
         return (
             *(host.scopes, host.device, host.gpu_model, bool(host.gang), host.fabric_gbps, self.fabric),
+            *(host.infiniband_ports, host.driver_version, host.vbios_version),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items()), tuple(self.names.items())),
             *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu),
             *map(id, self.packs),

@@ -20,6 +20,7 @@ from fleet.judge.digests import judge_digests
 from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fabric_ports import with_port_totals
 from fleet.judge.finding import FLOORS
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
@@ -63,8 +64,8 @@ def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pac
 
 
 def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
-    """Return the view of one host, with the drift of its soak among its observations."""
-    return HostView(plan, plan.host(name), with_drift_observations(evidence), packs)
+    """Return the view of one host, with the drift of its soak and the totals of its ports among its observations."""
+    return HostView(plan, plan.host(name), with_port_totals(with_drift_observations(evidence)), packs)
 
 
 def judge_hosts(

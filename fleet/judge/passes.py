@@ -25,6 +25,7 @@ from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.paths import is_bandwidth_name
 from fleet.judge.row import MAX_FARTHEST, Row
 from fleet.judge.tally import Tally
+from fleet.judge.uniformity import group_name
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
@@ -160,7 +161,12 @@ class PassCounter:
         """Return whether the criterion passes on the readings of this host; if not, keep its verdicts in `remaining`."""
         view, criterion, names = values.view, step.criterion, step.names or ()
         tokens = values.readings_key(names)
-        key = (remaining.layout_number, criterion.id, view.host.gang if criterion.same_as_fleet else "", tokens)
+        key = (
+            remaining.layout_number,
+            criterion.id,
+            group_name(view, criterion) if criterion.same_as_fleet else "",
+            tokens,
+        )
         if tokens is not None and key in self._readings:
             repeated = self._readings[key]
             if repeated is None:

@@ -1,19 +1,23 @@
 """Compare parts that must be alike: each value with the most common value of its group.
 
-A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together).
-The correct value is not known, so parts in the minority fail. If two values are equally common, every part fails, and the reason
-lists the values.
+A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together). A
+criterion may compare within a rack, or within the host, instead.
+The correct value is not known, so parts in the minority fail. If two values are equally common, the one that the criterion
+prefers counts; without a preference every part fails, and the reason lists the values.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
 from fleet.judge.evaluate import with_matching_name
+from fleet.judge.finding import CEILINGS, FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.quantities import digits_for, quantity
@@ -23,6 +27,15 @@ from schemas.scopes import Scope
 
 _MAX_LISTED_VALUES = 4
 """Number of values of a group that a verdict lists."""
+MIN_KIN = 4
+"""Number of alike parts of one host, or of one device, below which none of them is the odd one."""
+MIN_KIN_SHARE = 0.75
+"""Share of these parts that must agree, so that the others are odd: two of eight, one of four."""
+SLOT_READINGS = "pcie."
+"""Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
+HOST, RACK, DEVICE = "host", "rack", "device"
+"""Values of `Criterion.among`."""
+WITHIN_HOST = (HOST, DEVICE)
 _USE_MAJORITY = "; set the value of the majority, and measure again"
 _USE_ONE = "; set one value on all of them, and measure again"
 _CHANGED = "; it changed during the run: measure again"
@@ -41,16 +54,17 @@ class ValueGroup:
     what: str
     counts: Counter[tuple[bool, Value]] = field(default_factory=Counter)
     _by_count: list[tuple[Value, int]] = field(default_factory=list)
+    _reference: tuple[Value, int] | None = None
 
     def add(self, value: Value, parts: int = 1) -> None:
         """Count parts with this value."""
         self.counts[_exact(value)] += parts
-        self._by_count = []
+        self._by_count, self._reference = [], None
 
     def update(self, other: ValueGroup) -> None:
         """Add the counts of other hosts."""
         self.counts.update(other.counts)
-        self._by_count = []
+        self._by_count, self._reference = [], None
 
     @property
     def total(self) -> int:
@@ -64,10 +78,81 @@ class ValueGroup:
             self._by_count = [(value, count) for (_, value), count in counts]
         return self._by_count
 
+    def reference(self, criterion: Criterion) -> tuple[Value, int]:
+        """Return the value that the parts must have and the number of parts that have it; (None, 0) if it is not known.
+
+        Numbers within the tolerance of the criterion count as the same value. Among values that are equally common, the criterion
+        may prefer one: `prefer`, or the greatest with the operator `ge` and the least with `le`.
+        """
+        if self._reference is None:
+            self._reference = _most_common(self.by_count(), criterion)
+        return self._reference
+
     @property
     def plural(self) -> str:
         """Return the name of several parts: `GPUs`, `hosts`."""
         return f"{self.what}s"
+
+
+def _most_common(by_count: Sequence[tuple[Value, int]], criterion: Criterion) -> tuple[Value, int]:
+    supported = _with_tolerance(by_count, criterion.within) if criterion.within else list(by_count)
+    if not supported:
+        return None, 0
+    most = max(count for _, count in supported)
+    value = next(value for value, count in supported if count == most)
+    tied = [other for other, count in supported if count == most and not _is_near(other, value, criterion.within)]
+    if not tied:
+        return value, most
+    tied.append(value)
+    if any(_exact(other) == _exact(criterion.prefer) for other in tied):
+        return criterion.prefer, most
+    numbers = [other for other in tied if isinstance(other, int | float)]
+    if len(numbers) == len(tied) and criterion.operator in FLOORS + CEILINGS:
+        return (max if criterion.operator in FLOORS else min)(numbers), most
+    return None, 0
+
+
+def _with_tolerance(by_count: Sequence[tuple[Value, int]], within: float) -> list[tuple[Value, int]]:
+    """Return each value and the number of parts whose number is within the tolerance of it, in the given order."""
+    numbers = sorted((value, count) for value, count in by_count if _is_number(value))
+    ordered: list[float] = [number for number, _ in numbers]  # type: ignore[misc]
+    totals = [0, *itertools.accumulate(count for _, count in numbers)]
+    supported = []
+    for value, count in by_count:
+        if isinstance(value, int | float) and _is_number(value):
+            margin = abs(value) * within
+            first, end = bisect.bisect_left(ordered, value - margin), bisect.bisect_right(ordered, value + margin)
+            count = totals[end] - totals[first]
+        supported.append((value, count))
+    return supported
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def _is_near(value: Value, other: Value, within: float) -> bool:
+    """Return whether two values count as the same one."""
+    if within and isinstance(value, float | int) and isinstance(other, float | int):
+        return abs(value - other) <= within * max(abs(value), abs(other))
+    return _exact(value) == _exact(other)
+
+
+def is_alike(criterion: Criterion, value: Value, reference: Value) -> bool:
+    """Return whether a part with this value is as good as one with the reference value."""
+    if criterion.prefer is not None and _exact(value) == _exact(criterion.prefer):
+        return True
+    if _is_near(value, reference, criterion.within):
+        return True
+    if not isinstance(value, int | float) or not isinstance(reference, int | float):
+        return False
+    better = value > reference if criterion.operator in FLOORS else value < reference
+    return criterion.operator != "eq" and better and isinstance(value, bool) == isinstance(reference, bool)
+
+
+def group_name(view: HostView, criterion: Criterion) -> str:
+    """Return what the members of a host's group share besides the GPU model: the gang, or the rack."""
+    return f"rack {view.host.rack}" if criterion.among == RACK else view.host.gang
 
 
 def _exact(value: Value) -> tuple[bool, Value]:
@@ -97,7 +182,7 @@ class ValueGroups:
     def add(self, view: HostView) -> None:
         """Count the values of a host."""
         for criterion in view.criteria().values():
-            if criterion.same_as_fleet:
+            if criterion.same_as_fleet and criterion.among not in WITHIN_HOST:
                 for part in part_values(view, criterion):
                     self.add_part(part)
 
@@ -122,13 +207,17 @@ class ValueGroups:
 
     def has_value(self, view: HostView, criterion: Criterion) -> bool:
         """Return whether any host of the group reports a value for this criterion."""
-        return (criterion.id, *view.peer_key) in self._kinds
+        return _kind_key(view, criterion) in self._kinds
+
+
+def _kind_key(view: HostView, criterion: Criterion) -> KindKey:
+    return criterion.id, view.peer_key[0], group_name(view, criterion)
 
 
 def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
     """Return the last value of each part of a host that the criterion compares."""
     values: dict[tuple[GroupKey, str], PartValue] = {}
-    kind = (criterion.id, *view.peer_key)
+    kind = _kind_key(view, criterion)
     for observation in with_matching_name(view, criterion):
         if observation.status == MEASURED and matches(criterion, observation):
             key, what = group_key(view, criterion, observation)
@@ -139,12 +228,13 @@ def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
 def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict) -> tuple[GroupKey, str]:
     """Return the group of an observation, and the name of its parts.
 
-    GPUs of a model must be alike in every slot. Other parts are compared with the part of the same scope on other hosts: two
-    storage adapters of one host may differ.
+    GPUs of a model must be alike in every slot, except for what depends on the slot, as the path between two of them does. Other
+    parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
     """
     scope = Scope.parse(item.scope)
-    models, gang = view.peer_key
-    if scope.device_kind == "gpu":
+    models, gang = view.peer_key[0], group_name(view, criterion)
+    by_slot = scope.kind == "peer" or item.name.startswith(SLOT_READINGS)
+    if scope.device_kind == "gpu" and not by_slot:
         key = (criterion.id, item.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
         return key, "part" if scope.below else "GPU"
     return (criterion.id, item.name, models, gang, item.scope), "host"
@@ -179,8 +269,11 @@ def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups
 ) -> Iterator[Verdict]:
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
-    group = groups.of(view, criterion, last)
-    if group.total == bool(measured):
+    if criterion.among in WITHIN_HOST or (criterion.kin and groups.of(view, criterion, last).total <= 1):
+        group = _own_parts(view, criterion, last)
+    else:
+        group = groups.of(view, criterion, last)
+    if group.total <= bool(measured):
         return  # there is no other part
     if measured and last.status != ERROR:
         yield _compare(view, criterion, measured, group)
@@ -189,25 +282,63 @@ def _judge_series(
         yield with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
+def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> ValueGroup:
+    """Return the values of the parts of this host that are like the one observed; an empty group if none can be called odd.
+
+    GPUs are compared with each other in any number. Of other parts, such as ports or links, some may be unused by design, so most
+    of them must agree. If the inventory states how many ports must be up, the others may be down.
+    """
+    scope = Scope.parse(item.scope)
+    kinds = [_last_values(view, name) for name in criterion.kin]
+    own = _kind_of(scope, kinds)
+    group = ValueGroup(what="GPU" if scope.is_one_device else scope.kind)
+    for other, value in _last_values(view, item.name).items():
+        parsed = Scope.parse(other)
+        if criterion.among == DEVICE:
+            alike = parsed.device == scope.device and parsed.kind == scope.kind
+        else:
+            alike = parsed.device_kind == scope.device_kind and parsed.below == scope.below
+        if alike and None not in own and _kind_of(parsed, kinds) == own:
+            group.add(value)
+    if scope.is_one_device:
+        return group
+    decides = group.total >= MIN_KIN and group.reference(criterion)[1] >= MIN_KIN_SHARE * group.total
+    by_design = criterion.kin and criterion.prefer is not None and view.host.infiniband_ports
+    return group if decides and not by_design else ValueGroup(what=group.what)
+
+
+def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value, ...]:
+    """Return the value of each reading for this part, or else for the device that it belongs to; None if there is none."""
+    return tuple(values.get(scope.text, values.get(scope.device)) for values in kinds)
+
+
+def _last_values(view: HostView, name: str) -> dict[str, Value]:
+    return {item.scope: item.value for item in view.observations[name] if item.status == MEASURED}
+
+
 def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: ValueGroup) -> Verdict:
-    by_count = group.by_count()
-    value, count = by_count[0]
-    if len(by_count) > 1 and by_count[1][1] == count:
-        last = measured[-1]
+    reference, count = group.reference(criterion)
+    last = measured[-1]
+    if reference is None:
+        by_count = group.by_count()
         digits = digits_for([last.value, *(value for value, _ in by_count[:_MAX_LISTED_VALUES])], criterion.unit)
         return _verdict(view, criterion, last, None, _describe_tie(criterion, group, digits), digits, _USE_ONE)
     # A text or a flag must be the same during the whole run. A number, such as a clock, may change.
-    is_number = isinstance(value, float | int) and not isinstance(value, bool)
-    deviating = [item for item in (measured[-1:] if is_number else measured) if _exact(item.value) != _exact(value)]
+    considered = measured[-1:] if _is_number(last.value) else measured
+    deviating = [item for item in considered if not is_alike(criterion, item.value, reference)]
     if deviating:
-        digits = digits_for([deviating[-1].value, value], criterion.unit)
-        most = f"{count} of {group.total} {group.plural} have {quantity(value, criterion.unit, digits)}"
-        remedy = _CHANGED if _exact(measured[-1].value) == _exact(value) else _USE_MAJORITY
-        return _verdict(view, criterion, deviating[-1], value, most, digits, remedy)
+        digits = digits_for([deviating[-1].value, reference], criterion.unit)
+        most = f"{count} of {group.total} {group.plural} have {quantity(reference, criterion.unit, digits)}"
+        remedy = _CHANGED if is_alike(criterion, last.value, reference) else _USE_MAJORITY
+        return _verdict(view, criterion, deviating[-1], reference, most, digits, remedy)
     alike = (
-        f"as on all {count} {group.plural}" if len(by_count) == 1 else f"as on {count} of {group.total} {group.plural}"
+        f"as on all {count} {group.plural}"
+        if count == group.total
+        else f"as on {count} of {group.total} {group.plural}"
     )
-    return _verdict(view, criterion, measured[-1], value, alike)
+    if not _is_near(last.value, reference, criterion.within):
+        alike = f"{count} of {group.total} {group.plural} have {quantity(reference, criterion.unit)}"
+    return _verdict(view, criterion, last, reference, alike)
 
 
 def _describe_tie(criterion: Criterion, group: ValueGroup, digits: int) -> str:
@@ -230,7 +361,7 @@ def _verdict(
     remedy: str = "",
 ) -> Verdict:
     """Return the verdict on one value. The limit is None, and every part fails, if no value is the most common."""
-    passed = limit is not None and _exact(observation.value) == _exact(limit)
+    passed = limit is not None and is_alike(criterion, observation.value, limit)
     detail += remedy if not passed and criterion.action == "none" else ""
     return Verdict(
         host=view.host.name,
@@ -244,7 +375,7 @@ def _verdict(
         kind=VerdictKind.PEERS,
         value=observation.value,
         limit=limit,
-        operator="eq" if limit is not None else "",
+        operator=criterion.operator if limit is not None else "",
         unit=criterion.unit,
         reason=f"found {quantity(observation.value, criterion.unit, digits)}, {detail}",
         detail=detail,

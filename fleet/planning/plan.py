@@ -203,9 +203,18 @@ def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -
         gpu_model=str(variables.get("rackproof_gpu_model", "")),
         gang=gang,
         fabric_gbps=float(variables.get("rackproof_fabric_gbps", 0)),
+        infiniband_ports=int(variables.get("rackproof_infiniband_ports", 0)),
+        driver_version=_driver_version(variables),
+        vbios_version=str(variables.get("rackproof_vbios_version", "")),
         environment=dict(variables.get("rackproof_environment", {})),
         share_gpus=bool(variables.get("rackproof_share_gpus", False)),
     )
+
+
+def _driver_version(variables: Variables) -> str:
+    """Return the driver version that the inventory requires; empty if it requires none, or if the driver is not checked."""
+    is_ignored = variables.get("nvidia_driver_state") == "ignored"
+    return "" if is_ignored else str(variables.get("nvidia_driver_version") or "")
 
 
 def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tuple[int, ...]:

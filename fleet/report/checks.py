@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fleet.judge.criteria import Criterion, Pack, Range
+from fleet.judge.informational import INFORMATIONAL
 from fleet.quantities import NONE, SIGNS, number, scale
 from fleet.report.formatting import ACTIONS
 from schemas.catalogue import BENCHMARKS
@@ -29,6 +30,10 @@ This page lists every criterion of these packs, as `rackproof criteria list PACK
 A check marked *if present* applies only to hardware that has the part.
 """
 
+INFORMATIONAL_HEAD = """The report and the exporter include these, and no check judges them. Every other reading and figure
+has a check that finds a bad value on one part and on one host. If the wanted value is that of most of the fleet,
+a value that is bad on every host passes."""
+
 
 def checks(packs: Sequence[Pack]) -> str:
     """Return the page: each criterion once, under the pack that defines it."""
@@ -37,7 +42,14 @@ def checks(packs: Sequence[Pack]) -> str:
         for criterion in pack.criteria:
             sections.setdefault(criterion.origin, {})[criterion.id] = criterion
     lines = [line for name, criteria in sections.items() for line in _section(name, criteria.values())]
-    return "\n".join([HEAD, *lines]).rstrip() + "\n"
+    return "\n".join([HEAD, *lines, *_informational()]).rstrip() + "\n"
+
+
+def _informational() -> Iterator[str]:
+    yield "## Informational\n"
+    yield f"{INFORMATIONAL_HEAD}\n"
+    yield "| reading | why no check judges it |\n|---|---|"
+    yield from (f"| `{name}` | {_plain(reason)} |" for name, reason in sorted(INFORMATIONAL.items()))
 
 
 def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
@@ -70,10 +82,21 @@ def _wanted(criterion: Criterion) -> str:
     sign = SIGNS[criterion.operator]
     text = f"{sign} {_limit(criterion)}"
     if criterion.same_as_fleet is not None:
-        text = "same as most of the fleet" if criterion.same_as_fleet else "not compared"
+        text = _of_peers(criterion) if criterion.same_as_fleet else "not compared"
+    text += " of new parts" if criterion.new_part else ""
     text += " change over the run" if criterion.delta else ""
     text += ", best value of the run" if criterion.best_of_run else ""
     return text + (" *if present*" if criterion.optional else "")
+
+
+def _of_peers(criterion: Criterion) -> str:
+    peers = {"": "the fleet", "rack": "the rack", "host": "the host", "device": "the same part"}[criterion.among]
+    same = {"eq": "same as", "ge": "at least that of", "le": "at most that of"}[criterion.operator]
+    tolerance = f" within {criterion.within * 100:g} %" if criterion.within else ""
+    if criterion.prefer is None:
+        return f"{same} most of {peers}{tolerance}"
+    preferred = {True: "yes", False: "no"}.get(criterion.prefer, criterion.prefer)  # type: ignore[call-overload]
+    return f"{preferred}, or {same} most of {peers}{tolerance}"
 
 
 def _limit(criterion: Criterion) -> str:

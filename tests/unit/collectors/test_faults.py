@@ -153,6 +153,11 @@ def remove_gpu_7_from_bus(root: Path) -> None:
     device.unlink(missing_ok=True)
 
 
+def add_machine_check(root: Path) -> None:
+    path = root / "proc/interrupts"
+    path.write_text(re.sub(r"(MCE: +)\d+", r"\g<1>1", path.read_text()))
+
+
 GPU_3 = "gpu.3."
 """Prefix of a scenario line for GPU 3."""
 FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
@@ -261,7 +266,7 @@ FAULTS = [
     fault("power brake between snapshots", "power-brake-time", nvml_later=(f"{GPU_3}FieldValues.271=2000000000 3",)),
     fault(
         "power limit lowered",
-        "power-limit-lowered",
+        "power-limit-lowered uniform-gpu-power-in-force",
         nvml=(f"{GPU_3}PowerManagementLimit=500000", f"{GPU_3}EnforcedPowerLimit=500000"),
         scope="gpu=3",
     ),
@@ -269,11 +274,20 @@ FAULTS = [
     fault("mig change pending", "mig-pending", nvml=(f"{GPU_3}MigMode=0 1",), scope="gpu=3"),
     fault("exclusive compute mode", "compute-mode", nvml=(f"{GPU_3}ComputeMode=3",), scope="gpu=3"),
     fault("pcie replays", "pcie-replay", nvml_later=(f"{GPU_3}PcieReplayCounter=32",), scope="gpu=3"),
-    fault("nvlink down", "nvlink-active nvlink-missing nvlink-vs-fleet", nvml=(f"{GPU_3}NvLinkState.11=0",), scope="gpu=3"),
+    fault(
+        "nvlink down",
+        "nvlink-active nvlink-missing nvlink-vs-fleet uniform-nvlink-up",
+        nvml=(f"{GPU_3}NvLinkState.11=0",),
+        scopes={
+            **dict.fromkeys(("nvlink-active", "nvlink-missing", "nvlink-vs-fleet"), "gpu=3"),
+            "uniform-nvlink-up": "gpu=3,link=11",
+        },
+    ),
     fault("nvlink replays", "nvlink-replays", nvml_later=(f"{GPU_3}NvLinkErrorCounter.*.0=1",)),
     fault("nvlink recoveries", "nvlink-recoveries", nvml_later=(f"{GPU_3}NvLinkErrorCounter.*.1=1",)),
     fault("nvlink crc errors", "nvlink-crc", nvml_later=(f"{GPU_3}NvLinkErrorCounter.*.2=7000",)),
-    fault("fabric not ready", "fabric-state", nvml=(f"{GPU_3}GpuFabricInfoV=2 0 0 0x11aa",), scope="gpu=3"),
+    fault("fabric not ready", "fabric-state", nvml=(f"{GPU_3}GpuFabricInfoV=2 0 0 0x11aa",), scope="gpu=3",
+          inconclusive="uniform-nvlink-domain uniform-nvlink-partition"),
     fault("fabric degraded", "fabric-bandwidth", nvml=(f"{GPU_3}GpuFabricInfoV=3 0 0 0x11a9",), scope="gpu=3"),
     fault("fabric recovers a route", "fabric-route-recovery", nvml=(f"{GPU_3}GpuFabricInfoV=3 0 0 0x11a6",), scope="gpu=3"),
     fault("fabric route unhealthy", "fabric-route", nvml=(f"{GPU_3}GpuFabricInfoV=3 0 0 0x119a",), scope="gpu=3"),
@@ -294,6 +308,23 @@ FAULTS = [
         "nvlink-failed-recoveries",
         nvml=("FieldValues.214=0 3",),
         nvml_later=(f"{GPU_3}FieldValues.214=1 3",),
+    ),
+    fault("gpu too hot", "gpu-temperature", nvml=(f"{GPU_3}Temperature.0=95",), scope="gpu=3"),
+    fault("no margin to the slowdown", "temperature-margin", nvml=(f"{GPU_3}MarginTemperature=1",), scope="gpu=3"),
+    fault("memory about to slow down", "memory-temperature", nvml=(f"{GPU_3}FieldValues.82=94",), scope="gpu=3"),
+    fault("many corrected errors", "ecc-corrected-volatile", nvml=(f"{GPU_3}TotalEccErrors.0.0=50000001",), scope="gpu=3"),
+    fault(
+        "nvlink 5 errors after correction",
+        "nvlink-effective-errors",
+        nvml=("FieldValues.219=0 3",),
+        nvml_later=(f"{GPU_3}FieldValues.219=101 3",),
+    ),
+    fault("nvlink 5 bit errors", "nvlink-effective-error-ratio", nvml=("FieldValues.220=0 3", f"{GPU_3}FieldValues.220=1289 3")),
+    fault(
+        "nvlink 5 receive errors",
+        "nvlink-receive-errors",
+        nvml=("FieldValues.208=0 3",),
+        nvml_later=(f"{GPU_3}FieldValues.208=101 3",),
     ),
     # the kernel log
     combined_fault("each xid", {f"xid-{code}": (xid(code), f"gpu=3,xid={code}") for code in CODES["xid"]}),
@@ -386,6 +417,8 @@ FAULTS = [
     fault("disk worn", "nvme-endurance", before=smart_log_byte(5, 101)),
     fault("disk media error", "nvme-media-errors", later=smart_log_byte(160, 1)),
     fault("clock not synchronized", "clock-synchronized", before=write_file(whole.CLOCK, "16.0")),
+    fault("disk too hot", "nvme-temperature", before=smart_log_byte(1, 0x6B)),
+    fault("machine checks during the run", "host-machine-checks", later=add_machine_check),
     # PCIe, InfiniBand and Ethernet links
     fault("pcie narrowed", "pcie-link-narrowed pcie-width", nvml=(f"{GPU_3}CurrPcieLinkWidth=8",), before=narrow_link),
     fault("pcie slowed", "pcie-link-slowed pcie-generation", nvml=(f"{GPU_3}CurrPcieLinkGeneration=3",), before=slow_link),
@@ -402,8 +435,19 @@ FAULTS = [
     fault("infiniband receive errors", "infiniband-receive-errors", later=ib_counter("port_rcv_errors", 11)),
     fault("infiniband link integrity", "infiniband-link-integrity", later=ib_counter("local_link_integrity_errors", 1)),
     fault("infiniband buffer overrun", "infiniband-buffer-overrun", later=ib_counter("excessive_buffer_overrun_errors", 1)),
-    fault("infiniband without subnet manager", "infiniband-unmanaged", before=port_file("state", "2: INIT\n")),
-    fault("infiniband narrowed", "infiniband-narrowed", before=port_file("rate", "100 Gb/sec (1X NDR)\n")),
+    fault("infiniband errors of the peer", "infiniband-remote-errors", later=ib_counter("port_rcv_remote_physical_errors", 101)),
+    fault("infiniband packets discarded", "infiniband-discards", later=ib_counter("port_xmit_discards", 101)),
+    fault("infiniband management packets dropped", "infiniband-management-dropped", later=ib_counter("VL15_dropped", 101)),
+    fault(
+        "infiniband without subnet manager",
+        "infiniband-unmanaged uniform-port-state uniform-port-active",
+        before=port_file("state", "2: INIT\n"),
+    ),
+    fault(
+        "infiniband narrowed",
+        "infiniband-narrowed uniform-port-rate uniform-port-width",
+        before=port_file("rate", "100 Gb/sec (1X NDR)\n"),
+    ),
     fault("carrier lost briefly", "network-carrier-changes", later=nic_file("carrier_changes", "4\n")),
     fault("ethernet crc errors", "network-crc-errors", later=nic_file("statistics/rx_crc_errors", "1\n")),
     fault("ethernet receive errors", "network-receive-errors", later=nic_file("statistics/rx_errors", "101\n")),
@@ -420,6 +464,7 @@ FAULTS = [
         later=write_file("sys/class/net/bond0/bonding/slaves", links.ROCE_INTERFACE),
         scope="nic=bond0",
     ),
+    fault("ethernet transmit errors", "network-transmit-errors", later=nic_file("statistics/tx_errors", "101\n")),
     fault("half duplex", "network-half-duplex", before=nic_file("duplex", "half\n")),
 ]  # fmt: skip
 

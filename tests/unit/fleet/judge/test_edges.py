@@ -630,7 +630,7 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [
         (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
     ]
-    assert {item.source for item in verdicts} == {"a serial or UUID names one part"}
+    assert {item.source for item in verdicts} == {"a serial, UUID, GUID or MAC address names one part"}
 
 
 # Hosts without valid evidence
@@ -851,7 +851,7 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         whole.update(first)
         whole.update(second)
         assert whole.hosts() == {"h1", "h2"}
-        assert whole.others(("gpu.serial", "h1-0"), ("h1", 0)) == [("h2", 1)]
+        assert whole.others(("gpu.serial", "h1-0"), ("h1", "gpu=0")) == [("h2", "gpu=1")]
     silent = {host: host_evidence(plan, host, gpus=()) for host in ("h1", "h2")}
     assert not [item for item in judge_criteria(plan, silent) if item.verdict == FAIL]
 

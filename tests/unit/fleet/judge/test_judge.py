@@ -46,7 +46,7 @@ def test_healthy_fleet_has_no_finding() -> None:
         ),
         ({"gpu__remapped_rows__pending": {"gpu=0": False, "gpu=1": True}}, "row-remap-pending", "reset_gpu"),
         ({"gpu__remapped_rows__failed": {"gpu=0": False, "gpu=1": True}}, "row-remap-failed", "rma"),
-        ({"gpu__remapped_rows__uncorrectable": {"gpu=0": 511, "gpu=1": 512}}, "row-remap-uncorrectable", "rma"),
+        ({"gpu__remapped_rows__uncorrectable": {"gpu=0": 8, "gpu=1": 9}}, "new-remapped-uncorrectable", "rma"),
         ({"gpu__nvlink__active_links": {"gpu=0": 18, "gpu=1": 17}}, "nvlink-active", "inspect_hardware"),
         ({"gpu__pcie__replays": {"gpu=0": 31, "gpu=1": 32}}, "pcie-replay", "reseat"),
     ],

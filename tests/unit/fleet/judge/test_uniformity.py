@@ -249,10 +249,121 @@ def test_rank_software_is_compared(component: str) -> None:
     assert verdicts[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
 
 
-def test_uniformity_pack_does_not_compare_memory_and_ecc() -> None:
-    """Memory differs by bytes between healthy hosts; ECC has its own criterion."""
+def test_uniformity_pack_leaves_out_what_other_criteria_judge() -> None:
     names = {item.name for item in PACK.criteria}
-    assert not names & {"host.memory.total", "gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
+    assert not names & {"gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
+
+
+MEMORY = 2_164_126_347_264
+
+
+@pytest.mark.parametrize(
+    ("values", "failing"),
+    [
+        ({"h2": MEMORY // 2}, ["h2"]),  # half of the modules
+        ({"h2": MEMORY * 31 // 32}, ["h2"]),  # one module of 32
+        ({"h2": MEMORY - (1 << 30)}, []),  # the kernel reserves more
+        ({"h2": MEMORY * 2}, []),  # more than the others have is no fault
+        (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # the only large host is the exception
+        (dict.fromkeys(("h3", "h4"), MEMORY // 2), ["h3", "h4"]),  # of two equally common sizes, the larger is right
+    ],
+)
+def test_host_with_less_memory_than_its_siblings_fails(values: dict[str, int], failing: list[str]) -> None:
+    plan = uniform_plan(*FOUR)
+    evidence = evidence_with(plan, "host.memory.total", dict.fromkeys(FOUR, MEMORY) | values, unit="B")
+    verdicts = not_passing(uniformity_verdicts(plan, evidence))
+    assert [(host, verdict) for host, _, verdict, _ in verdicts] == [(host, FAIL) for host in failing]
+
+
+def ports(**states: str) -> dict[str, str]:
+    """Return the state of eight ports; `states`: adapter -> another state."""
+    return {f"hca=mlx5_{index},port=1": states.get(f"mlx5_{index}", "ACTIVE") for index in range(8)}
+
+
+def test_port_that_is_active_elsewhere_fails() -> None:
+    plan = uniform_plan("h1", "h2", "h3")
+    values = {"h1": ports(), "h2": ports(mlx5_3="DOWN"), "h3": ports()}
+    verdicts = not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values)))
+    assert verdicts == [("h2", "hca=mlx5_3,port=1", FAIL, "found DOWN, 2 of 3 hosts have ACTIVE")]
+
+
+@pytest.mark.parametrize("hosts", [("h1", "h2"), ("h1", "h2", "h3")])
+def test_port_that_is_unused_on_all_hosts_passes(hosts: tuple[str, ...]) -> None:
+    plan = uniform_plan(*hosts)
+    values = dict.fromkeys(hosts, ports(mlx5_7="DOWN"))
+    assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values))) == []
+
+
+def test_only_active_port_of_its_name_passes() -> None:
+    plan = uniform_plan("h1", "h2", "h3")
+    values = dict.fromkeys(("h1", "h2", "h3"), ports(mlx5_7="DOWN")) | {"h2": ports()}
+    assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values))) == []
+
+
+def alone(states: Mapping[str, str], boards: Mapping[str, str], **variables: Any) -> list[tuple[str, str, str, str]]:
+    """Return what does not pass on a host without peers."""
+    plan = uniform_plan("h1", **variables)
+    evidence = builders.evidence(plan)
+    layers = dict.fromkeys(states, "InfiniBand")
+    readings = {"infiniband.hca.board_id": boards, "infiniband.link_layer": layers, "infiniband.state": states}
+    evidence["h1"] = with_readings(evidence["h1"], readings)
+    return not_passing(uniformity_verdicts(plan, evidence))
+
+
+BOARDS = {f"hca=mlx5_{index}": "MT_0000000838" for index in range(8)}
+
+
+def test_odd_port_of_a_host_alone_fails() -> None:
+    found = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
+    assert alone(ports(mlx5_3="DOWN"), BOARDS) == found
+
+
+def test_ports_of_a_host_alone_that_may_be_unused_pass() -> None:
+    half = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
+    assert alone(ports(**half), BOARDS) == [], "five of eight do not decide"
+    other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
+    assert alone(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], "the ports of another board"
+    assert alone(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
+        "the inventory states how many are up"
+    )
+    assert alone(ports(mlx5_7="DOWN"), {}) == [], "the boards are unknown"
+
+
+def test_links_of_a_gpu_that_are_down_fail_unless_the_board_leaves_them_unused() -> None:
+    plan = uniform_plan("h1", gpu_count=1)
+
+    def links(down: int, count: int = 18) -> list[tuple[str, str, str, str]]:
+        states = {f"gpu=0,link={index}": index >= down for index in range(count)}
+        return not_passing(uniformity_verdicts(plan, evidence_with(plan, "gpu.nvlink.active", {"h1": states})))
+
+    assert [scope for _, scope, *_ in links(1)] == ["gpu=0,link=0"]
+    assert [scope for _, scope, *_ in links(4)] == [f"gpu=0,link={index}" for index in range(4)]
+    assert links(6) == [], "a bridge joins 12 of 18 links"
+    assert links(18) == [], "a virtual machine with one GPU"
+    assert links(0) == []
+
+
+@pytest.mark.parametrize(("name", "bad"), [("gpu.fabric.cluster_uuid", "b"), ("gpu.fabric.clique_id", 2)])
+def test_gpus_of_a_rack_are_in_one_nvlink_domain(name: str, bad: Any) -> None:
+    good = "a" if isinstance(bad, str) else 1
+    plan = builders.plan(*FOUR, rackproof_gang="all")
+    plan = replace(
+        plan,
+        hosts=tuple(replace(host, rack="r1" if host.name < "h3" else "r2", gpu_model="gb200") for host in plan.hosts),
+    )
+    racks = {host.name: {f"gpu={index}": f"{good}{host.rack}" for index in (0, 1)} for host in plan.hosts}
+    pack = replace(read_pack("gb200"), name="gb200", gpu_names=("NVIDIA H200",))
+    pack = replace(pack, criteria=tuple(item for item in pack.criteria if item.id.startswith("rack-nvlink")))
+
+    def judged(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        verdicts = judge(plan, evidence_with(plan, name, values), (pack,))
+        return [
+            (item.host, item.scope) for item in verdicts if item.criterion.startswith("rack-") and item.verdict == FAIL
+        ]
+
+    assert judged(racks) == [], "racks may differ"
+    odd = {"gpu=0": racks["h2"]["gpu=0"], "gpu=1": bad}
+    assert judged(racks | {"h2": odd}) == [("h2", "gpu=1")]
 
 
 def site_pack(path: Path, **over: Any) -> Pack:
@@ -284,8 +395,8 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
     assert [reason for *_, reason in verdicts] == ["no observation matches this criterion"] * 2
 
 
-@pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_comparison_allows_equality_only(tmp_path: Path, over: dict[str, Any]) -> None:
+@pytest.mark.parametrize("over", [{"operator": "gt"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
+def test_comparison_allows_no_other_limit(tmp_path: Path, over: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         site_pack(tmp_path / "mine.yml", **over)
 

@@ -1,0 +1,66 @@
+"""Add up the InfiniBand and Ethernet ports of a host: how many are up, and their rate.
+
+The totals are observations of the host in each snapshot, like readings. The inventory states them; single ports are compared with
+those of other hosts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from fleet.judge.evidence import Evidence
+from schemas.records import Metric, Snapshot, Value
+
+TOTALS = "fabric_ports."
+"""Prefix of the names of the totals. A host without such ports has none."""
+ACTIVE, RATE = f"{TOTALS}active", f"{TOTALS}rate"
+_UP: Mapping[str, Value] = {"infiniband.state": "ACTIVE", "infiniband.phys_state": "LinkUp", "infiniband.active": True}
+_INFINIBAND = "InfiniBand"
+_READINGS = frozenset({*_UP, "infiniband.link_layer", "infiniband.rate", "network.speed"})
+
+
+def with_port_totals(evidence: Evidence) -> Evidence:
+    """Return the evidence with the totals in each snapshot of a host that has InfiniBand or RoCE ports."""
+    if not any(_has_ports(snapshot) for snapshot in evidence.snapshots()):
+        return evidence
+    records = tuple(
+        replace(record, snapshots=tuple(_with_totals(snapshot) for snapshot in record.snapshots))
+        for record in evidence.records
+    )
+    return replace(evidence, records=records)
+
+
+def _has_ports(snapshot: Snapshot) -> bool:
+    return any(metric.name == "infiniband.link_layer" and metric.values for metric in snapshot.metrics)
+
+
+def _with_totals(snapshot: Snapshot) -> Snapshot:
+    if not _has_ports(snapshot):
+        return snapshot
+    readings = {metric.name: metric.values for metric in snapshot.metrics if metric.name in _READINGS}
+    up = [scope for scope in readings["infiniband.link_layer"] if _is_up(readings, scope)]
+    totals = [Metric(name=ACTIVE, unit="1", values={"host": len(up)})]
+    rates = readings.get("infiniband.rate", {})
+    if all(scope in rates for scope in up):
+        totals.append(Metric(name=RATE, unit="B/s", values={"host": _total_rate(readings, up)}))
+    return replace(snapshot, metrics=(*snapshot.metrics, *totals))
+
+
+def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
+    """Return whether every reading of the port's state says that it is up."""
+    return all(readings[name][scope] == wanted for name, wanted in _UP.items() if scope in readings.get(name, ()))
+
+
+def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) -> float:
+    """Return the rate of all ports in B/s. A RoCE port is an Ethernet interface too, and counts once."""
+    by_layer: dict[bool, float] = defaultdict(float)
+    for scope in up:
+        by_layer[readings["infiniband.link_layer"][scope] == _INFINIBAND] += _number(readings["infiniband.rate"][scope])
+    ethernet = sum(map(_number, readings.get("network.speed", {}).values()))
+    return by_layer[True] + max(by_layer[False], ethernet)
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,256 @@
+"""Every reading and every figure is judged, or the table of informational readings says why not.
+
+The cases are generated: each reading of a complete host and each output of the catalogue gets a bad value on one part, on one
+host and on all hosts. A criterion must find it. On all hosts, a criterion that only compares hosts cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import Criterion, Pack, name_matches, read_pack
+from fleet.judge.evidence import Evidence
+from fleet.judge.informational import INFORMATIONAL, reason_of
+from fleet.judge.judge import judge
+from fleet.judge.uniformity import WITHIN_HOST
+from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.plans import Plan
+from schemas.readings import READINGS
+from schemas.records import Metric, Snapshot, Value
+from schemas.reports import PASS
+from schemas.scopes import Scope
+from tests import builders
+from tests.fakes import links, nvml, whole
+
+HOSTS = ("h1", "h2", "h3", "h4")
+MODEL, GPU_NAME = "h100-sxm", "NVIDIA H100 80GB HBM3"
+PARTS = {"one part": 1, "one host": 1, "all hosts": len(HOSTS)}
+"""Extent of a fault -> number of hosts that have it."""
+UNIQUE = ("gpu.serial", "gpu.uuid", "infiniband.hca.node_guid", "network.address")
+"""Readings that identify a part; the bad value is that of a part of another host."""
+PORTS = (
+    "infiniband.link_layer", "infiniband.state", "infiniband.phys_state", "infiniband.active", "infiniband.rate",
+)  # fmt: skip
+EVENTS: Mapping[str, tuple[str, Value]] = {
+    "xid.count": ("pci=0000:18:00,xid=79", 1),
+    "xid.fatal": ("pci=0000:18:00,xid=145", 1),
+    "xid.message": ("pci=0000:18:00,message=fallen_off_the_bus", 1),
+    "sxid.count": ("pci=0000:05:00,fatal=yes,sxid=20034", 1),
+}
+"""Readings that a healthy host does not have -> scope and value of a fault."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A plan without figures, and the packs that judge it."""
+
+    plan: Plan
+    packs: tuple[Pack, ...]
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Metric]:
+    """Return every reading of a healthy host, by name."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        whole.tree(Path(folder))
+        library = nvml.build(tmp_path_factory.mktemp("nvml"))
+        scenario = nvml.write(Path(folder) / "scenario", "healthy-h100x8", *whole.NVML)
+        output = subprocess.run(
+            [sys.executable, "-m", "tests.fakes.whole", folder],
+            input="before\n",
+            env={**os.environ, **nvml.environment(library, scenario)},
+            cwd=nvml.CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    read = json.loads(output)["snapshot"]["metrics"]
+    return {item["name"]: Metric(**{"values": {}, "absent": {}, **item}) for item in read}
+
+
+@cache
+def fleet() -> Fleet:
+    plan = builders.plan(
+        *HOSTS, profile="standard", gpu_count=8, rackproof_gang="all", rackproof_fabric_gbps=400, rackproof_gpu_model=MODEL,
+        nvidia_driver_version="580",
+    )  # fmt: skip
+    return Fleet(plan=replace(plan, expected=()), packs=(read_pack(MODEL),))
+
+
+def criteria_on(names: Iterable[str]) -> tuple[Criterion, ...]:
+    wanted = {*names}
+    return tuple(
+        item
+        for item in read_pack(MODEL).criteria
+        if any(item.matches_name(name) for name in wanted)
+        or (item.name.startswith("fabric_ports.") and wanted & {*PORTS})
+    )
+
+
+def snapshots(values: Iterable[Metric], last: Iterable[Metric]) -> tuple[Snapshot, ...]:
+    """Return the snapshots of a run; the last one has other readings."""
+    phases = (("preflight", "before", values), ("benchmark", "before", values), ("benchmark", "after", last))
+    return tuple(
+        Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=0.1, metrics=tuple(metrics))
+        for number, (stage, phase, metrics) in enumerate(phases)
+    )
+
+
+def found(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evidence]) -> set[tuple[str, ...]]:
+    """Return criterion, name, host and scope of what does not pass."""
+    verdicts = judge(plan, evidence, packs)
+    return {(item.criterion, item.name, item.host, item.scope) for item in verdicts if item.verdict != PASS}
+
+
+# ---- readings of the collectors ----
+
+
+def evidence_of(
+    host: str, healthy: Mapping[str, Metric], faulty: Metric | None = None, *, is_change: bool = False
+) -> Evidence:
+    """Return the evidence of a host; the faulty reading is in all snapshots, or only in the last one."""
+    gpus = tuple(
+        replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
+    )
+    own = {name: unique(metric, host) if name in UNIQUE else metric for name, metric in healthy.items()}
+    bad = own | ({faulty.name: faulty} if faulty else {})
+    (record,) = builders.records(replace(fleet().plan, hosts=(replace(fleet().plan.host(host), gang=""),)), host)
+    changed = replace(
+        record,
+        gpus=gpus,
+        snapshots=snapshots((own if is_change else bad).values(), bad.values()),
+    )
+    return Evidence(records=(changed,))
+
+
+def unique(metric: Metric, host: str) -> Metric:
+    """Return the reading with the identities of this host's parts."""
+    number = HOSTS.index(host)
+    values: dict[str, Value] = {}
+    for index, scope in enumerate(metric.values):
+        if metric.name.startswith("gpu."):
+            values[scope] = getattr(builders.gpu(host, index), metric.name.removeprefix("gpu."))
+        else:
+            values[scope] = f"b8:ce:f6:00:{number:02x}:{index:02x}"
+    return replace(metric, values=values)
+
+
+def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
+    """Yield values that are worse, in one direction or the other."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield value * 0.5 if isinstance(value, float) else value // 2
+        yield value * 2
+        yield value + 10**10 if isinstance(value, int) else value + 1e10
+        yield value - 100
+    else:
+        yield "other"
+
+
+def with_healthy_values(metric: Metric) -> Metric:
+    """Return the reading with the value that a criterion prefers, and with values if the host does not support it."""
+    preferred = [item.prefer for item in criteria_on([metric.name]) if item.prefer is not None]
+    if preferred and isinstance(preferred[0], bool):
+        return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
+    if metric.values:
+        return metric
+    return replace(metric, values=dict.fromkeys(metric.absent, healthy_value(metric)), absent={})
+
+
+def healthy_value(metric: Metric) -> Value:
+    """Return a value of a reading that the host does not support."""
+    for item in read_pack(MODEL).criteria:
+        if item.matches_name(metric.name) and item.value is not None:
+            return item.value
+    return 1.0 if READINGS[metric.name].unit != "1" else 1
+
+
+def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric, bool]]:
+    """Yield the reading with a bad value in these scopes, and whether it changed during the run."""
+    chosen = list(scopes)
+    if metric.name in UNIQUE:
+        yield (
+            replace(
+                metric,
+                values={**metric.values, **dict.fromkeys(chosen, next(iter(unique(metric, "h2").values.values())))},
+            ),
+            False,
+        )
+        return
+    options = [list(bad_values(metric, metric.values[scope])) for scope in chosen]
+    for values in zip(*options, strict=True):
+        for is_change in (False, True):
+            yield replace(metric, values={**metric.values, **dict(zip(chosen, values, strict=True))}), is_change
+
+
+def criteria_that_find(metrics: Mapping[str, Metric], name: str, extent: str) -> set[str]:
+    """Return the criteria that find a bad value of the reading on one part, one host or all hosts."""
+    metric = metrics[name]
+    related = {reading for item in criteria_on([name]) for reading in item.kin} | ({*PORTS} if name in PORTS else set())
+    healthy = {other: metrics[other] for other in metrics if other == name or other in related}
+    if name in EVENTS:
+        scope, value = EVENTS[name]
+        healthy[name] = replace(metric, values={}, absent={})
+        cases = [(replace(metric, values={scope: value}, absent={}), False)]
+    else:
+        metric = healthy[name] = with_healthy_values(metric)
+        cases = [case for scopes in scopes_of(metric, extent) for case in alterations(metric, scopes)]
+    packs = (replace(fleet().packs[0], criteria=criteria_on([name])),)
+    fleets = {host: evidence_of(host, healthy) for host in HOSTS}
+    before = found(fleet().plan, packs, fleets)
+    after: set[tuple[str, ...]] = set()
+    for faulty, is_change in cases:
+        hosts = HOSTS[: PARTS[extent]]
+        changed = {host: evidence_of(host, healthy, faulty, is_change=is_change) for host in hosts}
+        after |= found(fleet().plan, packs, {**fleets, **changed}) - before
+    return {criterion for criterion, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
+
+
+def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
+    """Return the scopes that are faulty together: all, or one at a time. Throttle reasons differ, so each has a turn."""
+    if extent != "one part":
+        return [list(metric.values)]
+    first: dict[str, str] = {}
+    for scope in metric.values:
+        first.setdefault(Scope.parse(scope).get("reason"), scope)
+    return [[scope] for scope in first.values()]
+
+
+def can_find(criterion: Criterion, extent: str) -> bool:
+    """Return whether a criterion of this kind can find a fault of that extent: who only compares needs parts that are good."""
+    if criterion.baseline is not None:
+        return False
+    compares = bool(criterion.same_as_fleet or criterion.vs_fleet)
+    within_host = criterion.among in WITHIN_HOST
+    return not (within_host and extent != "one part") and not (compares and extent == "all hosts")
+
+
+@pytest.mark.parametrize("extent", PARTS)
+@pytest.mark.parametrize("name", READINGS)
+def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], name: str, extent: str) -> None:
+    criteria = criteria_that_find(metrics, name, extent)
+    if reason_of(name):
+        assert not criteria, f"{name} is judged: remove it from fleet/judge/informational.py"
+    elif not criteria_on([name]) or any(can_find(item, extent) for item in criteria_on([name])):
+        assert criteria, (
+            f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
+        )
+
+
+def test_every_reason_is_of_a_reading_or_figure() -> None:
+    outputs = {output.name for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
+    names = {*READINGS, DURATION.name, *(re.sub(r"\{\w+\}", "all_reduce", name) for name in outputs)}
+    assert [item for item in INFORMATIONAL if not any(name_matches(item.split()[0], name) for name in names)] == []
