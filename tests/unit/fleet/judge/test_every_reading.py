@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,10 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.informational import INFORMATIONAL, reason_of
 from fleet.judge.judge import judge
 from fleet.judge.uniformity import WITHIN_HOST
-from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan
 from schemas.readings import READINGS
-from schemas.records import Metric, Snapshot, Value
+from schemas.records import Metric, Observation, Snapshot, Value
 from schemas.reports import PASS
 from schemas.scopes import Scope
 from tests import builders
@@ -46,6 +47,7 @@ EVENTS: Mapping[str, tuple[str, Value]] = {
     "xid.count": ("pci=0000:18:00,xid=79", 1),
     "xid.fatal": ("pci=0000:18:00,xid=145", 1),
     "xid.message": ("pci=0000:18:00,message=fallen_off_the_bus", 1),
+    "kernel.event.count": ("disk=nvme0n1,event=nvme_timeout", 1),
     "sxid.count": ("pci=0000:05:00,fatal=yes,sxid=20034", 1),
 }
 """Readings that a healthy host does not have -> scope and value of a fault."""
@@ -220,12 +222,12 @@ def criteria_that_find(metrics: Mapping[str, Metric], name: str, extent: str) ->
 
 
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
-    """Return the scopes that are faulty together: all, or one at a time. Throttle reasons differ, so each has a turn."""
+    """Return the scopes that are faulty together: all, or one at a time. Each throttle reason and each event has a turn."""
     if extent != "one part":
         return [list(metric.values)]
     first: dict[str, str] = {}
     for scope in metric.values:
-        first.setdefault(Scope.parse(scope).get("reason"), scope)
+        first.setdefault(Scope.parse(scope).get("reason") + Scope.parse(scope).get("event"), scope)
     return [[scope] for scope in first.values()]
 
 
@@ -248,6 +250,105 @@ def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], na
         assert criteria, (
             f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
         )
+
+
+# ---- figures of the benchmarks ----
+
+FIGURES_MODEL = "h200-sxm"
+STAGES = ("benchmark", "gang")
+
+
+def settings_of(item: Expectation) -> tuple[tuple[str, Value], ...]:
+    """Return the settings that make a figure another one: what was done, not how much of it at a time."""
+    return tuple((key, value) for key, value in item.params.items() if isinstance(value, str) and key != "placement")
+
+
+@cache
+def measuring_plan() -> Plan:
+    return builders.plan(
+        *HOSTS,
+        profile="standard",
+        gpu_count=8,
+        rackproof_gang="all",
+        rackproof_fabric_gbps=400,
+        rackproof_gpu_model=FIGURES_MODEL,
+    )
+
+
+@cache
+def planned_figures() -> Mapping[tuple[str, tuple[tuple[str, Value], ...]], tuple[Expectation, ...]]:
+    """Return name and settings of each figure -> what the plan expects of it."""
+    figures: dict[tuple[str, tuple[tuple[str, Value], ...]], list[Expectation]] = {}
+    for item in measuring_plan().expected:
+        figures.setdefault((item.name, settings_of(item)), []).append(item)
+    return {key: tuple(items) for key, items in figures.items()}
+
+
+def figure_evidence(plan: Plan, host: str, change: Any = None) -> Evidence:
+    """Return the evidence of a host with the figures that the plan expects, changed by `change`."""
+    evidence = Evidence(records=builders.records(plan, host))
+    for gang in (False, True):
+        evidence = builders.with_observations(evidence, with_details, gang=gang)
+    if change is None:
+        return evidence
+    return builders.with_observations(builders.with_observations(evidence, change), change, gang=True)
+
+
+def with_details(item: Observation) -> Observation:
+    """Return the figure as a run with this fabric and data set reports it, which decides the criterion or the limit."""
+    if item.name == "pairs.bandwidth":
+        return replace(item, value=4.0e10)
+    if item.name == "fashion_mnist.accuracy":
+        return replace(item, params={**item.params, "data": "fashion-mnist", "epochs": 20})
+    return item
+
+
+def changes(scope: str) -> Iterator[Any]:
+    """Yield functions that make the figures of one scope, or of all, worse in one direction or the other."""
+    for factor in (0.02, 100.0, None):
+
+        def change(item: Observation, factor: float | None = factor) -> Observation:
+            if scope and item.scope != scope:
+                return item
+            if isinstance(item.value, bool):
+                return replace(item, value=not item.value)
+            if isinstance(item.value, int | float):
+                return replace(item, value=item.value * factor if factor else item.value + 1)
+            return replace(item, value="other")
+
+        yield change
+
+
+@pytest.mark.parametrize("extent", PARTS)
+@pytest.mark.parametrize(("name", "settings"), planned_figures(), ids=lambda value: str(value))
+def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[str, Value], ...], extent: str) -> None:
+    expected = planned_figures()[(name, settings)]
+    plan = replace(measuring_plan(), expected=expected)
+    criteria = tuple(item for item in read_pack(FIGURES_MODEL).criteria if item.matches_name(name))
+    packs = (replace(read_pack(FIGURES_MODEL), criteria=criteria),)
+    fleets = {host: figure_evidence(plan, host) for host in HOSTS}
+    before = found(plan, packs, fleets)
+    scopes = [item.scope for item in fleets["h1"].benchmarks() if item.name == name]
+    after: set[tuple[str, ...]] = set()
+    for change in changes(scopes[0] if extent == "one part" else ""):
+        changed = {host: figure_evidence(plan, host, change) for host in HOSTS[: PARTS[extent]]}
+        after |= found(plan, packs, {**fleets, **changed}) - before
+    finding = {criterion for criterion, figure, *_ in after if figure == name and criterion != "plan"}
+    if reason_of(name, dict(settings)):
+        assert not finding, f"{name} is judged by {finding}: remove it from fleet/judge/informational.py"
+    elif any(can_find(item, extent) for item in criteria) or (not criteria and extent != "all hosts"):
+        assert finding, f"no criterion finds a bad {name} {dict(settings)} on {extent}"
+
+
+def test_every_output_of_the_catalogue_is_planned_or_informational() -> None:
+    """What the profile does not measure, and what only some kernels have, is not tried above."""
+    outputs = {output.name for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
+    planned = {name for name, _ in planned_figures()}
+    missing = {
+        name for name in outputs if not any(name_matches(re.sub(r"\{\w+\}", "*", name), other) for other in planned)
+    }
+    judged = {name for name in missing if any(item.matches_name(name) for item in read_pack(FIGURES_MODEL).criteria)}
+    assert {name for name in missing - judged if not reason_of(name)} == set()
 
 
 def test_every_reason_is_of_a_reading_or_figure() -> None:
