@@ -25,7 +25,7 @@ def versions(
         criteria: the criteria that judge the host; observations that they compare over the fleet are listed too.
         observations: index of the evidence, if the caller has one.
     """
-    compared = [item for item in criteria if item.same_as_fleet is not None]
+    compared = compared_criteria(criteria)
     index = observations or ObservationIndex(evidence)
     by_name: dict[str, dict[str, str]] = {}
     for observation in (item for name in version_names(index, compared) for item in index[name]):
@@ -40,6 +40,19 @@ def versions(
             else {f"{name}[{scope}]": version for scope, version in values.items()}
         )
     return by_component
+
+
+def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
+    """Return the criteria that compare versions and settings of hosts and GPUs: one value is right, and it is not a state."""
+    return [
+        item
+        for item in criteria
+        if item.same_as_fleet is not None
+        and item.operator == "eq"
+        and item.scope in ("", "host", "gpu")
+        and item.prefer is None
+        and not item.among
+    ]
 
 
 def version_names(names: Iterable[str], compared: Sequence[Criterion]) -> list[str]:

@@ -18,7 +18,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.judge import by_criterion, host_views, judge_hosts, with_waivers
 from fleet.judge.passes import PassCounter, Remaining
 from fleet.judge.tally import Tally
-from fleet.records.versions import version_names, versions
+from fleet.records.versions import compared_criteria, version_names, versions
 from fleet.report.facts import FactCollector, HostFacts
 from schemas import quick
 from schemas.plans import Plan
@@ -198,7 +198,7 @@ class HostJudge:
         criteria = view.criteria().values()
         key: Any = ("names", view.kind, tuple(view.observations))
         if key not in self._shared:
-            compared = [item for item in criteria if item.same_as_fleet is not None]
+            compared = compared_criteria(criteria)
             self._shared[key] = version_names(view.observations, compared)
         names = self._shared[key]
         metrics = view.observations.metrics
