@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectors.base import HOST, Absent, Family, Value, empty_families, host_family
 from collectors.files import Files
-from collectors.storage import disks, nvme, redundancy
+from collectors.storage import disks, mapper, nvme, redundancy
 from collectors.storage.mounts import Mount, is_read_only, local_mounts, mount_of, parse_mounts
 
 STATE = "/var"
@@ -34,18 +34,23 @@ class StorageCollector:
         *,
         read_log: Callable[[Path], bytes] = nvme.read_smart_log,
         statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
+        read_targets: Callable[[Path, str], mapper.Targets] = mapper.read_targets,
     ) -> None:
         self._root = root
         self._full_snapshot = full_snapshot
         self._read_log = read_log
         self._statvfs = statvfs
+        self._read_targets = read_targets
 
     def collect(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)
         disk_names = disks.internal_disks(files)
         yield from disks.states(files, disk_names)
-        for part in (redundancy.arrays, redundancy.pools, redundancy.paths):
-            yield from part(files)
+        # The ioctl needs the privileges of root, which the exporter does not have.
+        mapped = list(mapper.redundant_devices(files, self._read_targets)) if self._full_snapshot else []
+        yield from redundancy.arrays(files, mapped)
+        yield from redundancy.pools(files)
+        yield from redundancy.paths(files, mapped)
         yield from self._file_systems(files)
         if self._full_snapshot:
             yield from disks.identities(files, disk_names)

@@ -1,14 +1,13 @@
 """Members of storage that stays usable when one of them fails: md arrays, btrfs, ZFS pools, multipath.
 
 Sources: /proc/mdstat and /sys/block/*/md (Linux, admin-guide/md.rst), /sys/fs/btrfs/*/devinfo, /proc/spl/kstat/zfs, the paths of
-device-mapper multipath (/sys/block/dm-*/slaves) and of NVMe (/sys/class/nvme-subsystem). LVM and other device-mapper RAID report
-their members to `dmsetup status` only.
+device-mapper multipath (/sys/block/dm-*/slaves) and of NVMe (/sys/class/nvme-subsystem), and the status of the device mapper.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from collectors.base import HOST, Absent, Family
@@ -24,6 +23,9 @@ _LEAVING = ("new", "deleting", "deleting (no IO)")
 _HEAD = re.compile(r"(\S+) : (active|inactive|broken)\b(.*)")
 _MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
 _COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
+
+MappedDevice = tuple[str, str, Mapping[str, bool]]
+"""Name, kind and members of a device of the device mapper."""
 
 
 @dataclass(kw_only=True)
@@ -83,8 +85,8 @@ def _read_array(files: Files, name: str) -> Array:
     return array
 
 
-def arrays(files: Files) -> Iterable[Family]:
-    """Yield what the md arrays lack, and the state of the members of md arrays and btrfs file systems."""
+def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
+    """Yield what the md arrays lack, and the state of the members of md arrays, btrfs file systems and LVM RAID (`mapped`)."""
     missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
     works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
     members = Family(
@@ -108,6 +110,10 @@ def arrays(files: Files) -> Iterable[Family]:
         _, _, _, system, _, device, _ = path.split("/")
         absent = files.read(path, lambda text: text != "1")
         members.add({"array": system, "member": f"device{device}"}, absent)
+    for device, kind, legs in mapped:
+        if kind != "multipath":
+            for leg, in_sync in legs.items():
+                members.add({"array": device, "member": leg}, in_sync)
     if not missing.readings:
         missing.add(HOST, names if isinstance(names, Absent) else Absent.unsupported("no disk array"))
     yield from (missing, works, members)
@@ -121,12 +127,18 @@ def pools(files: Files) -> Iterable[Family]:
     yield family
 
 
-def paths(files: Files) -> Iterable[Family]:
+def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
     """Yield the state of each path to a disk that has several."""
     family = Family(name="storage.path.live", unit="1", help="The path to the disk works", labels=("disk", "path"))
+    failed = {
+        disk: {files.target_name(f"sys/dev/block/{number}") for number, works in members.items() if not works}
+        for disk, kind, members in mapped
+        if kind == "multipath"
+    }
     for disk, states in sorted({**_nvme_paths(files), **dict(_mapped_paths(files))}.items()):
         in_use = {path: state for path, state in states.items() if state not in _LEAVING}
-        is_live = {path: state in ("live", "running") for path, state in in_use.items()}
+        lost = failed.get(disk, set())
+        is_live = {path: state in ("live", "running") and path not in lost for path, state in in_use.items()}
         # A disk without any path is not a loss of redundancy: a volume over the network may be gone by design.
         if len(is_live) > 1 and any(is_live.values()):
             for path, live in sorted(is_live.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from collectors.base import Absent, Value, scope
 from collectors.files import Files
-from collectors.storage import redundancy
+from collectors.storage import StorageCollector, mapper, redundancy
 from tests.fakes import links
 
 Readings = dict[str, Value | Absent]
@@ -214,6 +215,83 @@ def test_path_of_the_device_mapper(tmp_path: Path, state: str) -> None:
     for disk, path_state in (("sdb", "running"), ("sdc", state)):
         files |= {f"sys/block/dm-0/slaves/{disk}/x": "", f"sys/block/{disk}/device/state": path_state}
     assert lost(readings(write(tmp_path, files))) == (set() if state == "running" else {"disk=mpatha,path=sdc"})
+
+
+# ---- the device mapper ----
+
+MEMBERS = {
+    "raid1": ("raid", "raid1 2 AA 4423680/4423680 idle 0 0 -", set()),
+    "raid1, dead": ("raid", "raid1 2 AD 4423680/4423680 idle 0 0 -", {"leg1"}),
+    "raid1, first dead": ("raid", "raid1 2 DA 4423680/4423680 idle 0 0 -", {"leg0"}),
+    "raid1, without a device": ("raid", "raid1 2 A- 4423680/4423680 idle 0 0 -", {"leg1"}),
+    "raid1, rebuilt": ("raid", "raid1 2 Aa 33792/65536 recover 0 0 -", {"leg1"}),
+    "raid1, new": ("raid", "raid1 2 aa 21120/65536 resync 0 0 -", set()),
+    "raid5": ("raid", "raid5_ls 3 AAA 65536/65536 idle 0 0 -", set()),
+    "raid6, two dead": ("raid", "raid6_zr 5 AADAD 65536/65536 idle 0 0 -", {"leg2", "leg4"}),
+    "mirror": ("mirror", "2 253:1 253:2 400/400 1 AA 3 disk 253:0 A", set()),
+    "mirror, dead": ("mirror", "2 253:1 253:2 400/400 1 AD 3 disk 253:0 A", {"leg1"}),
+    "mirror, flush failed": ("mirror", "2 253:1 253:2 400/400 1 AF 1 core", {"leg1"}),
+    "multipath": (
+        "multipath",
+        "2 0 0 0 2 1 A 0 2 0 8:48 A 0 8:128 A 0 E 0 4 0 8:0 A 0 8:64 A 0 8:192 A 0 8:208 A 0 ",
+        set(),
+    ),
+    "multipath, failed": (
+        "multipath",
+        "2 0 1 0 3 2 E 0 1 1 67:16 F 4 0 E 0 1 1 65:240 A 84 0 E 0 1 1 66:64 A 39 0",
+        {"67:16"},
+    ),
+    "linear": ("linear", "", set()),
+    "unknown": ("raid", "", set()),
+}
+
+
+@pytest.mark.parametrize(("kind", "status", "expected"), MEMBERS.values(), ids=MEMBERS)
+def test_member_in_the_status_of_the_device_mapper(kind: str, status: str, expected: set[str]) -> None:
+    assert {member for member, works in mapper.parse_members(kind, status).items() if not works} == expected
+
+
+def answer(*targets: tuple[str, str], flags: int = 0) -> bytes:
+    """Return an answer of the ioctl, with the layout of linux/dm-ioctl.h."""
+    body = b""
+    for kind, status in targets:
+        text = status.encode() + b"\0"
+        text += b"\0" * (-len(text) % 8)
+        body += struct.pack("=QQiI16s", 0, 8, 0, len(body) + 40 + len(text), kind.encode()) + text
+    sizes = (312 + len(body), 312, len(targets), 1, flags, 0, 0, 0xFD00)
+    return struct.pack("=3I3Ii3IQ128s129s7s", 4, 48, 0, *sizes, b"vg-lv", b"LVM-abc", b"") + body
+
+
+def test_answer_of_the_device_mapper() -> None:
+    targets = [("raid", "raid1 2 AD 8/8 idle 0 0 -"), ("linear", "")]
+    assert mapper.parse_targets(answer(*targets)) == targets
+    with pytest.raises(OSError, match="longer"):
+        mapper.parse_targets(answer(flags=0x100))
+
+
+def test_lvm_raid_and_failed_path_of_a_full_snapshot(tmp_path: Path) -> None:
+    files = {
+        "sys/block/dm-0/dm/uuid": "mpath-36",
+        "sys/block/dm-0/dm/name": "mpatha",
+        "sys/block/dm-1/dm/name": "vg-lv",
+    }
+    for disk, number in (("sdb", "8:16"), ("sdc", "8:32")):
+        files |= {f"sys/block/dm-0/slaves/{disk}/x": "", f"sys/block/{disk}/device/state": "running"}
+        links.write(tmp_path, f"sys/block/{disk}/dev", number)
+        (tmp_path / "sys/dev/block").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/dev/block" / number).symlink_to(f"../../block/{disk}")
+    status = {
+        "mpatha": ("multipath", "2 0 0 0 1 1 A 0 2 0 8:16 A 0 8:32 F 1"),
+        "vg-lv": ("raid", "raid1 2 AD 8/8 idle 0 0 -"),
+    }
+    collector = StorageCollector(
+        write(tmp_path, files),
+        full_snapshot=True,
+        read_targets=lambda control, name: mapper.parse_targets(answer(status[name])),
+    )
+    families = [family for family in collector.collect() if family.name.startswith(("storage.array", "storage.path"))]
+    observed = {f"{family.name} {scope(labels)}": value for family in families for labels, value in family.readings}
+    assert lost(observed) == {"disk=mpatha,path=sdc", "array=vg-lv,member=leg1"}
 
 
 def test_host_without_redundancy(tmp_path: Path) -> None:

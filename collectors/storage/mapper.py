@@ -1,0 +1,96 @@
+"""Status of device-mapper devices: LVM RAID, mirrors and multipath. The kernel reports it to an ioctl only.
+
+Structures and numbers are those of linux/dm-ioctl.h. Status lines: Linux, admin-guide/device-mapper/dm-raid.rst, and the sources
+dm-raid1.c and dm-mpath.c.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from collectors.base import Absent
+from collectors.files import Files, nonempty
+
+Targets = list[tuple[str, str]]
+"""Type and status line of each target of a device."""
+Members = Mapping[str, bool]
+"""Member -> whether it works."""
+
+_TABLE_STATUS = 0xC138FD0C
+_HEADER = struct.Struct("=3I3Ii3IQ128s129s7s")
+_TARGET = struct.Struct("=QQiI16s")
+_VERSION = (4, 0, 0)
+_NO_FLUSH, _BUFFER_FULL = 0x800, 0x100
+_BUFFER_BYTES = 1 << 16
+_REDUNDANT = ("raid", "mirror", "multipath")
+_PATH = re.compile(r"\b(\d+:\d+) ([AF]) \d+")
+
+
+def read_targets(control: Path, name: str) -> Targets:
+    """Return the targets of a device with their status. Raises OSError, also if the status is too long."""
+    size = _HEADER.size
+    buffer = bytearray(_BUFFER_BYTES)
+    _HEADER.pack_into(buffer, 0, *_VERSION, len(buffer), size, 0, 0, _NO_FLUSH, 0, 0, 0, name.encode(), b"", b"")
+    descriptor = os.open(control, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _TABLE_STATUS, buffer, True)
+    finally:
+        os.close(descriptor)
+    return parse_targets(bytes(buffer))
+
+
+def parse_targets(buffer: bytes) -> Targets:
+    """Return the targets in the answer of the ioctl. Raises OSError if it is cut short."""
+    header = _HEADER.unpack_from(buffer)
+    start, count, flags = header[4], header[5], header[7]
+    if flags & _BUFFER_FULL:
+        raise OSError(0, "the status is longer than the buffer")
+    targets: Targets = []
+    at = start
+    for _ in range(count):
+        _, _, _, following, kind = _TARGET.unpack_from(buffer, at)
+        text = buffer[at + _TARGET.size :].partition(b"\0")[0]
+        targets.append((kind.partition(b"\0")[0].decode(), text.decode(errors="replace")))
+        at = start + following
+    return targets
+
+
+def parse_members(kind: str, status: str) -> Members:
+    """Return the legs of a RAID or mirror, or the paths of a multipath device (`8:16`), and whether each works.
+
+    A leg that is not in sync works if the whole device is being synchronized for the first time.
+    """
+    words = status.split()
+    if kind == "multipath":
+        return {path: state == "A" for path, state in _PATH.findall(status)}
+    if kind == "raid" and len(words) > 4:
+        works = "Aa" if words[4] == "resync" else "A"
+        return {f"leg{number}": state in works for number, state in enumerate(words[2])}
+    if kind == "mirror" and words and words[0].isdigit() and len(words) > int(words[0]) + 3:
+        return {f"leg{number}": state == "A" for number, state in enumerate(words[int(words[0]) + 3])}
+    return {}
+
+
+def redundant_devices(
+    files: Files, read: Callable[[Path, str], Targets] = read_targets
+) -> Iterator[tuple[str, str, Members]]:
+    """Yield name, kind and members of each device with redundancy. Devices whose status cannot be read are left out."""
+    control = files.path("dev/mapper/control")
+    for path in files.glob("sys/block/dm-*/dm/name"):
+        name = files.read(path, nonempty)
+        if isinstance(name, Absent):
+            continue
+        try:
+            targets = read(control, name)
+        except (FileNotFoundError, PermissionError):
+            return  # no device mapper in this container, or no permission
+        except OSError:
+            continue  # the device has gone since
+        for kind, status in targets:
+            if kind in _REDUNDANT and (members := parse_members(kind, status)):
+                yield name, kind, members
