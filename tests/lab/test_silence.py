@@ -226,6 +226,37 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
     gang.check_no_processes(gang.members)
 
 
+@pytest.mark.parametrize("wrong", [HOSTS, ("node2",)], ids=["everywhere", "on one host"])
+def test_interface_that_does_not_exist_is_reported_without_a_device(lab: Lab, wrong: tuple[str, ...]) -> None:
+    """It is a mistake in the inventory. On hosts that resolve their own name to 127.0.1.1, the others use the right interface."""
+    for host in HOSTS:
+        lab.put(host, "/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {host}\n")
+    gang = Gang(lab, f"interface{len(wrong)}")
+    gang.options = "--interface="
+    since = time.monotonic()
+    gang.start(**dict.fromkeys(wrong, "GLOO_SOCKET_IFNAME=bond9"))
+    launches = gang.wait_for_launches(HOSTS, since, BUSY_S)
+    text = common_reason(launches)
+    assert "Unable to find address for: bond9" in text
+    (culprit,) = {json.dumps(launch["culprit"]) for launch in launches.values()}
+    assert json.loads(culprit)["kind"] == "rank_raised"
+    assert sorted(json.loads(culprit)["hosts"]) == sorted(wrong)
+    assert json.loads(culprit).get("scope", "") == ""
+    gang.check_no_processes(HOSTS)
+
+
+def test_own_name_that_is_a_loopback_address_does_not_stop_a_gang(lab: Lab) -> None:
+    for host in HOSTS:
+        lab.put(host, "/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {host}\n")
+    gang = Gang(lab, "loopback", members=("node1", "node2"))
+    gang.options = "--interface="
+    gang.start()
+    gang.wait_until_measuring()
+    lab.on("node2", "kill", "-KILL", rank_of(lab, "node2", 2))
+    gang.wait_for_launches(gang.members, time.monotonic(), BUSY_S)
+    gang.check_no_processes(gang.members)
+
+
 def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
     """It hosts the store, so the launchers of the other hosts exit without being the cause."""
     gang = Gang(lab, "early")
