@@ -14,6 +14,11 @@ LEAST_OF_DATASHEET = 0.05
 """Smallest fraction of a datasheet, or of a rate in the inventory, that is worth a floor derived from other parts."""
 _DATASHEET_UNITS = {
     "flops": "FLOP/s",
+    "memory_size": "B",
+    "memory_bus": "1",
+    "memory_clock": "Hz",
+    "cores": "1",
+    "sm_clock": "Hz",
     "memory_bandwidth": "B/s",
     "power": "W",
     "pcie": "B/s",

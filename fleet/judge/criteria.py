@@ -23,7 +23,20 @@ Range = Mapping[str, float]
 Where = Mapping[str, Value | Range]
 MODEL = "model"
 """Basis of a limit that is derived from figures of other parts."""
-DATASHEET_FIGURES = ("flops", "memory_bandwidth", "power", "pcie", "host_link", "nvlink", "all_nvlinks")
+DATASHEET_FIGURES = (
+    "flops",
+    "memory_bandwidth",
+    "power",
+    "pcie",
+    "host_link",
+    "nvlink",
+    "all_nvlinks",
+    "memory_size",
+    "memory_bus",
+    "memory_clock",
+    "cores",
+    "sm_clock",
+)
 """Figures of a datasheet of which a limit can be a fraction."""
 
 

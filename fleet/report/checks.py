@@ -15,6 +15,11 @@ from schemas.records import Value
 _DATASHEET_TEXTS = {
     "flops": "rate in this precision",
     "memory_bandwidth": "memory bandwidth",
+    "memory_size": "memory",
+    "memory_bus": "memory bus",
+    "memory_clock": "memory clock",
+    "cores": "CUDA cores",
+    "sm_clock": "maximum SM clock",
     "power": "power",
     "pcie": "PCIe bandwidth, one way",
     "host_link": "bandwidth of the link to the CPU, one way",

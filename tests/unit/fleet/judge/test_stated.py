@@ -1,0 +1,205 @@
+"""Test what a part must be: by the datasheet of its model, by what the inventory states, and by its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Pack, read_pack, shipped_packs
+from fleet.judge.evidence import Evidence
+from fleet.judge.judge import judge
+from schemas.baselines import PlannedBaseline
+from schemas.plans import Plan
+from schemas.records import Metric
+from schemas.reports import FAIL, PASS
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
+
+MIB = 1 << 20
+GB_PER_S = 1e9
+PORT = 50 * GB_PER_S
+"""A port of 400 Gb/s."""
+MODELS = [name for name in shipped_packs() if read_pack(name).gpu_names]
+MEMORY_MIB = {
+    "a10": 22731, "a100-pcie-40": 40536, "a100-pcie-80": 81251, "a100-sxm-40": 40536, "a100-sxm-80": 81251, "b200": 183359,
+    "gb200": 189471, "h100-nvl": 95830, "h100-pcie": 81559, "h100-sxm": 81559, "h200-sxm": 143771, "l40s": 45634, "t4": 15109,
+}  # fmt: skip
+"""Model -> the least memory in MiB that nvidia-smi is known to report for a healthy part, with ECC on."""
+
+
+def metric(name: str, values: Mapping[str, Any], unit: str = "1") -> Metric:
+    return Metric(name=name, unit=unit, values=dict(values))
+
+
+def failures(
+    plan: Plan, pack: Pack, readings: Mapping[str, tuple[Metric, ...]], **over: Any
+) -> list[tuple[str, str, str]]:
+    """Return host, criterion and scope of what fails on hosts with these readings."""
+    evidence: dict[str, Evidence] = {}
+    for host, metrics in readings.items():
+        evidence[host] = host_evidence(plan, host, *metrics, **over)
+    return [(item.host, item.criterion, item.scope) for item in judge(plan, evidence, (pack,)) if item.verdict == FAIL]
+
+
+def pack_of(name: str, *ids: str) -> Pack:
+    """Return a pack of a GPU model for the GPUs of `builders`, with some of its criteria."""
+    pack = read_pack(name)
+    return replace(pack, gpu_names=("NVIDIA H200",), criteria=tuple(item for item in pack.criteria if item.id in ids))
+
+
+SIZES = {
+    "model-memory": ("gpu.memory.total", "memory_size", "B"),
+    "model-cores": ("gpu.core_count", "cores", "1"),
+    "model-memory-bus": ("gpu.memory.bus_width", "memory_bus", "1"),
+    "model-sm-clock": ("gpu.clock.sm_max", "sm_clock", "Hz"),
+    "model-memory-clock": ("gpu.clock.memory_max", "memory_clock", "Hz"),
+}
+"""Criterion -> reading, figure of the datasheet, unit."""
+
+
+@pytest.mark.parametrize("criterion", SIZES)
+@pytest.mark.parametrize("model", MODELS)
+def test_part_that_is_less_than_its_model_fails_on_a_host_with_one_gpu(model: str, criterion: str) -> None:
+    name, figure, unit = SIZES[criterion]
+    plan = one_figure_plan(rackproof_gpu_model=model)
+    pack = pack_of(model, criterion)
+
+    def judged(value: float) -> bool:
+        return bool(failures(plan, pack, {"h1": (metric(name, {"gpu=0": value}, unit),)}))
+
+    if figure not in pack.datasheet:
+        assert not judged(1), "a model without the figure is compared with the fleet only"
+        return
+    nominal = pack.datasheet[figure]["value"]
+    assert not judged(nominal)
+    assert judged(nominal * 0.85), "one of eight memory stacks is missing, or a clock is a sixth lower"
+
+
+@pytest.mark.parametrize("model", MEMORY_MIB)
+def test_memory_that_healthy_parts_report_passes(model: str) -> None:
+    plan = one_figure_plan(rackproof_gpu_model=model)
+    readings = {"h1": (metric("gpu.memory.total", {"gpu=0": MEMORY_MIB[model] * MIB}, "B"),)}
+    assert failures(plan, pack_of(model, "model-memory"), readings) == []
+
+
+def ports(*, down: int = 0, rate: float = PORT, count: int = 8, **states: str) -> tuple[Metric, ...]:
+    """Return the readings of eight InfiniBand ports; the first `down` of them have no link."""
+    scopes = [f"hca=mlx5_{index},port=1" for index in range(count)]
+    up = scopes[down:]
+    return (
+        metric("infiniband.link_layer", dict.fromkeys(scopes, "InfiniBand")),
+        metric("infiniband.state", {scope: "ACTIVE" if scope in up else "DOWN" for scope in scopes}),
+        metric("infiniband.phys_state", {scope: "LinkUp" if scope in up else "Polling" for scope in scopes}),
+        metric("infiniband.active", {scope: scope in up for scope in scopes}),
+        metric("infiniband.rate", dict.fromkeys(up, rate), "B/s"),
+    )
+
+
+PORT_CRITERIA = ("fabric-ports-up", "fabric-ports-rate")
+
+
+def port_failures(readings: tuple[Metric, ...], *hosts: str, **variables: Any) -> set[str]:
+    """Return the criteria that fail if all hosts have these ports."""
+    names = hosts or ("h1", "h2")
+    plan = one_figure_plan(*names, gpu_count=8, **{"rackproof_gang": "none", **variables})
+    if variables.get("rackproof_gang"):
+        plan = replace(plan, hosts=tuple(replace(host, gang="all") for host in plan.hosts))
+    found = failures(plan, pack_of("h200-sxm", *PORT_CRITERIA), dict.fromkeys(names, readings))
+    assert {scope for _, _, scope in found} <= {"host"}
+    return {criterion for _, criterion, _ in found}
+
+
+def test_ports_that_the_inventory_states_must_be_up() -> None:
+    assert port_failures(ports(), rackproof_infiniband_ports=8) == set()
+    assert port_failures(ports(down=1), rackproof_infiniband_ports=8) == {"fabric-ports-up"}
+    assert port_failures(ports(down=1), rackproof_infiniband_ports=7) == set()
+    assert port_failures(ports(down=8)) == set(), "nothing is stated, and no gang uses them"
+
+
+def test_all_ports_of_a_gang_on_the_fabric_must_not_be_down() -> None:
+    together = {"rackproof_gang": "all", "rackproof_fabric_gbps": 400}
+    assert port_failures(ports(), **together) == set()
+    assert port_failures(ports(down=8), **together) == {*PORT_CRITERIA}
+    assert port_failures((), **together) == set(), "a host with Ethernet only"
+
+
+def test_all_ports_together_have_the_rate_that_the_inventory_states() -> None:
+    assert port_failures(ports(), rackproof_fabric_gbps=400) == set()
+    assert port_failures(ports(rate=PORT / 2), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
+    assert port_failures(ports(rate=PORT / 2), rackproof_fabric_gbps=200) == set()
+    storage = metric("network.speed", {"nic=eth0": 12.5 * GB_PER_S}, "B/s")
+    assert port_failures((*ports(), storage), rackproof_fabric_gbps=400) == set()
+
+
+@pytest.mark.parametrize("missing", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
+def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
+    """One reading is bad on all ports, as a changed record has it."""
+    bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[missing]
+    readings = tuple(
+        replace(item, values=dict.fromkeys(item.values, bad)) if item.name == missing else item for item in ports()
+    )
+    assert port_failures(readings, rackproof_infiniband_ports=8) == {"fabric-ports-up"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "found", "passes"),
+    [("580", "580.159.04", True), ("580.159.04", "580.159.04", True), ("58", "580.159.04", False), ("570", "580.159.04", False),
+     ("", "580.159.04", True)],
+)  # fmt: skip
+def test_driver_is_the_one_that_the_inventory_states(stated: str, found: str, passes: bool) -> None:
+    variables = {"nvidia_driver_version": stated} if stated else {}
+    plan = one_figure_plan(**variables)
+    readings = {"h1": (metric("driver.version", {"host": found}),)}
+    assert (failures(plan, pack_of("h200-sxm", "driver-version"), readings) == []) is passes
+    ignored = one_figure_plan(nvidia_driver_state="ignored", **variables)
+    assert failures(ignored, pack_of("h200-sxm", "driver-version"), readings) == []
+
+
+def test_vbios_is_the_one_that_the_inventory_states() -> None:
+    plan = one_figure_plan(gpu_count=2, rackproof_vbios_version="96.00.BC")
+    readings = {"h1": (metric("gpu.vbios_version", {"gpu=0": "96.00.BC.00.03", "gpu=1": "96.00.A5.00.01"}),)}
+    pack = pack_of("h200-sxm", "vbios-version")
+    assert failures(plan, pack, readings) == [("h1", "vbios-version", "gpu=1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_found"),
+    [
+        ("infiniband.hca.node_guid", "b8ce:f603:00aa:0001", True),
+        ("infiniband.hca.node_guid", "0000:0000:0000:0000", False),
+        ("network.address", "b8:ce:f6:aa:00:01", True),
+        ("network.address", "02:42:ac:11:00:02", False),  # locally administered: a container, a virtual machine
+    ],
+)
+def test_adapter_of_two_hosts_fails_on_both(name: str, value: str, is_found: bool) -> None:
+    label = "hca" if "hca" in name else "nic"
+    plan = one_figure_plan("h1", "h2", "h3")
+    own = {host: f"b8:ce:f6:00:00:0{host[1]}" for host in ("h1", "h2", "h3")}
+    readings = {
+        host: (metric(name, {f"{label}=a": own[host], f"{label}=b": value if host != "h2" else own[host]}),)
+        for host in own
+    }
+    expected = [("h1", "identity-unique", f"{label}=b"), ("h3", "identity-unique", f"{label}=b")]
+    assert failures(plan, pack_of("h200-sxm"), readings) == (expected if is_found else [])
+    rehearsal = replace(plan, rehearsal=True)
+    pack = replace(pack_of("h200-sxm"), name="rehearsal")
+    assert failures(rehearsal, pack, readings) == [], "the hosts of a rehearsal may be one machine"
+
+
+def test_lifetime_counts_of_new_parts_have_limits_of_their_own() -> None:
+    readings = {"h1": (metric("gpu.remapped_rows.uncorrectable", {"gpu=0": 300}),)}
+    plan, pack = one_figure_plan(), pack_of("h200-sxm", "new-remapped-uncorrectable", "row-remap-uncorrectable")
+    assert failures(plan, pack, readings) == [("h1", "new-remapped-uncorrectable", "gpu=0")]
+    in_service = (
+        replace(plan, profile="revalidate"),
+        replace(plan, stages=()),
+        replace(plan, baseline=PlannedBaseline(directory="accepted", digest="0")),
+    )
+    for other in in_service:
+        assert failures(other, pack, readings) == []
+    few = {"h1": (metric("gpu.remapped_rows.uncorrectable", {"gpu=0": 8}),)}
+    assert {item.verdict for item in judge(plan, {"h1": host_evidence(plan, "h1", *few["h1"])}, (pack,))} == {PASS}
+    assert builders.HEALTHY["gpu.remapped_rows.uncorrectable"] == ("1", 0)
