@@ -146,7 +146,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "pcie_replays": "pcie-replay",
     "nvlink_down": "nvlink-active nvlink-missing uniform-nvlink-up uniform-nvlink-speed peer-copy",
     "thermal": "hw-thermal-time stress-hw-thermal stress-bf16 stress-power gemm-bf16 straggler-compute",
-    "slow_gpu": "work-per-cycle-vs-fleet stress-bf16 gemm-bf16 gemm-fp32-vs-fleet straggler-compute",
+    "slow_gpu": "stress-work-per-cycle work-per-cycle-vs-fleet stress-bf16 gemm-bf16 gemm-fp32-vs-fleet straggler-compute",
     "slow_hbm": "hbm-copy memory-vs-fleet",
     "power_limit": "power-limit-lowered uniform-gpu-power-in-force stress-bf16 stress-power",
     "bad_memory_word": "integrity-wrong-words",
