@@ -238,6 +238,8 @@ def _as_text(where: str, error: ValidationError) -> str:
     return ""
 
 
+VERY_SIMILAR = 0.85
+"""Likeness of a word with one or two typing errors."""
 MAX_SUGGESTIONS = 6
 """If more known words than this begin with a wrong word, listing them does not help."""
 
@@ -246,16 +248,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
     All known words that begin with the word or have all of its parts are suggested (`h200`: h200-nvl, h200-sxm), otherwise the
-    most similar one.
+    most similar one. If none is very similar, those come first that begin with a part of the word (`nvidia-h200`).
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))
     longer = [name for name in names if name.startswith(folded)] if parts else []
     longer = longer or [name for name in names if len(parts) > 1 and parts <= set(_parts(name))]
+    close = difflib.get_close_matches(folded, names)
+    if not longer and len(parts) > 1 and (not close or _likeness(folded, close[0]) < VERY_SIMILAR):
+        telling = {part for part in parts if len(part) > 2}
+        longer = [name for name in names if telling.intersection(_parts(name)[:1])]
     if 0 < len(longer) <= MAX_SUGGESTIONS:
         *most, last = [names[name] for name in longer]
         return f" (did you mean {', '.join(most)}{' or ' if most else ''}{last}?)"
-    close = difflib.get_close_matches(folded, names)
     # Of equally similar ones the one with the same last letter: `gte` is ge, not gt.
     best = max(close, key=lambda name: (_likeness(folded, name), name[-1:] == folded[-1:]), default="")
     return f" (did you mean {names[best]}?)" if close else ""

@@ -265,6 +265,11 @@ def test_unknown_profile_suggests_the_nearest_name(tmp_path: Path, text: str, me
     [
         ({"rackproof_profile": "smok"}, [], "unknown profile smok (did you mean smoke?)"),
         (
+            {"rackproof_gpu_model": "h200", "rackproof_gpu_count": 8},
+            [],
+            "unknown rackproof_gpu_model h200 (did you mean h200-nvl or h200-sxm?)",
+        ),
+        (
             {"rackproof_gpu_count": 1, "rackproof_gpu_model": "h200-smx"},
             [],
             "unknown rackproof_gpu_model h200-smx (did you mean h200-sxm?)",
