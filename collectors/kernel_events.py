@@ -1,6 +1,6 @@
 """Faults of adapters, disks, memory, processors and PCIe links that the kernel writes to its log.
 
-Of the many lines of an event the leading ones are counted. Their texts are from the sources of Linux: drivers/net/ethernet
+Only the leading lines of an event are counted. Their texts are from the sources of Linux: drivers/net/ethernet
 (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c),
 drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce, drivers/edac/mce_amd.c, kernel (watchdog.c, hung_task.c, rcu),
 drivers/iommu, drivers/nvme/host/pci.c, block/blk-core.c, drivers/md, fs (ext4, xfs, btrfs), drivers/thermal/intel/therm_throt.c.

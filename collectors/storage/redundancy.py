@@ -74,7 +74,7 @@ def _read_array(files: Files, name: str) -> Array:
         flags = files.read(f"{path}/{device}/state", lambda text: text.split(","))
         place = files.read(f"{path}/{device}/slot", int)
         if isinstance(flags, Absent) or (not isinstance(place, int) and {"spare", "journal"} & {*flags}):
-            continue  # it waits to be used
+            continue  # a spare or journal is no member
         array.members[device.removeprefix("dev-")] = "in_sync" in flags and "faulty" not in flags
         failed += "faulty" in flags
         if isinstance(place, int) and "faulty" not in flags:

@@ -2,8 +2,7 @@
 
 The driver numbers GPUs from 0, so a missing index does not identify a slot. The serial of an absent GPU cannot be read. Three
 sources identify it: the PCI bus, if the GPU is still on it; the accepted record of the host; and other hosts of the same build,
-which have GPUs in the same slots. If these sources contradict each other, no slot is named. What the kernel log reports of a GPU
-that does not answer is the cause.
+which have GPUs in the same slots. If these sources contradict each other, no slot is named. The kernel log may contain the cause.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LOG_CAUSES = {
     "message=init_failed": "could not be initialized",
     "message=probe_failed": "was refused by the driver",
 }
-"""End of the scope of a reading of the kernel log -> what it says of the GPU, the gravest first."""
+"""Last label of a scope of the kernel log -> what happened to the GPU, the most severe first."""
 NO_MODULE = -1
 """Module number of a GPU that has none: a card in a PCIe slot."""
 
@@ -94,7 +93,7 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
 
 
 def _log_causes(view: HostView) -> dict[str, str]:
-    """Return PCI address -> what the kernel log says of each GPU that does not answer."""
+    """Return PCI address -> cause in the kernel log, for each GPU that does not answer."""
     answering = {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or _layout(view).keys()
     causes: dict[str, str] = {}
     for scope in (*_last(view, "xid.message"), *_last(view, "xid.count")):
