@@ -407,6 +407,66 @@ def test_h200_floors_follow_measurements() -> None:
     assert floors["send-recv-4-gpus"] == pytest.approx(0.95 * 3.66e11)
 
 
+SHARE_OF_DATASHEET: dict[str, Any] = {"value": None, "datasheet": "memory_bandwidth", "fraction": 0.65}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"fraction": 1.01},
+            "1.01: above the peak, 1.01 of the datasheet's memory_bandwidth; use a fraction from 0.05 to 1",
+        ),
+        ({"fraction": 0.04}, "far too low, 0.04 of the datasheet's memory_bandwidth"),
+        ({"datasheet": "power"}, "power: the datasheet has it in W, not in B/s"),
+        ({"operator": "le"}, "a datasheet has the most that a part can reach; use ge"),
+        (
+            {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "datasheet": "flops"},
+            "the datasheet has a figure for each precision; add dtype to where",
+        ),
+        (
+            {"name": "host_copy.bandwidth", "where": {"direction": "both_ways"}, "datasheet": "pcie", "fraction": 2.1},
+            "use a fraction from 0.05 to 2",
+        ),
+    ],
+)
+def test_share_of_the_datasheet_that_finds_no_fault_is_reported(changes: dict[str, Any], why: str) -> None:
+    assert any(why in text for text in lint_changed(**{**SHARE_OF_DATASHEET, **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"name": "host_copy.bandwidth", "where": {"direction": "both_ways"}, "datasheet": "pcie", "fraction": 1.4},
+        {"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "datasheet": "flops"},
+        {"name": "collective.*.busbw", "scope": "host", "where": {"size_bytes": {"ge": 1000}}, "datasheet": "nvlink"},
+    ],
+)
+def test_share_of_the_datasheet_is_accepted(changes: dict[str, Any]) -> None:
+    assert lint_changed(**{**SHARE_OF_DATASHEET, **changes}) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ({"size_bytes": {"ge": 8, "le": 4}}, "ge 8, le 4: no size_bytes is within these bounds; write ge below le"),
+        ({"placement": {"ge": 1}}, "placement is no number, so no bounds are ever met"),
+        ({"nvls": {"ge": 1}}, "nvls is no number"),
+        ({"opp": {"ge": 1}}, "no such parameter"),
+    ],
+)
+def test_bounds_that_are_never_met_are_reported(where: dict[str, Any], why: str) -> None:
+    (finding,) = lint_changed(**BUSBW, where=where)
+    assert why in finding
+
+
+def test_derived_floor_of_the_fabric_may_be_far_below_its_rate() -> None:
+    floor: dict[str, Any] = {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.6}
+    assert lint_changed(**BUSBW | floor | {"fleet_fraction": None, "basis": "model"}, where={}) == []
+    assert "floor 40 % under the expectation" in lint_changed(**BUSBW | floor | {"fleet_fraction": None}, where={})[0]
+
+
 def pack_document(**changes: Any) -> dict[str, Any]:
     item = {
         "id": "c",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import Evidence, judge
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Metric, Observation, Snapshot
@@ -1120,3 +1121,56 @@ def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
     ]
     evidence["h1"] = Evidence(records=(replace(first, snapshots=tuple(snapshots)), *rest))
     assert [item for item in findings(plan, evidence) if item.criterion == "xid-during-run"] == []
+
+
+def test_figure_below_several_floors_fails_by_the_closest() -> None:
+    plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
+    evidence = builders.evidence(plan)
+
+    def slow_down(observation: Observation) -> Observation:
+        hit = observation.name == "collective.all_reduce.busbw" and observation.params["size_bytes"] == 8 << 30
+        return replace(observation, value=1e9) if hit else observation
+
+    evidence["h1"] = builders.with_observations(evidence["h1"], slow_down)
+    failures = findings(plan, evidence)
+    assert {(item.criterion, item.verdict) for item in failures} == {
+        ("all-reduce-4-gpus", FAIL),
+        ("busbw-4-gpus", FAIL),
+    }
+
+
+def test_links_between_gpus_are_the_most_that_either_end_reported() -> None:
+    plan = builders.plan("h1", gpu_count=3, rackproof_gang="none")
+    links = {
+        "gpu=0,peer=1": "NV6",
+        "gpu=1,peer=0": "NV5",
+        "gpu=0,peer=2": "NV4",
+        "gpu=2,peer=0": "NV4",
+        "gpu=1,peer=2": "SYS",
+    }
+    (record,) = builders.records(plan, "h1")
+
+    def view_with(paths: dict[str, str]) -> HostView:
+        metric = Metric(name="gpu.peer.link", unit="1", values=paths)
+        snapshot = Snapshot(stage="benchmark", phase="before", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
+        return HostView(plan, plan.host("h1"), Evidence(records=(replace(record, snapshots=(snapshot,)),)), PACKS)
+
+    view = view_with(links)
+    pairs = {
+        pair: view.nvlinks_between(pair) for pair in ("gpu=1,peer=0", "gpu=2,peer=1", "gpu=0,peer=2", "gpu=0,peer=3")
+    }
+    assert pairs == {"gpu=1,peer=0": 6, "gpu=2,peer=1": 0, "gpu=0,peer=2": 4, "gpu=0,peer=3": None}
+    assert view.nvlinks_between("host") == 0
+    del links["gpu=1,peer=2"]
+    assert view_with(links).nvlinks_between("host") is None
+    assert view_with({**links, "gpu=1,peer=2": "NV12"}).nvlinks_between("host") == 4
+
+
+def test_fabric_port_of_a_gang_is_that_of_its_slowest_member() -> None:
+    plan = builders.plan("h1", "h2", gpu_count=2, rackproof_fabric_gbps=400)
+    mixed = replace(
+        plan, hosts=tuple(replace(host, fabric_gbps=200.0 if host.name == "h2" else 400.0) for host in plan.hosts)
+    )
+    assert plan.slowest_port(plan.host("h1"), ("h1", "h2")) == 5e10
+    assert mixed.slowest_port(mixed.host("h1"), ("h1", "h2")) == 2.5e10
+    assert mixed.slowest_port(mixed.host("h1"), ("h1",)) == 5e10

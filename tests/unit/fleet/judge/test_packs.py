@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fleet.judge.criteria import Criterion, VsBaseline, read_pack, read_packs, shipped_packs
+from fleet.judge.criteria import Criterion, VsBaseline, read_pack, read_packs, shipped_packs, with_datasheet
+from fleet.judge.matching import matches
+from fleet.judge.pack_selection import criteria_by_id
 from schemas.errors import UsageError
+from tests import builders
 
 
 def write_pack(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
@@ -31,6 +35,10 @@ def read_criterion(path: Path, **asked: Any) -> Criterion:
     [
         ({"value": 3.0}, {"value": 3.0, "fraction": 1.0}),
         ({"vs_sku": {"expected": 5.0, "fraction": 0.9}}, {"expected": 5.0, "fraction": 0.9, "value": None}),
+        ({"vs_sku": {"expected": 5.0, "fraction": 0.9, "links": 18}}, {"expected": 5.0, "links": 18}),
+        ({"vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.6}},
+         {"datasheet": "memory_bandwidth", "fraction": 0.6, "expected": None}),
+        ({"value": 1.0, "where": {"size_bytes": {"ge": 64}}}, {"where": {"size_bytes": {"ge": 64}}}),
         ({"vs_inventory": {"variable": "gpu_count"}}, {"variable": "gpu_count", "fraction": 1.0}),
         ({"vs_inventory": {"variable": "fabric_bytes_per_second", "fraction": 0.8}},
          {"variable": "fabric_bytes_per_second", "fraction": 0.8}),
@@ -96,3 +104,73 @@ def test_severity_of_a_criterion_defaults_to_its_action() -> None:
     assert severity("rma") == "critical"
     assert severity("monitor") == "warning"
     assert severity("rma", "warning") == "warning"
+
+
+SHEET: dict[str, dict[str, Any]] = {
+    "flops": {"bf16": 9.0e14, "source": "ours"},
+    "memory_bandwidth": {"value": 3.0e12},
+    "pcie": {"bandwidth": 6.4e10},
+    "nvlink": {"links": 18, "bandwidth": 9.0e11},
+}
+
+
+@pytest.mark.parametrize(
+    ("figure", "where", "sheet", "expected", "links"),
+    [
+        ("flops", {"dtype": "bf16"}, SHEET, 9.0e14, 0),
+        ("flops", {"dtype": "fp8"}, SHEET, None, 0),
+        ("flops", {"dtype": "bf16"}, {}, None, 0),
+        ("memory_bandwidth", {}, SHEET, 3.0e12, 0),
+        ("power", {}, SHEET, None, 0),
+        ("pcie", {}, SHEET, 6.4e10, 0),
+        ("host_link", {}, SHEET, 6.4e10, 0),
+        ("host_link", {}, {**SHEET, "host_link": {"bandwidth": 4.5e11}}, 4.5e11, 0),
+        ("pcie", {}, {**SHEET, "host_link": {"bandwidth": 4.5e11}}, 6.4e10, 0),
+        ("host_link", {}, {}, None, 0),
+        ("nvlink", {}, SHEET, 4.5e11, 18),
+        ("nvlink", {}, {}, None, 0),
+        ("all_nvlinks", {}, SHEET, 4.5e11, 0),
+    ],
+)
+def test_share_of_the_datasheet_has_the_figure_of_the_part(
+    figure: str, where: dict[str, Any], sheet: dict[str, Any], expected: float | None, links: int
+) -> None:
+    made = Criterion(
+        id="c",
+        name="a.b",
+        operator="ge",
+        unit="1",
+        action="rma",
+        source="x",
+        where=where,
+        datasheet=figure,
+        fraction=0.5,
+    )
+    resolved = with_datasheet(made, sheet)
+    assert (resolved.expected, resolved.links, resolved.fraction) == (expected, links, 0.5)
+    assert with_datasheet(replace(made, datasheet="", value=1), sheet).expected is None
+
+
+def test_criterion_of_the_operator_takes_the_datasheet_of_the_hosts_model(tmp_path: Path) -> None:
+    asked = {"vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.9}}
+    mine = read_pack(write_pack(tmp_path / "mine.yml", asked))
+    for model in ("h100-sxm", "t4"):
+        sheet = read_pack(model)
+        assert criteria_by_id([sheet, mine])["c0"].expected == sheet.datasheet["memory_bandwidth"]["value"]
+    assert criteria_by_id([mine])["c0"].expected is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "expected"),
+    [
+        ({"ge": 3}, 3, True), ({"ge": 3}, 2, False), ({"le": 3}, 3, True), ({"le": 3}, 4, False),
+        ({"ge": 2, "le": 4}, 3, True), ({"ge": 2, "le": 4}, 5, False), ({"ge": 0}, True, False), ({"ge": 0}, "3", False),
+        ({"ge": 0}, None, False),
+    ],
+)  # fmt: skip
+def test_bounds_in_where_hold_for_numbers_only(bounds: dict[str, float], value: Any, expected: bool) -> None:
+    made = Criterion(
+        id="c", name="a.b", operator="ge", unit="1", action="rma", source="x", where={"count": bounds}, value=1
+    )
+    params = {} if value is None else {"count": value}
+    assert matches(made, builders.observation("a.b", 1.0, **params)) is expected
