@@ -52,6 +52,7 @@ SETTINGS = ("dtype", "op", "direction")
 FIGURES: dict[str, Any] = {
     "peer_copy.access": True,
     "peer_copy.latency": 2e-6,
+    "pairs.bandwidth": 4.85e10,
     "integrity.wrong_words": 0,
     "integrity.tested_share": 0.98,
     "stress.wrong_products": 0,

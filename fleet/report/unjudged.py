@@ -23,6 +23,8 @@ Facts = Mapping[str, HostFacts]
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
     """Return a line for each stage with the bandwidth of operations that no criterion judged on some host."""
     lines = []
+    # Without a rate in the inventory, only floors that hold for any network judge the bandwidth between hosts.
+    with_fabric_rate = {host.name for host in plan.hosts if host.fabric_gbps}
     for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {
             (name.split(".")[1], host): None
@@ -34,11 +36,11 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
             (name.split(".")[1], host)
             for host, of_host in facts.items()
             for its_stage, name in of_host.judged_bandwidths
-            if its_stage == stage
+            if its_stage == stage and (stage == BENCHMARK or host in with_fabric_rate)
         }
         unjudged = [key for key in measured if key not in judged]
         if unjudged and not plan.rehearsal:
-            unset = stage == GANG and not any(host.fabric_gbps for host in plan.hosts)
+            unset = stage == GANG and not with_fabric_rate
             why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
             text = f"NOT JUDGED{_which(unjudged, list(measured))} ({why})"
             lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))

@@ -619,6 +619,14 @@ def test_every_rate_between_hosts_has_a_floor(model: str, gpus: int, hosts: int)
         assert set(found) == {expected}
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(1.4e7, PASS), (1e6, FAIL)])
+def test_network_of_unknown_rate_has_a_floor(rate: float, expected: str) -> None:
+    params: dict[str, Value] = {"world_size": 16, "size_bytes": GIB}
+    figures = [figure(f"collective.{op}.busbw", rate, scope="gang=g", stage="gang", **params) for op in OPS]
+    figures.append(figure("pairs.bandwidth", rate, scope="gpu=0,partner=h2", stage="gang"))
+    assert set(outcomes("h100-sxm", figures, count=8, hosts=2)) == {expected}
+
+
 RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
