@@ -104,6 +104,8 @@ class Criterion:
     the hosts of the same gang."""
     kin: tuple[str, ...] = ()
     """With `same_as_fleet`: readings. A host without peers is compared within itself: parts with the same values of these."""
+    complete: bool = False
+    """With `same_as_fleet`: a part that most hosts have must be on every host."""
     new_part: bool = False
     """Only for parts without an accepted record: a run with a baseline is not judged by it."""
     delta: bool = False

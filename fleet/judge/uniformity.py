@@ -11,8 +11,8 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
@@ -176,6 +176,7 @@ class ValueGroups:
     def __init__(self, views: Iterable[HostView] = ()) -> None:
         self._groups: dict[GroupKey, ValueGroup] = {}
         self._kinds: set[KindKey] = set()
+        self._common: dict[KindKey, dict[str, ValueGroup]] = {}
         for view in views:
             self.add(view)
 
@@ -193,17 +194,28 @@ class ValueGroups:
             group = self._groups[part.key] = ValueGroup(what=part.what)
         group.add(part.value, parts)
         self._kinds.add(part.kind)
+        self._common.clear()
 
     def update(self, other: ValueGroups) -> None:
         """Add the values of other hosts."""
         for key, group in other._groups.items():
             self._groups.setdefault(key, ValueGroup(what=group.what)).update(group)
         self._kinds |= other._kinds
+        self._common.clear()
 
     def of(self, view: HostView, criterion: Criterion, observation: Observation) -> ValueGroup:
         """Return the group of an observation of this host."""
         key, what = group_key(view, criterion, observation)
         return self._groups.get(key) or ValueGroup(what=what)
+
+    def common_parts(self, view: HostView, criterion: Criterion) -> dict[str, ValueGroup]:
+        """Return the scope of each part that more than half of the hosts of this host's group have, with its values."""
+        kind = _kind_key(view, criterion)
+        if kind not in self._common:
+            of_kind = {key[4]: group for key, group in self._groups.items() if (key[0], *key[2:4]) == kind}
+            hosts = max((group.total for group in of_kind.values()), default=0)
+            self._common[kind] = {scope: group for scope, group in of_kind.items() if 2 * group.total > hosts}
+        return self._common[kind]
 
     def has_value(self, view: HostView, criterion: Criterion) -> bool:
         """Return whether any host of the group reports a value for this criterion."""
@@ -252,8 +264,29 @@ def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterat
     series = _series(view, criterion)
     for items in series:
         yield from _judge_series(view, criterion, items, groups)
+    if criterion.complete and series:
+        yield from _missing_parts(view, criterion, {items[-1].scope for items in series}, groups)
     if not series and not criterion.optional and groups.has_value(view, criterion):
         yield view.inconclusive(criterion.name, "host", "not observed, but other hosts report it", criterion=criterion)
+
+
+def _missing_parts(
+    view: HostView, criterion: Criterion, present: Collection[str], groups: ValueGroups
+) -> Iterator[Verdict]:
+    """Yield a failure for each part that the host does not have, although most hosts of its group have it."""
+    for scope, group in sorted(groups.common_parts(view, criterion).items()):
+        if scope in present:
+            continue
+        reason = f"not on this host; {group.total} other {'host has' if group.total == 1 else 'hosts have'} it"
+        missing = view.inconclusive(criterion.name, scope, reason, criterion=criterion, kind=VerdictKind.PEERS)
+        yield replace(
+            missing,
+            verdict=FAIL,
+            unit=criterion.unit,
+            action=criterion.action,
+            basis=criterion.basis,
+            severity=criterion.severity,
+        )
 
 
 def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:

@@ -265,6 +265,34 @@ def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], na
         )
 
 
+def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
+    """Return what does not pass on hosts with all readings; `changed`: host -> its readings that differ."""
+    healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
+    packs = (replace(fleet().packs[0], criteria=criteria_on(READINGS)),)
+    evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}
+    return found(fleet().plan, packs, evidence)
+
+
+def test_healthy_fleet_of_complete_hosts_has_no_finding(metrics: Mapping[str, Metric]) -> None:
+    """Events are recorded only if they happen; the collectors' own status is not a reading."""
+    assert {item for item in complete_fleet(metrics) if item[1] not in EVENTS} == set()
+
+
+def test_host_without_one_adapter_is_found_and_the_adapter_is_named(metrics: Mapping[str, Metric]) -> None:
+    def without(metric: Metric) -> Metric:
+        return replace(metric, values={scope: value for scope, value in metric.values.items() if "mlx5_3" not in scope},
+                       absent={scope: why for scope, why in metric.absent.items() if "mlx5_3" not in scope})  # fmt: skip
+
+    fewer = {name: without(metric) for name, metric in metrics.items() if name.startswith("infiniband.")}
+    fewer["infiniband.port_count"] = replace(metrics["infiniband.port_count"], values={"host": 8})
+    findings = {item for item in complete_fleet(metrics, h2=fewer) if item[1] not in EVENTS}
+    assert findings == {
+        ("uniform-port-count", "infiniband.port_count", "h2", "host"),
+        ("uniform-adapter-board", "infiniband.hca.board_id", "h2", "hca=mlx5_3"),
+        ("fabric-ports-rate", "fabric_ports.rate", "h2", "host"),
+    }
+
+
 # ---- figures of the benchmarks ----
 
 FIGURES_MODEL = "h200-sxm"

@@ -478,3 +478,16 @@ def test_report_has_collected_and_compared_versions() -> None:
         "host.cpu.count": "192",
     }
     assert second.software == {"torch": "2.11.0", "nccl": "2.28.9"}
+
+
+@pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), FOUR])
+def test_missing_adapter_is_named(hosts: tuple[str, ...]) -> None:
+    plan = uniform_plan(*hosts)
+    full = dict.fromkeys(BOARDS, "MT_0000000838")
+    without = {scope: board for scope, board in full.items() if scope != "hca=mlx5_3"}
+    evidence = evidence_with(plan, "infiniband.hca.board_id", dict.fromkeys(hosts, full) | {"h2": without})
+    others = len(hosts) - 1
+    found = [("h2", "hca=mlx5_3", FAIL, f"not on this host; {others} other hosts have it")]
+    assert not_passing(uniformity_verdicts(plan, evidence)) == found
+    more = evidence_with(plan, "infiniband.hca.board_id", dict.fromkeys(hosts, without) | {"h2": full})
+    assert not_passing(uniformity_verdicts(plan, more)) == [], "one host has an adapter more"
