@@ -34,6 +34,7 @@ from schemas.reports import (
     LineKind,
     SummaryLine,
     Verdict,
+    VerdictKind,
     mark,
 )
 from schemas.scopes import Scope
@@ -45,6 +46,9 @@ UNCOMPARED = "NOT COMPARED (the fleet's median takes three GPUs, or three hosts,
 _SUMMARY_LINES = 20
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH = 10, 30, 40
 _MAX_CULPRITS = 5
+_MAX_HOSTS_OF_REASON = 8
+_COMMON_KINDS = (VerdictKind.MISSING, VerdictKind.UNFINISHED, VerdictKind.SUSPECT)
+"""Kinds of verdicts that hosts of one launch have in common, with its reason."""
 _SHOWN_PARAMS = (
     "op",
     "dtype",
@@ -239,7 +243,7 @@ def reason_lines(verdicts: Iterable[Verdict], slots: Mapping[tuple[str, str], st
     one criterion on one part. If there are too many reasons, parts that stopped a gang are kept first; then one reason for each
     host, each failed part and each failed criterion. Hosts without a line are named at the end, or counted if there are many.
     """
-    groups = sorted(group_by_cause(verdict for verdict in verdicts if verdict.stands), key=_rank)
+    groups = _join_hosts(sorted(group_by_cause(verdict for verdict in verdicts if verdict.stands), key=_rank))
     culprits = [index for index, group in enumerate(groups) if _is_culprit(group)]
     tiers = _tiers(groups) | dict.fromkeys(culprits[:_MAX_CULPRITS], -1)
     kept = sorted(sorted(tiers, key=tiers.__getitem__)[:_SUMMARY_LINES])
@@ -248,7 +252,18 @@ def reason_lines(verdicts: Iterable[Verdict], slots: Mapping[tuple[str, str], st
     if more := len(groups) - len(kept):
         text = f"… and {more} more reasons in the report"
         lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": more}))
-    return [*lines, *_other_host_lines(groups, {groups[index][0].host for index in kept})]
+    return [*lines, *_other_host_lines(groups, {verdict.host for index in kept for verdict in groups[index]})]
+
+
+def _join_hosts(groups: Iterable[list[Verdict]]) -> list[list[Verdict]]:
+    """Return the groups, with one group for an equal reason of several hosts that is about none of their parts."""
+    joined: dict[object, list[Verdict]] = {}
+    for index, group in enumerate(groups):
+        first = group[0]
+        is_common = first.verdict == INCONCLUSIVE and first.kind in _COMMON_KINDS and first.place == "host"
+        key = (first.name, first.stage, first.criterion, first.reason, first.waiver) if is_common else index
+        joined.setdefault(key, []).extend(group)
+    return list(joined.values())
 
 
 def _tiers(groups: Sequence[Sequence[Verdict]]) -> dict[int, int]:
@@ -304,7 +319,8 @@ def _reason_line(group: Sequence[Verdict], slots: Mapping[tuple[str, str], str])
     slot = slots.get((first.host, Scope.parse(scope).device), "")
     labels = ", ".join(f"{name} {value}" for name, value in (("serial", first.serial), ("PCI", slot)) if value)
     identity = f" ({labels})" if labels else ""
-    more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+    hosts = list(dict.fromkeys(verdict.host for verdict in group))
+    more = f" (and {len(group) - len(hosts)} more like it)" if len(group) > len(hosts) else ""
     stage = f" in stage {first.stage}" if first.stage else ""
     action = f"; {first.action.replace('_', ' ')}" if first.verdict == FAIL and first.action != "none" else ""
     params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _SHOWN_PARAMS)
@@ -312,7 +328,7 @@ def _reason_line(group: Sequence[Verdict], slots: Mapping[tuple[str, str], str])
     return SummaryLine(
         kind=LineKind.REASON,
         title="FAIL" if first.verdict == FAIL else "INCOMPLETE",
-        text=f"{first.host}{part}{identity}: {named}{stage}: {first.reason}{action}{more}",
+        text=f"{_names(hosts, _MAX_HOSTS_OF_REASON)}{part}{identity}: {named}{stage}: {first.reason}{action}{more}",
         verdict=first.verdict,
         host=first.host,
         part=scope,
