@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.inventory import command_line
-from fleet.inventory.ansible import Variables, check_hosts, hosts_of, read_inventory
+from fleet.inventory.ansible import Variables, check_listing, read_inventory
 from fleet.planning.begin import begin
 from fleet.planning.plan_run import PlanRequest, plan_run
 from fleet.planning.test_selection import selection_table
@@ -88,4 +88,4 @@ def _hosts(sources: list[str]) -> dict[str, Variables]:
         listing = documents.parse(sys.stdin.read(), source="the inventory", max_bytes=200_000_000)
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
-    return check_hosts(hosts_of(listing))
+    return check_listing(listing)

@@ -37,7 +37,14 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
     Raises:
         UsageError: the inventory, the group or its hosts are missing, or a variable is unknown or of the wrong type.
     """
-    return check_hosts(hosts_of(_listing(list(sources))))
+    return check_listing(_listing(list(sources)))
+
+
+def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
+    """Return the hosts of a listing, checked (`check_hosts`). `_meta.names` has names of further variables. Raises UsageError."""
+    hosts = check_hosts(hosts_of(listing))
+    check_names(map(str, listing.get("_meta", {}).get("names", ())))
+    return hosts
 
 
 def check_hosts(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
@@ -45,6 +52,13 @@ def check_hosts(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
     checked = check_variables(hosts)
     check_addresses(checked)
     return checked
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise UsageError if one of the names is a misspelt variable of Rackproof."""
+    for name in names:
+        if _is_ours(name) and name not in _schema_types():
+            raise UsageError(f"unknown variable {name}{documents.nearest(name, _schema_types())}")
 
 
 def _listing(sources: list[str]) -> Mapping[str, Any]:

@@ -240,8 +240,9 @@ def reason_lines(verdicts: Iterable[Verdict], slots: Mapping[tuple[str, str], st
     """Return one line per reason: parts that stopped or slowed a gang first, then critical failures, then the others.
 
     `slots` gives the PCI address of each GPU (`pci_slots`). Equal reasons of one host share a line, and so do the verdicts of
-    one criterion on one part. If there are too many reasons, parts that stopped a gang are kept first; then one reason for each
-    host, each failed part and each failed criterion. Hosts without a line are named at the end, or counted if there are many.
+    one criterion on one part, and what several hosts of a launch have in common. If there are too many reasons, parts that
+    stopped a gang are kept first; then one reason for each host, each failed part and each failed criterion. Hosts without a
+    line are named at the end, or counted if there are many.
     """
     groups = _join_hosts(sorted(group_by_cause(verdict for verdict in verdicts if verdict.stands), key=_rank))
     culprits = [index for index, group in enumerate(groups) if _is_culprit(group)]

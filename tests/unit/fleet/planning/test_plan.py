@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleet.inventory.ansible import check_addresses, check_variables, hosts_of, read_inventory
+from fleet.inventory.ansible import check_addresses, check_names, check_variables, hosts_of, read_inventory
 from fleet.planning.plan import make_plan, read_profile
 from schemas import documents
 from schemas.errors import UsageError
@@ -98,6 +98,13 @@ OTHER_SOFTWARE = [
 def test_variables_of_other_software_are_ignored(name: str) -> None:
     variables = {name: "{{ whatever }}", "rackproof_rack": "r1"}
     assert check_variables({"h1": variables}) == {"h1": variables}
+
+
+def test_misspelt_name_without_a_value_is_refused() -> None:
+    """A playbook gives only the names of the variables that are not Rackproof's."""
+    check_names(["rackproof_rack", "site_name", "groups", "inventory_hostname", *OTHER_SOFTWARE])
+    with pytest.raises(UsageError, match=r"unknown variable rackprof_rack \(did you mean rackproof_rack\?\)"):
+        check_names(["site_name", "rackprof_rack"])
 
 
 @pytest.mark.parametrize(

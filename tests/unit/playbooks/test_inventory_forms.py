@@ -1,0 +1,66 @@
+"""The playbooks take inventories as they are: templates, variables of other software, hosts called localhost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import ROOT
+
+ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
+
+
+def plan(tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+    """Run the playbook that only checks the inventory and plans, in the run `r1`."""
+    common = {
+        "rackproof_profile": "rehearsal",
+        "rackproof_gang": "none",
+        "rackproof_runs_directory": str(tmp_path),
+        "rackproof_run_id": "r1",
+        **variables,
+    }
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": common}}))
+    command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / "drivers.yml", *options]
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def planned_hosts(tmp_path: Path) -> dict[str, tuple[str, str]]:
+    """Return name -> address and rack of each planned host."""
+    document = json.loads((tmp_path / "r1" / "plan.json").read_text())
+    return {host["name"]: (host["address"], host["rack"]) for host in document["hosts"]}
+
+
+def test_templates_and_variables_of_other_software(tmp_path: Path) -> None:
+    done = plan(
+        tmp_path,
+        {"a": {"number": 1}, "b": {"number": 2}},
+        ansible_host="10.0.0.{{ number }}",
+        rackproof_rack="r{{ number }}",
+        nvidia_driver_branch=580,
+        nvidia_driver_skip_reboot="{{ not_defined_here }}",
+        container_toolkit_image="{{ not_defined_either }}",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert planned_hosts(tmp_path) == {"a": ("10.0.0.1", "r1"), "b": ("10.0.0.2", "r2")}
+
+
+def test_host_called_localhost(tmp_path: Path) -> None:
+    done = plan(tmp_path, {"localhost": None}, ansible_user="nobody-here", rackproof_rack=12)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert planned_hosts(tmp_path) == {"localhost": ("localhost", "12")}
+
+
+@pytest.mark.parametrize("name", ["nvidia_driver_verison", "rackprof_rack", "rackproof_rak"])
+def test_misspelt_variable_is_refused(tmp_path: Path, name: str) -> None:
+    done = plan(tmp_path, {"a": None}, **{name: "x"})
+    assert done.returncode == 2
+    assert f"unknown variable {name} (did you mean" in " ".join(done.stdout.split() + done.stderr.split())
