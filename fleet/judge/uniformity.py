@@ -33,6 +33,8 @@ MIN_KIN_SHARE = 0.75
 """Share of these parts that must agree, so that the others are odd: two of eight, one of four."""
 SLOT_READINGS = "pcie."
 """Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
+PCI_KIND, DRIVE = "pcie.kind", "nvme"
+"""Reading of what a PCI device is, and its value for a drive."""
 HOST, RACK, DEVICE = "host", "rack", "device"
 """Values of `Criterion.among`."""
 WITHIN_HOST = (HOST, DEVICE)
@@ -226,12 +228,22 @@ def _kind_key(view: HostView, criterion: Criterion) -> KindKey:
     return criterion.id, view.peer_key[0], group_name(view, criterion)
 
 
+def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
+    """Yield the observations that the criterion compares. Drives are left out: hosts of one order may have different ones."""
+    drives: set[str] = set()
+    if criterion.name.startswith(SLOT_READINGS):
+        drives = {scope for scope, kind in _last_values(view, PCI_KIND).items() if kind == DRIVE}
+    for observation in with_matching_name(view, criterion):
+        if observation.scope not in drives and matches(criterion, observation):
+            yield observation
+
+
 def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
     """Return the last value of each part of a host that the criterion compares."""
     values: dict[tuple[GroupKey, str], PartValue] = {}
     kind = _kind_key(view, criterion)
-    for observation in with_matching_name(view, criterion):
-        if observation.status == MEASURED and matches(criterion, observation):
+    for observation in _compared(view, criterion):
+        if observation.status == MEASURED:
             key, what = group_key(view, criterion, observation)
             values[(key, observation.scope)] = PartValue(key=key, what=what, value=observation.value, kind=kind)
     return list(values.values())
@@ -292,9 +304,8 @@ def _missing_parts(
 def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
     """Return the observations that a criterion compares, one list for each figure of each part, in the order of time."""
     series: dict[tuple[str, str], list[Observation]] = defaultdict(list)
-    for observation in with_matching_name(view, criterion):
-        if matches(criterion, observation):
-            series[(observation.name, observation.scope)].append(observation)
+    for observation in _compared(view, criterion):
+        series[(observation.name, observation.scope)].append(observation)
     return list(series.values())
 
 

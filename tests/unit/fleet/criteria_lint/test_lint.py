@@ -178,6 +178,16 @@ def said(*, criteria: Any = None, **over: Any) -> list[str]:
         ({"name": "gpu.count", "unit": "B", "scope": "host", "value": 8}, "not the unit of the reading"),
         ({"name": "gpu.count", "unit": "1", "scope": "gup", "value": 8}, "unknown kind of scope"),
         (
+            {
+                "name": "infiniband.state",
+                "unit": "1",
+                "operator": "eq",
+                "same_as_fleet": True,
+                "kin": ["infiniband.hca.bord_id"],
+            },
+            "kin: no collector reads infiniband.hca.bord_id (did you mean infiniband.hca.board_id?)",
+        ),
+        (
             {"name": "gpu.count", "unit": "1", "scope": "host", "value": 8, "stage": "later"},
             "not observed in this stage",
         ),

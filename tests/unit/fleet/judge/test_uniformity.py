@@ -491,3 +491,15 @@ def test_missing_adapter_is_named(hosts: tuple[str, ...]) -> None:
     assert not_passing(uniformity_verdicts(plan, evidence)) == found
     more = evidence_with(plan, "infiniband.hca.board_id", dict.fromkeys(hosts, without) | {"h2": full})
     assert not_passing(uniformity_verdicts(plan, more)) == [], "one host has an adapter more"
+
+
+def test_pci_devices_are_compared_by_slot_except_for_drives() -> None:
+    plan = uniform_plan("h1", "h2", "h3")
+    evidence = builders.evidence(plan)
+    kinds = {"pci=0000:19:00.0": "network", "pci=0000:1a:00.0": "nvme"}
+    lanes = {"pci=0000:19:00.0": 16, "pci=0000:1a:00.0": 4}
+    for host in evidence:
+        width = dict.fromkeys(lanes, 2) if host == "h2" else lanes
+        evidence[host] = with_readings(evidence[host], {"pcie.kind": kinds, "pcie.width": width})
+    verdicts = not_passing(uniformity_verdicts(plan, evidence))
+    assert [(host, scope) for host, scope, *_ in verdicts] == [("h2", "pci=0000:19:00.0")]
