@@ -16,7 +16,7 @@ from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.causes import group_by_cause
 from fleet.report.facts import HostFacts
 from fleet.report.titles import TITLES, VALUES_ONLY
-from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
+from fleet.report.unjudged import speed_unjudged, uncompared_hosts, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu
@@ -104,6 +104,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
     lines += unjudged_bandwidth(plan, summary.facts)
     lines += unjudged_digests(plan, hosts, summary.facts)
+    lines += uncompared_hosts(plan, hosts)
     lines += allowances(plan.hosts)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
     lines += changes_summary(plan, summary.diff)

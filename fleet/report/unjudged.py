@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fleet.judge.digests import NAME as DIGEST
@@ -68,6 +69,23 @@ def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> l
     values = {"not_judged": len(gpus), "total": total}
     title = f"Digests of {len(gpus)} of {total} GPUs"
     return [SummaryLine(kind=LineKind.NOT_JUDGED, title=title, text=text, values=values)]
+
+
+def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLine]:
+    """Return a line if the sizes, settings and versions of some hosts could not be compared with those of another host.
+
+    Hosts are compared with those of the same GPU model and gang.
+    """
+    if plan.rehearsal:
+        return []
+    gangs = {host.name: host.gang for host in plan.hosts}
+    peers = Counter((frozenset(gpu.name for gpu in host.gpus), gangs.get(host.name)) for host in hosts if host.gpus)
+    alone = sum(count == 1 for count in peers.values())
+    if not alone:
+        return []
+    text = "NOT COMPARED (no other host of the same GPU model and gang: memory, processors, ports, settings, versions)"
+    title = f"{alone} of {len(hosts)} hosts"
+    return [SummaryLine(kind=LineKind.NOT_JUDGED, title=title, text=text)]
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:

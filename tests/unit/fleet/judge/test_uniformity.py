@@ -17,6 +17,7 @@ from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from fleet.report.tables import versions
+from fleet.report.unjudged import uncompared_hosts
 from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import Metric, Snapshot
@@ -503,3 +504,19 @@ def test_pci_devices_are_compared_by_slot_except_for_drives() -> None:
         evidence[host] = with_readings(evidence[host], {"pcie.kind": kinds, "pcie.width": width})
     verdicts = not_passing(uniformity_verdicts(plan, evidence))
     assert [(host, scope) for host, scope, *_ in verdicts] == [("h2", "pci=0000:19:00.0")]
+
+
+@pytest.mark.parametrize(
+    ("gangs", "alone"),
+    [({"h1": ""}, 1), ({"h1": "a", "h2": "a"}, 0), ({"h1": "a", "h2": "a", "h3": "b"}, 1), ({"h1": "a", "h2": "b"}, 2)],
+)
+def test_summary_names_hosts_without_a_host_to_compare_with(gangs: dict[str, str], alone: int) -> None:
+    plan = uniform_plan(*gangs)
+    (report, *_) = merge(plan, builders.evidence(plan), (PACK,)).hosts
+    reports = [replace(report, name=host) for host in gangs]
+    plan = replace(plan, hosts=tuple(replace(host, gang=gangs[host.name]) for host in plan.hosts))
+    lines = [f"{line.title}: {line.text}" for line in uncompared_hosts(plan, reports)]
+    assert [line.partition(" (")[0] for line in lines] == (
+        [f"{alone} of {len(gangs)} hosts: NOT COMPARED"] if alone else []
+    )
+    assert uncompared_hosts(replace(plan, rehearsal=True), reports) == []
