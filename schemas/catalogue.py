@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from schemas.benchmarks import Benchmark, Output, Parameter, Settings
@@ -96,6 +97,15 @@ def parameters(output: Output, benchmark: Benchmark | None) -> dict[str, Paramet
         if not _in_name(key, output):
             listed[key] = values if isinstance(values[0], str) else type(values[0])
     return {**benchmark.params, **output.params, **listed}
+
+
+@cache
+def output_of(name: str) -> Output | None:
+    """Return the output that makes observations of that name; None if no benchmark does."""
+    if name == DURATION.name:
+        return DURATION
+    entries = (output for entry in BENCHMARKS.values() for output in entry.outputs)
+    return next((output for output in entries if output.makes(name)), None)
 
 
 def _in_name(key: str, output: Output) -> bool:

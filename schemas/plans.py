@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from schemas.baselines import PlannedBaseline
-from schemas.catalogue import Expectation, possible, settings
+from schemas.catalogue import Expectation, expand, possible, settings
 from schemas.stages import CELL, GANG
 from schemas.studies import Study, study_from_json
 from schemas.tournament import partners
@@ -263,6 +263,17 @@ class Plan:
     @cached_property
     def _gangs(self) -> dict[str, tuple[str, ...]]:
         return {gang: tuple(host.name for host in hosts) for gang, hosts in self._of_gang.items()}
+
+
+def expectations(stages: Iterable[Stage], *, rehearsal: bool) -> tuple[Expectation, ...]:
+    """Return every observation that the stages must make, on GPUs or on the CPUs of a rehearsal."""
+    device = "cpu" if rehearsal else GPU
+    return tuple(
+        expectation
+        for stage in stages
+        for benchmark, chosen in stage.benchmarks.items()
+        for expectation in expand(stage.name, benchmark, chosen, device)
+    )
 
 
 def _missing(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from fleet.judge.criteria import read_pack
 from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
-from schemas.catalogue import BENCHMARKS, DURATION
-from schemas.plans import Plan, PlannedHost
+from schemas.catalogue import output_of
+from schemas.plans import Plan, PlannedHost, expectations
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Snapshot
 
@@ -126,9 +127,10 @@ def gpu(host: str, index: int) -> Gpu:
 
 
 def observation(
-    name: str, value: Any, *, scope: str = "host", unit: str = "1", stage: str = "benchmark", **params: Any
+    name: str, value: Any, *, scope: str = "host", unit: str = "", stage: str = "benchmark", **params: Any
 ) -> Observation:
-    """Return a measured observation."""
+    """Return a measured observation, by default with the unit of the catalogue."""
+    unit = unit or _unit(name)
     return Observation(name=name, scope=scope, stage=stage, unit=unit, status=MEASURED, value=value, params=params)
 
 
@@ -188,6 +190,12 @@ def ranks(number: int, first: int = 0) -> tuple[Rank, ...]:
     )
 
 
+def with_benchmarks(of: Plan, **stages: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """Return the plan with only these benchmarks in its stages, and what it then expects. A test is faster with few."""
+    chosen = tuple(replace(stage, benchmarks=stages.get(stage.name, {})) for stage in of.stages)
+    return replace(of, stages=chosen, expected=expectations(chosen, rehearsal=of.rehearsal))
+
+
 def launch(
     stage: str, members: tuple[str, ...], outcome: str = "finished", reason: str = "", *, devices: int = 1
 ) -> Launch:
@@ -231,10 +239,9 @@ def _world(of: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
 
 @cache
 def _unit(name: str) -> str:
-    """Return the unit of an observation in the catalogue."""
-    outputs = [output for entry in BENCHMARKS.values() for output in entry.outputs] + [DURATION]
-    op = name.split(".")[1]
-    return next(output.unit for output in outputs if output.name.format(op=op) == name)
+    """Return the unit of an observation in the catalogue, or `1` if it is in none."""
+    output = output_of(name)
+    return output.unit if output else "1"
 
 
 def _value(name: str, params: Any) -> Any:

@@ -64,9 +64,7 @@ OTHER_VERB = 250
 """One in this many mutations is of a file that another verb than `report` reads."""
 PART = 5_000
 """Mutations per task of the process pool."""
-BENCHMARKS = ("memory", "digest")
 GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")
-GANG_BYTES = (67_108_864, None)
 READINGS = (
     "gpu.ecc.enabled",
     "gpu.ecc.uncorrectable_volatile",
@@ -117,11 +115,10 @@ def short_pack() -> Pack:
 def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
     """Write a run of two hosts with one GPU each and few figures; return its plan."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
-    kept = [item for item in plan.expected if item.stage == "benchmark" and item.name.split(".")[0] in BENCHMARKS]
-    kept = kept if full else [item for item in kept if item.params.get("op") != "triad"][:4]
-    together = [item for item in plan.expected if item.stage == "gang" and item.name in GANG_FIGURES]
-    kept += [item for item in together if gang and item.params.get("size_bytes") in GANG_BYTES]
-    plan = replace(plan, expected=tuple(kept))
+    sizes = plan.stage("gang").benchmarks["collective"]["sizes_bytes"] if gang else []
+    together = {"collective": {"ops": ["all_reduce"], "sizes_bytes": sizes[-1:], "graph_ops": []}, "pairs": {}}
+    alone: dict[str, dict[str, Any]] = {"memory": {}, "digest": {}} if full else {"memory": {"ops": ["copy", "read"]}}
+    plan = builders.with_benchmarks(plan, benchmark=alone, gang=together)
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
@@ -331,7 +328,8 @@ def _scopes(plan: dict[str, Any], host: dict[str, Any], item: dict[str, Any]) ->
 
 def _violation(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]) -> str:
     """Return how a host violates a criterion with an absolute limit, or an empty string."""
-    if criterion.vs_fleet or criterion.baseline or criterion.same_as_fleet is not None or criterion.variable:
+    relative = criterion.vs_fleet or criterion.baseline or criterion.variable or criterion.datasheet
+    if relative or criterion.same_as_fleet is not None:
         return ""
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     values, lost = _values_of(criterion, document)

@@ -6,14 +6,16 @@ was edited, an agent that lost a part of it, or a host whose clock or parts chan
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from fleet.judge.credibility import above_datasheet, incredible
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.catalogue import DURATION
-from schemas.records import MEASURED, Launch, Observation, Record, Snapshot, Value
+from schemas.records import MEASURED, Launch, Observation, Record, Samples, Snapshot, Value
 from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.semantic_validation import COLLECTOR
@@ -36,8 +38,18 @@ CREDIBLE_RATIO = 20.0
 """A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits."""
 RELATIVE = 1e-3
+LEAST_FOR_PRECISION = 6
+"""Samples that the 95 % interval of a median takes."""
 LASTING_DEVICES = ("host", "gpu", "cpu")
 """Device kinds whose readings are in every snapshot."""
+
+EVENT_LABELS = ("xid", "sxid")
+"""Labels of scopes that exist once the event has occurred."""
+CONSTANT_READINGS = (
+    "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "address",
+    "pci_address", "architecture", "compute_capability", "brand", "id",
+)  # fmt: skip
+"""Last parts of the names of readings that are the same in every snapshot: text that names a part or its software."""
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -52,13 +64,16 @@ def contradictions(view: HostView) -> Iterator[Verdict]:
 def _problems(view: HostView) -> Iterator[Problem]:
     evidence = view.evidence
     for record in evidence.records:
+        yield from incredible(record)
         yield from _launch_problems(view, record)
         yield from _time_problems(record)
         yield from _identity_problems(record)
         yield from _reading_problems(record)
+        yield from _changed_readings(record)
         if record.soak is None:  # the figures of a soak are aggregates of its rounds
             yield from _figure_problems(view, record)
         yield from _software_problems(record)
+    yield from above_datasheet(view)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)
 
@@ -79,8 +94,10 @@ def _launch_problems(view: HostView, record: Record) -> Iterator[Problem]:
 
 
 def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
-    if launch.duration_s > launch.deadline_s + DEADLINE_GRACE_S:
-        yield f"the launch took {launch.duration_s:.0f} s, and its deadline was {launch.deadline_s:.0f} s"
+    stage = next((item for item in view.plan.stages if item.name == launch.stage), None)
+    deadline_s = min(launch.deadline_s, stage.deadline_s) if stage else launch.deadline_s
+    if launch.duration_s > deadline_s + DEADLINE_GRACE_S:
+        yield f"the launch took {launch.duration_s:.0f} s, and its deadline was {deadline_s:.0f} s"
     if view.host.name not in launch.members:
         yield f"the launch was of {', '.join(launch.members)}, not of this host"
     if launch.stage in (BENCHMARK, SOAK) and launch.members != (view.host.name,):
@@ -118,7 +135,7 @@ def _time_problems(record: Record) -> Iterator[Problem]:
             return
     first, last = times["its beginning"] - CLOCK_TOLERANCE_S, times["its end"] + CLOCK_TOLERANCE_S
     outside = [what for what, moment in times.items() if not first <= moment <= last]
-    if times["its end"] < times["its beginning"] - CLOCK_TOLERANCE_S:
+    if times["its end"] < times["its beginning"]:
         yield "record", "host", "the record ends before it begins", ""
     elif outside:
         yield "record", "host", f"the record covers {record.began} to {record.ended}, and {outside[0]} is outside", ""
@@ -169,29 +186,46 @@ def _reading_problems(record: Record) -> Iterator[Problem]:
         yield name, "host", "read only during a launch", ""
 
 
+def _changed_readings(record: Record) -> Iterator[Problem]:
+    """A text that names a part or its software is the same in every snapshot of a record."""
+    first: dict[tuple[str, str], Value] = {}
+    for snapshot in record.snapshots:
+        for metric in snapshot.metrics:
+            if metric.name in IDENTITY_READINGS or metric.name.rpartition(".")[2] not in CONSTANT_READINGS:
+                continue
+            for scope, value in metric.values.items():
+                if first.setdefault((metric.name, scope), value) != value:
+                    reason = f"changed during the run: {first[metric.name, scope]}, then {value}"
+                    yield metric.name, scope, reason, snapshot.stage
+
+
 def _has_failed_collector(snapshot: Snapshot) -> bool:
     return any(metric.name.startswith(COLLECTOR) and metric.absent for metric in snapshot.metrics)
 
 
 def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Iterator[Problem]:
-    when = f"{snapshot.phase} {snapshot.stage}"
+    when = f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots of the record"
     here = {metric.name: metric for metric in snapshot.metrics}
+    present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
     for name, known in scopes.items():
         metric = here.get(name)
-        if metric is None:
-            if not all(_may_disappear(name, scope) for scope in known):
-                yield name, "host", f"not read {when}, and in other snapshots of the record", snapshot.stage
-            continue
-        if len(metric.values) + len(metric.absent) == len(known):
-            continue
-        for scope in sorted(known - metric.values.keys() - metric.absent.keys()):
-            if not _may_disappear(name, scope):
-                yield name, scope, f"not read {when}, and in other snapshots of the record", snapshot.stage
+        read = {*metric.values, *metric.absent} if metric else set()
+        missing = sorted(scope for scope in known - read if _is_there(name, scope, present))
+        if missing and metric is None:
+            yield name, "host", when, snapshot.stage
+        else:
+            for scope in missing:
+                yield name, scope, when, snapshot.stage
 
 
-def _may_disappear(name: str, scope: str) -> bool:
-    """Return whether what a reading is of may come and go by design: a remote volume, a virtual interface, an error code."""
-    return Scope.parse(scope).device_kind not in LASTING_DEVICES or name.startswith(("xid.", "sxid."))
+def _is_there(name: str, scope: str, present: set[str]) -> bool:
+    """Return whether the part of that scope was there when the snapshot was taken.
+
+    A remote volume or a virtual interface may go and come by design, with all its readings; an error code appears with the error.
+    """
+    if Scope.parse(scope).kind in EVENT_LABELS:
+        return False
+    return scope in present or Scope.parse(scope).device_kind in LASTING_DEVICES
 
 
 def _figure_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -234,19 +268,32 @@ def _sample_problems(item: Observation) -> Iterator[Problem]:
     samples, value = item.samples, item.value
     if samples is None or type(value) not in (int, float):
         return
-    spread = samples.max - samples.min
-    margin = RELATIVE * max(abs(samples.min), abs(samples.max))
+    low, high = min(samples.min, samples.max), max(samples.min, samples.max)
+    margin = RELATIVE * max(abs(low), abs(high))
     reason = ""
     if not samples.min - margin <= samples.p50 <= samples.max + margin:
         reason = f"the median {samples.p50:g} is not between {samples.min:g} and {samples.max:g}"
     elif not samples.min - margin <= float(value) <= samples.max + margin:  # type: ignore[arg-type]
         reason = f"the value {value:g} is not between {samples.min:g} and {samples.max:g}"
-    elif samples.n < 1:
+    elif samples.n < 1 or (samples.precision is not None and samples.n < LEAST_FOR_PRECISION):
         reason = f"it has {samples.n} samples"
-    elif samples.min > 0 and not 0 <= samples.cv <= spread / samples.min + RELATIVE:
-        reason = f"its samples cannot vary by {samples.cv:g} between {samples.min:g} and {samples.max:g}"
+    elif samples.min < 0:
+        reason = f"a sample is negative: {samples.min:g}"
+    elif samples.min > 0 and not _possible_variation(samples):
+        reason = f"{samples.n} samples cannot vary by {samples.cv:g} between {samples.min:g} and {samples.max:g}"
     if reason:
         yield item.name, item.scope, reason, item.stage
+
+
+def _possible_variation(samples: Samples) -> bool:
+    """Return whether samples between the extremes can have this coefficient of variation.
+
+    With the extremes among n samples, the standard deviation is at least range / sqrt(2 n); it is at most the range (Popoviciu:
+    half of it, for the whole population). The mean lies between the extremes.
+    """
+    spread = samples.max - samples.min
+    least = spread / math.sqrt(2 * samples.n) / samples.max
+    return least * (1 - RELATIVE) - RELATIVE <= samples.cv <= spread / samples.min + RELATIVE
 
 
 def _sibling_problems(items: Sequence[Observation]) -> Iterator[Problem]:

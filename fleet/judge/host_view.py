@@ -13,7 +13,7 @@ from fleet.judge.observation_index import ObservationIndex, ObservationLookup
 from fleet.judge.pack_selection import criteria_by_id, select_packs
 from schemas.catalogue import Expectation
 from schemas.plans import Plan, PlannedHost
-from schemas.records import Value
+from schemas.records import UNSUPPORTED, Value
 from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.stages import GANG
@@ -128,13 +128,18 @@ class HostView:
         """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
 
         A hypervisor passes one GPU of an NVSwitch board through without its NVLinks: no link is ever up, the GPU belongs to no
-        fabric, and no NVSwitch is on the bus. The GPUs of a host without a hypervisor never come without NVLinks.
+        fabric, and no NVSwitch is on the bus. The driver counts no links, or says that the GPU has none. The GPUs of a host
+        without a hypervisor never come without NVLinks.
         """
         if len(self.host.devices) != 1 or True not in self._values("host.virtual_machine"):
             return False
         in_fabric = self._values("gpu.fabric.state")
+        links = [metric for _, metric in self.observations.metrics.get("gpu.nvlink.active_links", ())]
+        reasons = {reason.partition(":")[0] for metric in links for reason in metric.absent.values()}
         return (
-            self._values("gpu.nvlink.active_links") == {0}
+            bool(links)
+            and self._values("gpu.nvlink.active_links") <= {0}
+            and reasons <= {UNSUPPORTED}
             and not in_fabric
             and self._values("fabric.nvswitch.count") <= {0}
         )

@@ -14,9 +14,9 @@ from fleet.planning.scaling_matrix import study_of
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
-from schemas.catalogue import BENCHMARKS, Expectation, expand
+from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
-from schemas.plans import GPU, Choice, Part, Plan, PlannedHost, Stage
+from schemas.plans import GPU, Choice, Part, Plan, PlannedHost, Stage, expectations
 from schemas.stages import GANG, SOAK
 from schemas.timeline import STOP_ON
 from schemas.waivers import Waiver
@@ -155,7 +155,7 @@ def make_plan(
         return plan  # a study is not judged, and its cells may have one host
     _check_manifest(plan)
     _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))
-    return replace(plan, expected=_expectations(plan))
+    return replace(plan, expected=expectations(plan.stages, rehearsal=plan.rehearsal))
 
 
 _RUN_WIDE = (
@@ -291,13 +291,3 @@ def _check_gangs(plan: Plan, minimum: int) -> None:
                 f"gang {gang} has {len(members)} {hosts} ({', '.join(members)}), {needed} are needed: "
                 "set rackproof_gang to `all` to launch across racks, or to `none` to leave the multi-host stage out"
             )
-
-
-def _expectations(plan: Plan) -> tuple[Expectation, ...]:
-    device = "cpu" if plan.rehearsal else "gpu"
-    return tuple(
-        expectation
-        for stage in plan.stages
-        for benchmark, settings in stage.benchmarks.items()
-        for expectation in expand(stage.name, benchmark, settings, device)
-    )

@@ -14,10 +14,10 @@ from fleet.judge.evidence import Evidence
 from fleet.records.baseline_store import BaselineSnapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
-from schemas.catalogue import BENCHMARKS, settings
+from schemas.catalogue import BENCHMARKS, Expectation, settings
 from schemas.decode import record_from_json
 from schemas.errors import RunError
-from schemas.plans import Plan, Stage, plan_from_json
+from schemas.plans import Plan, Stage, expectations, plan_from_json
 from schemas.records import Record
 from schemas.reports import Quarantined
 from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
@@ -210,7 +210,10 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     except documents.DocumentError as error:
         raise RunError(f"{error}: {plan_advice(directory, error)}") from None
     if reason := _invalid_reason(plan):
-        raise RunError(f"{RunDirectory(directory).plan}: {reason}: write the plan again")
+        raise RunError(
+            f"{RunDirectory(directory).plan}: {reason}: it was changed, or written by another version of Rackproof: "
+            "restore it, or use the version that wrote it"
+        )
     if plan.study and not study:
         raise RunError(f"run {plan.run_id} is a scaling study, which is not judged: use rackproof scaling {directory}")
     journal: list[Quarantined] = []
@@ -234,13 +237,32 @@ def _invalid_reason(plan: Plan) -> str:
         return f"it expects figures of an unknown stage {unknown[0]!a}"
     if any(host.gang for host in plan.hosts) and GANG not in stages:
         return f"it has gangs, but no stage {GANG}"
-    if GANG in stages and (unknown := sorted(stages[GANG].benchmarks.keys() - BENCHMARKS.keys())):
+    if unknown := sorted({name for stage in plan.stages for name in stage.benchmarks} - BENCHMARKS.keys()):
         return f"unknown benchmark {unknown[0]!a}"
     for item in plan.expected:
         benchmark = item.name.split(".")[0]
         if item.scope == "peers" and type(_rounds(benchmark, stages[item.stage])) is not int:
             return f"it expects {item.name!a} of pairs of hosts, but has no number of rounds for them"
+    return "" if plan.study else _wrong_expectations(plan)
+
+
+def _wrong_expectations(plan: Plan) -> str:
+    """Return how the figures that the plan expects differ from those that its stages measure."""
+    listed = Counter(map(_expected_figure, plan.expected))
+    measured = Counter(map(_expected_figure, expectations(plan.stages, rehearsal=plan.rehearsal)))
+    for figures, text in (
+        (measured - listed, "does not expect {name} of the stage {stage}, which measures it"),
+        (listed - measured, "expects {name} of the stage {stage}, which does not measure it"),
+    ):
+        if figures:
+            stage, name = min(figures)[:2]
+            others = figures.total() - 1
+            return f"it {text.format(name=name, stage=stage)}{f' (and {others} more)' if others else ''}"
     return ""
+
+
+def _expected_figure(item: Expectation) -> tuple[str, str, str, str, bool]:
+    return item.stage, item.name, item.scope, repr(sorted(item.params.items())), item.peers
 
 
 def _rounds(benchmark: str, stage: Stage) -> object:
