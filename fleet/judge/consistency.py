@@ -43,7 +43,7 @@ LEAST_FOR_PRECISION = 6
 LASTING_DEVICES = ("host", "gpu", "cpu")
 """Device kinds whose readings are in every snapshot."""
 
-EVENT_LABELS = ("xid", "sxid")
+EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist once the event has occurred."""
 CONSTANT_READINGS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "address",
