@@ -22,6 +22,7 @@ _IOCTL_ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h
 _GET_LOG_PAGE, _HEALTH_LOG, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
 _NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # invalid opcode, field, log page: on virtual disks
 _ZERO_CELSIUS_K = 273
+_NO_TEMPERATURE = Absent.unsupported("the disk reports no temperature")  # 0 K, on virtual disks
 _DATA_UNIT_BYTES = 512 * 1000
 
 READINGS: Mapping[str, tuple[str, str, bool]] = {
@@ -81,7 +82,7 @@ def read_smart_log(device: Path) -> bytes:
     return log.raw
 
 
-def parse_log(log: bytes) -> dict[str, Value]:
+def parse_log(log: bytes) -> dict[str, Value | Absent]:
     """Return the values of READINGS. Raises ValueError for a log that is cut short or empty."""
     if len(log) < LOG_BYTES or not any(log):
         raise ValueError(f"no health log in {len(log)} bytes")
@@ -91,7 +92,7 @@ def parse_log(log: bytes) -> dict[str, Value]:
 
     return {
         "critical_warning": log[0],
-        "temperature": number(1, 2) - _ZERO_CELSIUS_K,
+        "temperature": number(1, 2) - _ZERO_CELSIUS_K if number(1, 2) else _NO_TEMPERATURE,
         "spare": log[3] / 100,
         "spare_threshold": log[4] / 100,
         "endurance_used": log[5] / 100,
@@ -120,7 +121,7 @@ def health_families(
     return families.values()
 
 
-def _read_health(device: Path, read_log: Callable[[Path], bytes]) -> Mapping[str, Value]:
+def _read_health(device: Path, read_log: Callable[[Path], bytes]) -> Mapping[str, Value | Absent]:
     """Return the health of one disk. Raises ReadingError."""
     try:
         return parse_log(read_log(device))

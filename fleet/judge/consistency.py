@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleet.judge.credibility import above_datasheet, incredible
+from fleet.judge.credibility import incredible
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
@@ -46,10 +46,11 @@ LASTING_DEVICES = ("host", "gpu", "cpu")
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist once the event has occurred."""
 CONSTANT_READINGS = (
-    "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "address",
-    "pci_address", "architecture", "compute_capability", "brand", "id",
+    "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
+    "compute_capability", "brand", "id",
 )  # fmt: skip
-"""Last parts of the names of readings that are the same in every snapshot: text that names a part or its software."""
+"""Last parts of the names of readings of the host and its GPUs that are the same in every snapshot: text that names a part or its
+software. A volume or an interface may be replaced by another of the same name."""
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -64,7 +65,7 @@ def contradictions(view: HostView) -> Iterator[Verdict]:
 def _problems(view: HostView) -> Iterator[Problem]:
     evidence = view.evidence
     for record in evidence.records:
-        yield from incredible(record)
+        yield from incredible(view, record)
         yield from _launch_problems(view, record)
         yield from _time_problems(record)
         yield from _identity_problems(record)
@@ -73,7 +74,6 @@ def _problems(view: HostView) -> Iterator[Problem]:
         if record.soak is None:  # the figures of a soak are aggregates of its rounds
             yield from _figure_problems(view, record)
         yield from _software_problems(record)
-    yield from above_datasheet(view)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)
 
@@ -136,7 +136,7 @@ def _time_problems(record: Record) -> Iterator[Problem]:
     first, last = times["its beginning"] - CLOCK_TOLERANCE_S, times["its end"] + CLOCK_TOLERANCE_S
     outside = [what for what, moment in times.items() if not first <= moment <= last]
     if times["its end"] < times["its beginning"]:
-        yield "record", "host", "the record ends before it begins", ""
+        yield "record", "host", "the record ends before it begins: the clock of the host was set back", ""
     elif outside:
         yield "record", "host", f"the record covers {record.began} to {record.ended}, and {outside[0]} is outside", ""
     for launch in record.launches:
@@ -194,7 +194,8 @@ def _changed_readings(record: Record) -> Iterator[Problem]:
             if metric.name in IDENTITY_READINGS or metric.name.rpartition(".")[2] not in CONSTANT_READINGS:
                 continue
             for scope, value in metric.values.items():
-                if first.setdefault((metric.name, scope), value) != value:
+                is_lasting = Scope.parse(scope).device_kind in LASTING_DEVICES
+                if is_lasting and first.setdefault((metric.name, scope), value) != value:
                     reason = f"changed during the run: {first[metric.name, scope]}, then {value}"
                     yield metric.name, scope, reason, snapshot.stage
 
@@ -268,8 +269,7 @@ def _sample_problems(item: Observation) -> Iterator[Problem]:
     samples, value = item.samples, item.value
     if samples is None or type(value) not in (int, float):
         return
-    low, high = min(samples.min, samples.max), max(samples.min, samples.max)
-    margin = RELATIVE * max(abs(low), abs(high))
+    margin = RELATIVE * max(abs(samples.min), abs(samples.max))
     reason = ""
     if not samples.min - margin <= samples.p50 <= samples.max + margin:
         reason = f"the median {samples.p50:g} is not between {samples.min:g} and {samples.max:g}"
@@ -288,8 +288,8 @@ def _sample_problems(item: Observation) -> Iterator[Problem]:
 def _possible_variation(samples: Samples) -> bool:
     """Return whether samples between the extremes can have this coefficient of variation.
 
-    With the extremes among n samples, the standard deviation is at least range / sqrt(2 n); it is at most the range (Popoviciu:
-    half of it, for the whole population). The mean lies between the extremes.
+    With the extremes among n samples, the standard deviation is at least range / sqrt(2 n), and never more than the range. The
+    mean lies between the extremes.
     """
     spread = samples.max - samples.min
     least = spread / math.sqrt(2 * samples.n) / samples.max

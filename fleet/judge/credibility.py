@@ -1,4 +1,4 @@
-"""Whether the names, units, signs and amounts in a record can be right.
+"""Whether the units, signs and amounts in a record can be right.
 
 A wrong unit or a corrupted digit passes a limit as easily as a good figure does. What cannot be right is inconclusive.
 """
@@ -6,14 +6,15 @@ A wrong unit or a corrupted digit passes a limit as easily as a good figure does
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
-from fleet.judge.evaluate import series
+from fleet.judge.bounded_cache import BoundedCache
+from fleet.judge.criteria import Criterion
 from fleet.judge.host_view import HostView
 from schemas.catalogue import output_of
 from schemas.readings import READINGS
-from schemas.records import MEASURED, Metric, Observation, Record, Value
+from schemas.records import MEASURED, Observation, Record, Snapshot
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -22,6 +23,8 @@ SIGNED_READINGS = frozenset(
     {"clock.offset", "gpu.numa_node", "gpu.temperature_margin_slowdown", "gpu.temperature_margin_shutdown"}
 )
 """Readings that may be negative. No figure of a benchmark is."""
+LEAST = {"Cel": -60.0}
+"""Unit -> what no part of a running host falls below; 0 for the other units."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> what no part of a host exceeds. The wear that an NVMe drive counts may be 2.55."""
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
@@ -30,75 +33,99 @@ ROUNDING = 1e-6
 DATASHEET_MULTIPLE = 3.0
 """A rate above this multiple of the datasheet's is a wrong unit or a wrong count, which is off by 8 or more. Copies both ways at
 once reach 2, as the datasheet's link rates are those of one direction."""
+CACHED_BYTES = 1 << 28
+"""Less memory than this may lie in the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
+EMULATED_BY = {"fp64": "fp32"}
+"""Products of the first type may be emulated, and are then as fast as those of the second: B300 has hardly any fp64 units."""
+
+Peaks = Mapping[str, float]
+"""Type of the operands (empty: any) -> the highest rate by the datasheet."""
+_PEAKS: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, Peaks]]] = BoundedCache(64)
+"""Peaks by the name of the figure, for each set of criteria by its id. The set is kept in the value, so that no id is reused."""
 
 
-def incredible(record: Record) -> Iterator[Problem]:
-    """Yield every name, unit, sign or amount in a record that cannot be right."""
+def incredible(view: HostView, record: Record) -> Iterator[Problem]:
+    """Yield every unit, sign or amount in a record that cannot be right."""
     for snapshot in record.snapshots:
-        names = Counter(metric.name for metric in snapshot.metrics)
-        for metric in snapshot.metrics:
-            if names[metric.name] > 1:
-                reason = f"read {names[metric.name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
-                yield metric.name, "host", reason, snapshot.stage
-            for scope, reason in _metric_problems(metric):
-                yield metric.name, scope, reason, snapshot.stage
+        yield from _snapshot_problems(snapshot)
+    criteria = view.criteria()
     for item in record.observations:
         if item.status != MEASURED:
             continue
-        if reason := _name_problem(item.name, item.unit) or _figure_problem(item):
+        reason, most = _bounds_of_figure(item.name, item.unit)
+        if not reason and type(item.value) in (int, float):
+            reason = _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
+        if reason:
             yield item.name, item.scope, reason, item.stage
 
 
-def above_datasheet(view: HostView) -> Iterator[Problem]:
-    """Yield every rate that is far above what the part can do by its datasheet."""
-    peaks: dict[int, tuple[Observation, float]] = {}
-    for criterion in view.criteria().values():
-        if not criterion.datasheet or not criterion.expected:
+def _snapshot_problems(snapshot: Snapshot) -> Iterator[Problem]:
+    counts = Counter(metric.name for metric in snapshot.metrics)
+    for name in (name for name, count in counts.items() if count > 1):
+        reason = f"read {counts[name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
+        yield name, "host", reason, snapshot.stage
+    for metric in snapshot.metrics:
+        reason, least, most = _bounds_of_reading(metric.name, metric.unit)
+        if reason:
+            yield metric.name, "host", reason, snapshot.stage
             continue
-        for item in (item for group in series(view, criterion) for item in group):
-            # A pair of GPUs has a limit by NVLink or one by PCIe, and the criteria of both match it.
-            peaks[id(item)] = item, max(criterion.expected, peaks.get(id(item), (item, 0.0))[1])
-    for item, peak in peaks.values():
-        if isinstance(item.value, int | float) and item.value > DATASHEET_MULTIPLE * peak:
-            reason = f"{item.value:g} {item.unit} is not credible: the datasheet of the part has {peak:g}"
-            yield item.name, item.scope, reason, item.stage
-
-
-def _metric_problems(metric: Metric) -> Iterator[tuple[str, str]]:
-    if reason := _reading_problem(metric.name, metric.unit):
-        yield "host", reason
-        return
-    most = MOST.get(metric.unit, float("inf"))
-    least = float("-inf") if metric.name in SIGNED_READINGS else 0.0
-    for scope, value in metric.values.items():
-        if reason := _amount_problem(value, least, most, metric.unit):
-            yield scope, reason
+        for scope, value in metric.values.items():
+            if type(value) in (int, float) and not least <= value <= most:  # type: ignore[operator]
+                yield metric.name, scope, _amount_problem(value, least, most, metric.unit), snapshot.stage  # type: ignore[arg-type]
 
 
 @cache
-def _reading_problem(name: str, unit: str) -> str:
+def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
+    """Return why the unit is wrong (empty: it is right), and the bounds of the value. Readings of other versions have none."""
     reading = READINGS.get(name)
-    if reading is None:  # a reading of another version, which is not judged either
-        return ""
-    return "" if unit == reading.unit else f"has the unit {unit}, and this reading is in {reading.unit}"
+    if reading and unit != reading.unit:
+        return f"has the unit {unit}, and this reading is in {reading.unit}", 0.0, 0.0
+    least = LEAST.get(unit, 0.0) if reading and name not in SIGNED_READINGS else float("-inf")
+    return "", least, MOST.get(unit, float("inf")) + ROUNDING
 
 
 @cache
-def _name_problem(name: str, unit: str) -> str:
+def _bounds_of_figure(name: str, unit: str) -> tuple[str, float]:
+    """Return why the unit is wrong, or an empty string, and the greatest value."""
     output = output_of(name)
-    if output is None:  # a figure of an older version, which is not judged either
-        return ""
-    return "" if unit == output.unit else f"has the unit {unit}, and this figure is in {output.unit}"
+    if output and unit != output.unit:
+        return f"has the unit {unit}, and this figure is in {output.unit}", 0.0
+    most = 1.0 if name.rpartition(".")[2] in SHARES else MOST.get(unit, float("inf"))
+    return "", most + ROUNDING
 
 
-def _amount_problem(value: Value, least: float, most: float, unit: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
+def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
     if value < least:
-        return f"{value:g} {unit} is not credible: it cannot be negative"
-    return f"{value:g} {unit} is not credible: it is at most {most:g}" if value > most + ROUNDING else ""
+        why = "it cannot be negative" if least == 0 else f"it is at least {least:g}"
+        return f"{value:g} {unit} is not credible: {why}"
+    return f"{value:g} {unit} is not credible: it is at most {most:g}" if value > most else ""
 
 
-def _figure_problem(item: Observation) -> str:
-    share = item.name.rpartition(".")[2] in SHARES
-    return _amount_problem(item.value, 0.0, 1.0 if share else MOST.get(item.unit, float("inf")), item.unit)
+def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> str:
+    """Return why a rate is far above what the part can do by its datasheet."""
+    peaks, size_bytes, value = _peaks(criteria, item.name), item.params.get("size_bytes"), item.value
+    if not peaks or (item.name.startswith("memory.") and isinstance(size_bytes, int) and size_bytes < CACHED_BYTES):
+        return ""
+    dtype = str(item.params.get("dtype", ""))
+    peak = max(peaks.get(key, 0.0) for key in ("", dtype, EMULATED_BY.get(dtype, "")))
+    if not peak or value <= DATASHEET_MULTIPLE * peak:  # type: ignore[operator]
+        return ""
+    return f"{value:g} {item.unit} is not credible: the datasheet of the part has {peak:g}"
+
+
+def _peaks(criteria: Mapping[str, Criterion], name: str) -> Peaks:
+    """Return the datasheet's rates with which any criterion compares the figure.
+
+    Other conditions are left out: a pair of GPUs has a limit by NVLink or one by PCIe, and the faster one counts.
+    """
+    if id(criteria) not in _PEAKS:
+        _PEAKS[id(criteria)] = criteria, {}
+    known = _PEAKS[id(criteria)][1]
+    if name not in known:
+        peaks: dict[str, float] = {}
+        for item in criteria.values():
+            if item.datasheet and item.expected and item.matches_name(name):
+                dtype = str(item.where.get("dtype", ""))
+                peaks[dtype] = max(item.expected, peaks.get(dtype, 0.0))
+        known[name] = peaks
+    return known[name]

@@ -269,10 +269,11 @@ def test_local_machine_has_no_errors() -> None:
         ({"used": 255}, "endurance_used", 2.55),
         ({"media": 1 << 70}, "media_errors", 1 << 70),
         ({"temperature": 263}, "temperature", -10),
+        ({"temperature": 0}, "temperature", Absent.unsupported("the disk reports no temperature")),
         ({"spare": 9}, "spare", 0.09),
     ],
 )
-def test_health_log_field_affects_only_its_reading(fields: dict[str, int], name: str, value: Value) -> None:
+def test_health_log_field_affects_only_its_reading(fields: dict[str, int], name: str, value: Value | Absent) -> None:
     before, after = parse_log(log()), parse_log(log(**fields))
     assert {key: observed for key, observed in after.items() if before[key] != observed} == {name: value}
 

@@ -161,6 +161,42 @@ def evidence(change: Change = lambda record: record) -> dict[str, Evidence]:
     return {**values, "h2": replace(values["h2"], records=(change(alone), *others))}
 
 
+def replaced_volume(record: Record) -> Record:
+    """Detach a volume and attach another, which gets its name."""
+    metrics = [Metric(name="storage.disk.serial", unit="1", values={"disk=nvme1n1": serial}) for serial in ("a", "b")]
+    first, *others = record.snapshots
+    changed = [replace(item, metrics=(*item.metrics, metrics[1])) for item in others]
+    return replace(record, snapshots=(replace(first, metrics=(*first.metrics, metrics[0])), *changed))
+
+
+HARMLESS: dict[str, Change] = {
+    "volume replaced by another": replaced_volume,
+    "memory that fits into the cache": change_figures(
+        lambda item: replace(item, value=item.value * 6, params={**item.params, "size_bytes": 1 << 26}),  # type: ignore[operator]
+        "memory.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_harmless_change_is_no_contradiction(kind: str) -> None:
+    verdicts = judge(PLAN, evidence(HARMLESS[kind]), PACKS)
+    assert [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
+
+
+def test_emulated_fp64_may_be_as_fast_as_fp32() -> None:
+    def evidence_of_fp64(value: float) -> dict[str, Evidence]:
+        figure = builders.observation("gemm.throughput", value, scope="gpu=0", dtype="fp64", size=8192)
+        return evidence(lambda record: replace(record, observations=(*record.observations, figure)))
+
+    def incredible(value: float) -> list[str]:
+        verdicts = judge(PLAN, evidence_of_fp64(value), PACKS)
+        return [item.reason for item in verdicts if item.name == "gemm.throughput" and "not credible" in item.reason]
+
+    assert incredible(1.9e14) == []
+    assert len(incredible(6.3e16)) == 1
+
+
 def test_consistent_evidence_is_accepted() -> None:
     assert merge(PLAN, evidence(), PACKS).decision == ACCEPTED
 
