@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
 from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches
 from schemas.catalogue import output_of
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Observation, Record, Snapshot
@@ -38,10 +40,9 @@ CACHED_BYTES = 1 << 28
 EMULATED_BY = {"fp64": "fp32"}
 """Products of the first type may be emulated, and are then as fast as those of the second: B300 has hardly any fp64 units."""
 
-Peaks = Mapping[str, float]
-"""Type of the operands (empty: any) -> the highest rate by the datasheet."""
-_PEAKS: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, Peaks]]] = BoundedCache(64)
-"""Peaks by the name of the figure, for each set of criteria by its id. The set is kept in the value, so that no id is reused."""
+_COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
+"""Criteria with a datasheet figure by the name of the observation, for each set of criteria by its id. The set is kept in the
+value, so that no id is reused."""
 
 
 def incredible(view: HostView, record: Record) -> Iterator[Problem]:
@@ -103,29 +104,30 @@ def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
 
 def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> str:
     """Return why a rate is far above what the part can do by its datasheet."""
-    peaks, size_bytes, value = _peaks(criteria, item.name), item.params.get("size_bytes"), item.value
-    if not peaks or (item.name.startswith("memory.") and isinstance(size_bytes, int) and size_bytes < CACHED_BYTES):
+    compared, size_bytes, value = _compared(criteria, item.name), item.params.get("size_bytes"), item.value
+    if not compared or not isinstance(value, int | float):
         return ""
-    dtype = str(item.params.get("dtype", ""))
-    peak = max(peaks.get(key, 0.0) for key in ("", dtype, EMULATED_BY.get(dtype, "")))
-    if not peak or value <= DATASHEET_MULTIPLE * peak:  # type: ignore[operator]
+    if value <= DATASHEET_MULTIPLE * min(criterion.expected or 0.0 for criterion in compared):
+        return ""  # the usual case, without a look at what each criterion matches
+    if item.name.startswith("memory.") and isinstance(size_bytes, int) and size_bytes < CACHED_BYTES:
+        return ""
+    items = [item]
+    if emulated := EMULATED_BY.get(str(item.params.get("dtype"))):
+        items.append(replace(item, params={**item.params, "dtype": emulated}))
+    # A pair of GPUs has a limit by NVLink or one by PCIe, and the criteria of both match it: the faster one counts.
+    peak = max((one.expected or 0.0 for one in compared if any(matches(one, each) for each in items)), default=0.0)
+    if not peak or value <= DATASHEET_MULTIPLE * peak:
         return ""
     return f"{value:g} {item.unit} is not credible: the datasheet of the part has {peak:g}"
 
 
-def _peaks(criteria: Mapping[str, Criterion], name: str) -> Peaks:
-    """Return the datasheet's rates with which any criterion compares the figure.
-
-    Other conditions are left out: a pair of GPUs has a limit by NVLink or one by PCIe, and the faster one counts.
-    """
-    if id(criteria) not in _PEAKS:
-        _PEAKS[id(criteria)] = criteria, {}
-    known = _PEAKS[id(criteria)][1]
+def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
+    """Return the criteria that compare figures of this name with the datasheet."""
+    if id(criteria) not in _COMPARED:
+        _COMPARED[id(criteria)] = criteria, {}
+    known = _COMPARED[id(criteria)][1]
     if name not in known:
-        peaks: dict[str, float] = {}
-        for item in criteria.values():
-            if item.datasheet and item.expected and item.matches_name(name):
-                dtype = str(item.where.get("dtype", ""))
-                peaks[dtype] = max(item.expected, peaks.get(dtype, 0.0))
-        known[name] = peaks
+        known[name] = [
+            item for item in criteria.values() if item.datasheet and item.expected and item.matches_name(name)
+        ]
     return known[name]
