@@ -1,5 +1,6 @@
-"""One rank. Started by torchrun: `torchrun --nproc-per-node=4 -m agent.benchmarks --epochs 5 --batch-size 128`, or in the same
-way by `mpirun -np 4 python -m agent.benchmarks` or srun."""
+"""Run the benchmarks as one rank: `torchrun --nproc-per-node=4 -m agent.benchmarks --epochs 5 --batch-size 128`.
+
+`mpirun -np 4 python -m agent.benchmarks` and srun work too."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if (
     __name__ == "__main__"
 ):  # before torch, whose import takes seconds: errors in the launcher's variables are reported at once
     torch_env.prepare_environment(sys.argv[1:])
-    gc.disable()  # garbage collection takes an eighth of the time of importing torch, and finds nothing
+    gc.disable()  # garbage collection takes an eighth of the time of importing torch, and frees nothing
 
 import argparse
 import contextlib
@@ -116,7 +117,7 @@ def connect_store() -> tuple[Store, int, int]:
 
 
 def _wait_for_all_ranks(context: Context) -> None:
-    """Wait until no rank writes files any more, on the ranks that remove them, and on rank 0, which may keep the store."""
+    """Wait until all ranks have finished: afterwards local rank 0 removes their files, and rank 0 may close the store."""
     if context.world_size == 1:
         return
     context.store.set(f"left/{context.rank}", "")
@@ -158,7 +159,7 @@ def _select_benchmarks(options: argparse.Namespace, gpu: bool, *, verbose: bool)
             selected[name] |= {key: value for key, value in given.items() if value is not None}
     skipped = [name for name in options.only or () if name not in selected]
     if skipped and verbose:
-        print(f"left out: {', '.join(skipped)} (it needs a GPU, or trains)", file=sys.stderr)
+        print(f"skipped: {', '.join(skipped)} (needs a GPU, or is a training)", file=sys.stderr)
     return selected
 
 
@@ -171,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--validation-only", action="store_true", help="run everything except the trainings")
     parser.add_argument("--epochs", type=_positive, help="epochs of the trainings")
     parser.add_argument("--batch-size", type=_positive, help="images for each rank and step of the trainings")
-    parser.add_argument("--results", type=Path, help="directory to keep rank<N>.json in (default: not kept)")
+    parser.add_argument("--results", type=Path, help="directory for rank<N>.json (default: not kept)")
     return parser
 
 

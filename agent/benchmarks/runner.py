@@ -21,7 +21,7 @@ from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
 
 STORE_ERRORS = (RuntimeError, ValueError)
-"""What torch's stores raise after their time-out; which one depends on the version."""
+"""The errors that torch's stores raise after their time-out, depending on the version."""
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
@@ -85,7 +85,7 @@ def run_benchmark(context: Context, name: str, chosen: Mapping[str, Any]) -> str
         "scope": "host" if context.is_reporting_rank else context.device_scope,
         "benchmark": name,
     }
-    if problem:  # reported by every rank: all figures of the benchmark may have been measured before the error
+    if problem:  # every rank reports it: the error may have come after all figures of the benchmark were measured
         context.report_absent(DURATION.name, status=ERROR, reason=problem, **duration)
     elif context.is_reporting_rank:
         context.report(DURATION.name, time.monotonic() - began, **duration)

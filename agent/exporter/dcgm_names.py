@@ -1,7 +1,7 @@
 """Export the collectors' families under the names of NVIDIA's dcgm-exporter, so that its dashboards work unchanged.
 
-Names, units and labels are those of dcgm-exporter's default-counters.csv, including its optional fields. The names of `DCGM_FI_*`
-counters have no `_total`, which the text format would add to a counter, so all metrics are untyped.
+Names, units and labels are those of dcgm-exporter's default-counters.csv, including its optional fields. All metrics are
+untyped: the text format would add `_total` to the names of counters, which `DCGM_FI_*` names do not have.
 """
 
 from __future__ import annotations

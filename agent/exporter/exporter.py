@@ -28,7 +28,7 @@ SCRAPE_DEADLINE_S = 8.0
 
 
 class Source(Protocol):
-    """A source of Prometheus families that is not a collector: the run, the samples."""
+    """A source of Prometheus families other than a collector: the run, or the sampler."""
 
     name: str
 
@@ -53,9 +53,9 @@ class Exporter:
         self._failures: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family as Prometheus sees it, and how each collector performed."""
+        """Yield every family in Prometheus form, and how each collector performed."""
         with self._lock:
-            # The families of the sources are Prometheus families already; they are collected in the same way.
+            # Sources are collected like collectors, but return Prometheus families.
             every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
             collected, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
             families = [family for family in collected if isinstance(family, Family)]
@@ -69,13 +69,13 @@ class Exporter:
         yield from collector_metrics
 
     def _rename(self, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the families under the names of the other exporter. A failure costs these names only."""
+        """Return the families under the names of the other exporter. After a failure only these names are missing."""
         if self._compat is None or self._compat_name is None:
             return []
         try:
             return list(self._compat(families))
         except Exception as error:
-            log.exception("the names of %s cannot be exported", self._compat_name)
+            log.exception("metrics under the names of %s cannot be exported", self._compat_name)
             outcome[self._compat_name] = f"{type(error).__name__}: {error}"
             return []
 
@@ -147,7 +147,7 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """Return how many readings of each GPU, or of the host, are missing: a series that merely ends is easily overlooked."""
+    """Return how many readings of each GPU, or of the host, are missing: a series that just ends is easily overlooked."""
     missing = Counter(
         (labels.get("gpu", ""), value.status)
         for family in families
@@ -163,7 +163,7 @@ def _absences(families: Iterable[Family]) -> Metric:
 def registry(
     collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
 ) -> CollectorRegistry:
-    """Return the registry that is served or written: the collectors as Prometheus sees them."""
+    """Return the registry of the exporter's metrics, to serve or to write to a file."""
     result = CollectorRegistry(auto_describe=False)
     result.register(_Undescribed(Exporter(collectors, compat, sources)))
     return result
@@ -178,7 +178,7 @@ def serve(
     sources: Sequence[Source] = (),
     fresh_s: float = FRESH_S,
 ) -> Server:
-    """Serve /metrics in a thread of its own, with the exporter's own cost (`process_…`).
+    """Serve /metrics in a separate thread, including the exporter's own cost (`process_…`).
 
     A client that scrapes again within `fresh_s` seconds gets the same page.
 
@@ -187,12 +187,12 @@ def serve(
         WebConfigError: the certificates of `web` cannot be used.
     """
     served = registry(collectors, compat, sources)
-    ProcessCollector(registry=served)  # not in a file for node_exporter, which has families with these names
+    ProcessCollector(registry=served)  # not in the file for node_exporter, which has families with these names itself
     return Server(served, address, port, web, fresh_s)
 
 
 class _Undescribed:
-    """Describes nothing: registering a collector must not read the hardware."""
+    """Wraps the exporter with an empty description, because registering it must not read the hardware."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect

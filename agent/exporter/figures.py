@@ -110,7 +110,7 @@ def _operation(labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _counts(item: Json) -> Iterator[Sample]:
-    """Yield what is added up over a stage: wrong results, and observations that could not be made."""
+    """Yield the counts that are summed over a stage: wrong results, and observations without a value."""
     benchmark, value = item["name"].split(".")[0], item.get("value")
     if item["status"] != MEASURED:
         yield "rackproof_benchmark_unmeasured", {"benchmark": benchmark, "status": item["status"][:16]}, 1
@@ -119,7 +119,7 @@ def _counts(item: Json) -> Iterator[Sample]:
 
 
 def _figures(item: Json) -> Iterator[Sample]:
-    """Yield the observation as a series, if it is one of those that are exported while a stage runs."""
+    """Yield the observation as a series, if it is exported while a stage runs."""
     name, value, params = item["name"], item.get("value"), item.get("params", {})
     benchmark, _, quantity = name.partition(".")
     metric = _metric(quantity, item["unit"])
@@ -144,7 +144,7 @@ METRIC_BY_NAME = {
     "mfu": "mfu_ratio",
     "duration": "duration_seconds",
 }
-"""By the last part of the observation's name."""
+"""Last part of the observation's name -> metric."""
 
 
 def _metric(quantity: str, unit: str) -> str:

@@ -1,8 +1,8 @@
 """Publish the progress of a run for the exporter: `runs/live.json`, beside the run directories.
 
-The run directories are private, and the exporter has an account of its own that neither reads nor writes them. Therefore
-the process that runs a stage writes this file every PERIOD_S, in one step. It has the run, its stages, and the newest
-figures of the ranks. It contains no nonce, address or log.
+The run directories are private, and the exporter's account can neither read nor write them. So the process that runs a
+stage replaces this file atomically every PERIOD_S. The file has the run, its stages, and the newest figures of the ranks. It
+contains no nonce, address or log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schemas.timeline import Soak
 FILE, RUNS = "live.json", "runs"
 SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
-"""A running stage whose file was not written for SILENT_S has lost its supervisor."""
+"""If the file of a running stage is not written for SILENT_S, its supervisor is considered lost."""
 GRACE_S = 5.0
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 """Phases of a rank other than the benchmarks."""
@@ -42,7 +42,7 @@ class Span:
 
     began: float
     ends: float
-    """No other round begins after this."""
+    """No round begins after this time."""
     deadline: float
     progress: float
 
@@ -56,8 +56,8 @@ class Span:
 class LivePublisher(threading.Thread):
     """Publishes a stage while it runs: a context manager.
 
-    It has a thread of its own, so that neither a blocked driver stops the file nor a slow disk the supervisor. If the stage ends
-    with an exception the thread is not waited for: the sender of SIGTERM waits only a few seconds.
+    It runs in its own thread: a blocked driver does not delay the file, and a slow disk does not delay the supervisor. If the
+    stage ends with an exception the thread is not waited for: the sender of SIGTERM waits only a few seconds.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LivePublisher(threading.Thread):
             run: the host's run.
             states: returns the current state of each rank.
             stage, deadline_s: stage and deadline of the launch.
-            work: directory in which the ranks leave their results.
+            work: directory of the ranks' results.
             ranks: numbers of the ranks of this host.
             span: time of the soak, if the launch is a round of one.
         """
@@ -131,7 +131,7 @@ class LivePublisher(threading.Thread):
 
 
 def publish_record(run: HostRun, record: Record | None = None) -> None:
-    """Publish the run as its records describe it. `record`: one of them that the caller has already read."""
+    """Publish the run as its records describe it. Pass `record` if the caller has already read one of them."""
     with contextlib.suppress(documents.DocumentError):
         _write(run, build_document(run, record))
 
@@ -162,7 +162,7 @@ def _write(run: HostRun, document: Json) -> None:
 
 
 def build_document(run: HostRun, record: Record | None = None) -> Json:
-    """Return the run as its records describe it: how each stage ended, and what was measured in it."""
+    """Return the document for the run from its records: how each stage ended, and what was measured in it."""
     gangs = dict.fromkeys(["", *([run.host.gang] if run.host.gang else [])])
     records = [record if record and record.gang == gang else run.record(gang) for gang in gangs]
     launches = [launch for record in records for launch in record.launches]
@@ -197,7 +197,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
 
 
 def _soak_fields(soak: Soak, round_s: float) -> Json:
-    """Return the fields that describe a soak as a whole: it runs until its own end, not the end of its last round."""
+    """Return the fields that describe a whole soak, whose end is later than that of its last round."""
     fields: Json = {"began": _seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
         deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s
@@ -229,7 +229,7 @@ def _seconds(timestamp: str) -> float:
 
 
 def expected_count(run: HostRun, stage: str) -> int:
-    """Return how many observations the ranks of this host must make in the stage, without those that the supervisor adds."""
+    """Return how many observations the ranks of this host must make in the stage, not counting the supervisor's own."""
     return sum(
         len(run.plan.scopes_of(run.host, item))
         for item in run.plan.expected_of(run.host)
@@ -238,7 +238,7 @@ def expected_count(run: HostRun, stage: str) -> int:
 
 
 def _is_sampled(name: str) -> bool:
-    """Return whether the supervisor makes the observation, from NVML samples."""
+    """Return whether the observation comes from the supervisor's NVML samples."""
     benchmark = BENCHMARKS.get(name.split(".")[0])
     return benchmark is not None and any(output.sampled and output.makes(name) for output in benchmark.outputs)
 

@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 LINGER_S = 300.0
 """Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Exported as long as the run: a GPU that computed wrongly does not become healthy with time."""
+"""Exported for as long as the run itself: a GPU that computed wrongly does not become healthy with time."""
 MAX_BYTES = 2_000_000
 
 

@@ -1,7 +1,7 @@
 """Sample power, clocks, temperature and throttling of each GPU ten times a second, so that a scrape every 15 s misses no dip.
 
-Every scraper gets the same, however often it scrapes: figures of a window that ends now, and histograms and counters that only
-grow.
+The result does not depend on how often a client scrapes: figures of a window that ends now, and cumulative histograms and
+counters.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, 
 
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 WINDOW_S = 30.0
-"""More than twice the time for which a page is cached: a client that scrapes every 10 or 15 s sees all of the time."""
+"""More than twice the time for which a page is cached, so that a scrape every 10 or 15 s leaves no gap."""
 MAX_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-"""Of both histograms: shares of the power limit, and of the maximum clock."""
+"""Buckets of both histograms: ratios to the power limit, and to the maximum clock."""
 SLOW_INTERVAL = 5
 """Temperature and memory clock are read in every fifth sample."""
 RETRY_S = 15.0
-"""Between two attempts at a GPU or a driver that does not answer."""
+"""Time between two attempts to read a GPU or driver that does not answer."""
 MAX_FAILURES = 50
 CHECK_S, STUCK_S = 1.0, 2.0
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
@@ -39,7 +39,7 @@ QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
 
 
 class GpuHistory:
-    """What one GPU has shown."""
+    """The samples of one GPU, aggregated."""
 
     def __init__(self, index: int, window_s: float) -> None:
         self.index = index
@@ -169,7 +169,7 @@ class GpuSampler:
         self._loop: SamplingLoop | None = None
         self._abandoned: list[SamplingLoop] = []
         self._resting: dict[int, float] = {}
-        """GPU -> since when it is left alone because it does not answer."""
+        """GPU -> when it stopped answering; it is not sampled until RETRY_S later."""
         self._ended_cpu_s = 0.0
         self._indices: list[int] | Absent = []
         self._searched_at = float("-inf")
@@ -205,7 +205,7 @@ class GpuSampler:
         return [metric for metric in metrics.values() if metric.samples]
 
     def stop(self) -> None:
-        """Take no more samples."""
+        """Stop sampling."""
         self._ended.set()
 
     def _loops(self) -> list[SamplingLoop]:
@@ -220,7 +220,7 @@ class GpuSampler:
             self._loop.stop()
 
     def _find_new_gpus(self) -> None:
-        """Add GPUs that were not there before: the driver may be loaded later."""
+        """Add GPUs that have appeared since: the driver may be loaded later."""
         if time.monotonic() - self._searched_at < RETRY_S:
             return
         self._searched_at, self._indices = time.monotonic(), gpu_indices()

@@ -32,8 +32,8 @@ from agent.exporter.web_config import WebConfig
 log = logging.getLogger(__name__)
 
 FRESH_S = 14.0
-"""A page is cached for this long: Prometheus servers in pairs scrape at the same moment, and reading the hardware takes 10 ms of
-CPU time per GPU (measured, H200): with eight GPUs and one reading a second, 8 % of a CPU. Just below 15 s, a usual interval."""
+"""A page is cached for this long, just below the usual scrape interval of 15 s: Prometheus servers in pairs scrape at the same
+moment, and reading the hardware takes 10 ms of CPU time per GPU (measured, H200; 8 % of a CPU for eight GPUs every second)."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
@@ -80,7 +80,9 @@ class Users:
         self._hashes = {name: text.encode() for name, text in hashes.items()}
         self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
         self._salt = secrets.token_bytes(16)
-        self._verified: dict[str, bytes] = {}  # user -> fingerprint of the correct header: one a user, so of fixed size
+        self._verified: dict[
+            str, bytes
+        ] = {}  # user -> fingerprint of the correct header: one per user, so of fixed size
         self._executor = ThreadPoolExecutor(1, "bcrypt")  # guessing passwords uses one core at most
 
     async def admits(self, header: str) -> bool:
@@ -153,7 +155,7 @@ class Server:
             address,
             port,
             limit=HEAD_BYTES,
-            # asyncio accepts up to so many connections at a time, before any of them is counted.
+            # asyncio accepts up to this many connections at a time before we count them.
             backlog=min(BACKLOG, self._max_connections // 2),
         )
 

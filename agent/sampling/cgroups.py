@@ -1,4 +1,4 @@
-"""The control groups of a process, in version 1 and version 2 of the hierarchy."""
+"""The control groups of a process (cgroup v1 and v2)."""
 
 from __future__ import annotations
 

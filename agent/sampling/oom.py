@@ -1,7 +1,7 @@
-"""Detect whether the kernel killed a process because memory ran out: by its counters, and by its log if that can be read.
+"""Detect whether the kernel killed a process because memory ran out, from its counters and, if readable, its log.
 
-Such a rank simply ends by SIGKILL, as if a user had killed it. The kernel counts these kills (`oom_kill`) for each control
-group and for the whole machine. Only kills that were counted while we watched are attributed to this launch.
+Such a rank ends with SIGKILL, as if a user had killed it. The kernel counts these kills (`oom_kill`) for each control group
+and for the whole machine. Only kills counted during this launch are attributed to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collectors import kernel_log
 from schemas import documents
 
 NO_LIMIT = 1 << 60
-"""Version 1 of the control groups reports more than this for a group without a limit."""
+"""cgroup v1 reports more than this for a group without a limit."""
 _OOM_KILL = "killed by the kernel's out-of-memory killer"
 _KERNEL_MESSAGE = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed process (\d+) \((.{1,64}?)\)")
 
@@ -31,13 +31,13 @@ class Group:
     """Directory of the group; empty for the machine."""
     kills: int
     hits: int = 0
-    """How often its own limit was reached."""
+    """How often the group's own limit was reached."""
     limit: int | None = None
     """In bytes."""
 
 
 def read_groups(root: Path = Path("/"), process: str = "self") -> list[Group]:
-    """Return the control groups of the process that count kills, from its own upwards, and last the machine."""
+    """Return the control groups of the process that count kills, from its own group upwards, and last the machine."""
     groups: list[Group] = []
     for chain in cgroup_chains("memory", root, process):
         groups = [group for path in chain if (group := _read_group(path))]
@@ -48,7 +48,7 @@ def read_groups(root: Path = Path("/"), process: str = "self") -> list[Group]:
 
 
 def _read_group(path: Path) -> Group | None:
-    """Return the counters of a group; None if it is gone, or counts nothing, as the root of version 2."""
+    """Return the counters of a group; None if it is gone or has no counters, like the root of cgroup v2."""
     if counters := _read_counters(path / "memory.events"):
         hits = (_read_counters(path / "memory.events.local") or counters).get("oom", 0)
         limit = _read_number(path / "memory.max")
@@ -85,10 +85,10 @@ class OomWatch:
         self._before, self._began = read_groups(root), time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def describe_kill(self, pids: Collection[int] = ()) -> str:
-        """Return in words that the kernel killed one of our processes; empty if there is no sign of it.
+        """Describe the kernel's kill of one of our processes; empty if there is no sign of one.
 
         Args:
-            pids: of our processes, as far as known: if only the machine counts kills, the kernel log must name one of them.
+            pids: known PIDs of our processes: if only the machine counts kills, the kernel log must name one of them.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:
@@ -110,7 +110,7 @@ class OomWatch:
 
 
 def describe_kills_since(before: Sequence[Group], root: Path = Path("/")) -> str:
-    """Return in words the kills that the nearest remaining group has counted since then; empty if there are none."""
+    """Describe the kills that the nearest remaining group has counted since `before`; empty if there are none."""
     pairs = [(group, now) for group in before if (now := _read_again(group, root))]
     # The machine counts the kills of every process: it is used only if no control group of ours ever counted.
     if not pairs or (not pairs[0][0].path and len(before) > 1):
@@ -122,7 +122,7 @@ def describe_kills_since(before: Sequence[Group], root: Path = Path("/")) -> str
     if not nearest_before.path:
         return f"{_OOM_KILL} (oom_kill {count} on this host)"
     limits = [now.limit for earlier, now in pairs if now.limit is not None and now.hits > earlier.hits]
-    reason = f"limit {min(limits) / 1e6:.0f} MB" if limits else "the host had none left"
+    reason = f"limit {min(limits) / 1e6:.0f} MB" if limits else "the host had no memory left"
     return f"{_OOM_KILL} (oom_kill {count}, {reason})"
 
 
@@ -141,7 +141,7 @@ def save_counters(path: Path) -> None:
 
 
 def describe_kill_since_save(path: Path) -> str:
-    """Return in words what was killed since `save_counters`; empty if nothing was, or no counters were saved."""
+    """Describe the kills since `save_counters`; empty if there are none, or no counters were saved."""
     try:
         before = [Group(**item) for item in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError):

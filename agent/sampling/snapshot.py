@@ -13,10 +13,10 @@ from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
 
 COLLECT_DEADLINE_S = 20.0
-"""A wedged driver may block for ever: a collector without an answer by then is reported as an error."""
+"""A wedged driver may block forever: a collector that has not returned by then is reported as an error."""
 
 Stuck = dict[str, PendingCall[Any]]
-"""Collector -> its call that is past the deadline."""
+"""Collector -> its call that has exceeded the deadline."""
 
 
 def utc_now() -> str:
@@ -29,8 +29,8 @@ def collect(
 ) -> tuple[list[Family], dict[str, float | str]]:
     """Return every family of every collector, and for each collector the seconds it took, or why it failed.
 
-    A collector that blocks or fails costs its own readings only; a slow one runs on beside the next. If the caller keeps
-    `stuck` from one use to the next, a collector that still blocks is not started again.
+    If a collector blocks or fails, only its own readings are lost; a slow one continues while the next one runs. If the caller
+    passes the same `stuck` each time, a collector that still blocks is not started again.
     """
     readers = {collector.name: partial(_timed, collector) for collector in collectors}
     families: list[Family] = []

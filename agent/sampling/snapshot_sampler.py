@@ -11,11 +11,11 @@ from schemas.records import Snapshot
 
 PERIOD_S = 2.0
 GRACE_S = 5.0
-"""For a snapshot that is being taken when the ranks end."""
+"""How long to wait for a snapshot that is being taken when the ranks end."""
 
 
 class SnapshotSampler(threading.Thread):
-    """Takes a snapshot every PERIOD_S while it is entered. A thread: a driver that blocks must not delay the supervisor.
+    """Takes a snapshot every PERIOD_S, in a thread, so that a driver that blocks does not delay the supervisor.
 
     If the launch ends with an exception the thread is not waited for: the sender of SIGTERM waits only a few seconds.
     """
@@ -48,7 +48,7 @@ class SnapshotSampler(threading.Thread):
 class SnapshotSelector:
     """Selects the snapshot under the highest load, and the first few with an alarm.
 
-    A throttled GPU draws less power than it could, so that the snapshot under the highest load alone would hide it.
+    A throttled GPU draws less power, so the snapshot under the highest load may not show it.
     """
 
     MAX_ALARMS = 3

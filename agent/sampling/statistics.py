@@ -21,8 +21,8 @@ class Series:
 def interval(values: Sequence[float]) -> float | None:
     """Return half the 95 % confidence interval of the median, relative to the median; None for fewer than six values.
 
-    Distribution-free, from the order statistics (Conover, Practical Nonparametric Statistics, 3.2): the times of a GPU
-    are skewed, so that a normal interval would be too narrow.
+    The interval is distribution-free, from the order statistics (Conover, Practical Nonparametric Statistics, 3.2): the times
+    of a GPU are skewed, so an interval that assumes a normal distribution would be too narrow.
     """
     n, ordered = len(values), sorted(values)
     if n < 6 or not ordered[0] > 0:

@@ -24,10 +24,10 @@ MAX_SAMPLES = 72_000
 """An hour of samples."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
-"""A window with a lower rate or a longer gap proves nothing: a slowdown could fall between two samples."""
+"""A window with a lower rate or a longer gap is not used: a slowdown could fall between two samples."""
 
 GpuSamples = Mapping[int, GpuSample | Absent]
-"""NVML index -> what the GPU showed at one moment."""
+"""NVML index -> sample of the GPU at one moment."""
 
 
 class NvmlPoller(threading.Thread):
@@ -58,12 +58,12 @@ class NvmlPoller(threading.Thread):
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._stopped.set()
 
 
 class Telemetry(NvmlPoller):
-    """Keeps the samples of a launch: for the time windows that the ranks ask for, and as a timeline of the whole launch."""
+    """Keeps the samples of a launch, for the time windows that the ranks ask for and for a timeline of the whole launch."""
 
     def __init__(self, devices: Iterable[int]) -> None:
         devices = list(devices)
@@ -157,7 +157,7 @@ def _levels(
 ) -> Iterator[Observation]:
     """Yield mean power, mean clock and highest temperature.
 
-    At its power limit a GPU swings in power and clock, and NVML reports the clock in steps of 1 %: therefore the mean.
+    Power and clock are means, because both oscillate at the power limit, and NVML reports the clock in steps of 1 %.
     """
     for name, unit, values in (
         ("power", "W", [sample.power for sample in samples]),

@@ -1,4 +1,4 @@
-"""Record how figures develop over a soak of minutes to days, in a bounded number of buckets.
+"""Record the course of figures over a soak of minutes to days, in a bounded number of buckets.
 
 When the buckets are full, each pair of neighbours is merged into one.
 """
@@ -22,7 +22,7 @@ FIRST_BUCKET_S = 1.0
 MAX_SERIES = 1000
 MAX_EVENTS = 200
 SAME_EVENT_S = 600.0
-"""An event that repeats within this time is the same event, which lasts."""
+"""A repetition of an event within this time extends the event."""
 DIGITS = 5
 POWER_CAP = THROTTLE_REASONS["power_cap"]
 """A healthy GPU under full load reaches its power limit; every other reason to throttle may be a fault."""
@@ -34,12 +34,12 @@ COUNTERS = re.compile(
 )
 """Readings whose every increase is an event."""
 LOGGED = ("xid.", "kernel.event.")
-"""Beginnings of the names of counts of the kernel log."""
+"""Name prefixes of counters from the kernel log."""
 
 Key = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, scope and parameters of a series."""
 Bucket = tuple[int, float, float, float]
-"""Count, lowest, sum, highest."""
+"""Count, minimum, sum, maximum."""
 
 
 class Recorder:
@@ -103,7 +103,7 @@ class Recorder:
             self._events.append(Event(at_s=at_s, until_s=at_s, name=name, scope=scope, count=count, text=text[:1024]))
 
     def add_samples(self, at_s: float, samples: Mapping[int, GpuSample | Absent]) -> None:
-        """Add what each GPU showed at one moment."""
+        """Add each GPU's sample of one moment."""
         for index, sample in samples.items():
             scope = f"gpu={index}"
             if isinstance(sample, Absent):
@@ -140,7 +140,7 @@ class Recorder:
         self._has_counters = True
 
     def timeline(self, *, whole: bool = True) -> Timeline:
-        """Return everything so far; with `whole` False only what the record keeps: the rates, and what the driver reported."""
+        """Return everything so far; if `whole` is False, only the rates and driver readings that the record keeps."""
         with self._lock:
             series = [
                 _series(key, self._units[key], buckets)

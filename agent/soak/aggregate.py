@@ -1,7 +1,7 @@
 """Aggregate many rounds of the same benchmarks: one observation per figure, a few launches and a few snapshots.
 
-A fault (wrong words, a loss that is not a number, a figure that could not be measured in one round) stays, however many good
-rounds follow. A rate becomes its median over the soak.
+A fault in one round (wrong words, a loss that is not a number, a figure that could not be measured) stays in the record, however
+many good rounds follow. A rate becomes its median over the soak.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
 EXTRA_KEYS = ("numa", "world_size")
-"""Parameters that the catalogue does not list, and that identify a figure nevertheless."""
+"""Parameters that identify a figure although the catalogue does not list them."""
 ADDED = ("wrong_words", "wrong_products", "wrong_elements", "mismatches")
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
-"""Last part of a name -> which of the values of many rounds is kept."""
+"""Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 THEN = ", then "
 """Separates texts that should have been the same in all rounds."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 REBOOT_PAIRS = 8
-"""Pairs of snapshots before and after a reboot that are kept."""
+"""How many pairs of snapshots before and after a reboot are kept."""
 UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
-"""Readings that change with the load: their change is no reason to keep a snapshot."""
+"""Readings that change with the load; a snapshot is not kept because one of them changed."""
 _IDENTIFYING = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
@@ -39,7 +39,7 @@ FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
 
 
 def identifying_params(observation: Observation) -> dict[str, Value]:
-    """Return the parameters by which figures of two rounds are the same figure."""
+    """Return the parameters that identify the same figure in two rounds."""
     keys = next((keys for output, keys in _IDENTIFYING if output.makes(observation.name)), None)
     if keys is None:
         return dict(observation.params)
@@ -47,14 +47,14 @@ def identifying_params(observation: Observation) -> dict[str, Value]:
 
 
 def figure_key(observation: Observation) -> FigureKey:
-    """Return which figure of which part the observation is."""
+    """Return the key of the observation's figure: what was measured, and on which part."""
     return observation.name, observation.scope, tuple(sorted(identifying_params(observation).items()))
 
 
 def aggregate_rounds(
     before: Sequence[Observation], new: Sequence[Observation], recorder: Recorder, *, at_s: float, number: int
 ) -> list[Observation]:
-    """Return the observations of all rounds, from those of the rounds before and those of round `number`."""
+    """Return the observations of all rounds: `before` combined with `new`, those of round `number`."""
     by_key = {figure_key(observation): observation for observation in before}
     for observation in new:
         key = figure_key(observation)
@@ -83,7 +83,7 @@ def _add_mismatch(by_key: dict[FigureKey, Observation], key: FigureKey) -> None:
 
 
 def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observation:
-    """Combine the figure of all rounds before, `old`, with that of the new round."""
+    """Combine `old`, the figure of all earlier rounds, with that of the new round."""
     old_value, new_value = old.value, new.value
     if isinstance(new_value, bool):
         return replace(new, value=bool(old_value) and new_value)
@@ -135,8 +135,8 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    These are the first before a round and the last after one, those with a changed state or a counter that fell, both sides of
-    a reboot, and of those during the rounds the ones that a stage keeps.
+    These are the first and the last, those with a changed state or a counter that fell, both sides of a reboot, and of the
+    snapshots taken during rounds the ones that SnapshotSelector selects.
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:
@@ -152,7 +152,7 @@ def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
 
 
 def _rebooted(earlier: Snapshot, later: Snapshot) -> bool:
-    """Return whether the uptime fell. Both sides are needed: once the uptime has grown again, one alone does not show it."""
+    """Return whether the uptime fell. The record needs both snapshots: one uptime alone does not show a reboot."""
     before, after = (
         [value for metric in snapshot.metrics if metric.name == UPTIME for value in metric.values.values()]
         for snapshot in (earlier, later)

@@ -1,7 +1,7 @@
-"""Run a soak: the same short launch until its time has passed, a finding ends it, or rounds keep failing.
+"""Run a soak: repeat one short launch until its time has passed, a finding ends it, or rounds keep failing.
 
-Each round is aggregated into the record, and `soak.json` beside it holds the progress, at most CHECKPOINT_S old. If host,
-supervisor or control node is killed, only the round that was running is lost, and what it had measured still counts.
+Each round is aggregated into the record, and the progress is written to `soak.json` beside it every CHECKPOINT_S. If host,
+supervisor or control node is killed, only the running round is interrupted, and what it had measured still counts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from schemas.stages import SOAK
 
 CHECKPOINT_S = 30.0
 COUNTERS_S = 10.0
-"""Between two readings of the counters."""
+"""Time between two readings of the counters."""
 SAMPLE_S = 0.5
 MAX_FAILED = 3
-"""Rounds that fail in a row; another one would fail as well."""
+"""The soak ends after this many failed rounds in a row."""
 PAUSE_S = 5.0
-"""Before the round after one that failed."""
+"""Pause after a failed round."""
 TIME, FINDING, FAILURE = "time", "finding", "failure"
-"""What ended a soak."""
+"""Why a soak ended."""
 MAX_STARTS = 3
 """Restarts of a lost supervisor in one call of `wait_for_soak`."""
 STILL_RUNNING, ENDED_EARLY = 4, 3
@@ -85,8 +85,8 @@ class SoakPoller(NvmlPoller):
 
     @property
     def problem(self) -> str:
-        """Return why it reads no more."""
-        return self._error or "NVML was no longer read"
+        """Why the poller has stopped reading."""
+        return self._error or "the NVML poller stopped"
 
     def handle(self, at: float, samples: GpuSamples) -> None:
         self._run.recorder.add_samples(self._run.at_s(at), samples)

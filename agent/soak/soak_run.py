@@ -24,13 +24,13 @@ from schemas.timeline import Soak, soak_from_json
 
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
 ROUND_FILE = "soak.round"
-"""Number of the round that is running, beside the ranks' files."""
+"""File with the number of the running round, beside the ranks' files."""
 CAUSED_BY_INTERRUPTION = re.compile(
     r"SIGTERM|signal 15|SystemExit: 143|Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited"
     r"|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
-"""Errors of a round that was interrupted: its ranks ended with their supervisor, some before others."""
+"""Errors of an interrupted round: its ranks end with their supervisor, some of them earlier than others."""
 
 
 class SoakRun(HostRun):
@@ -48,7 +48,7 @@ class SoakRun(HostRun):
         self._offset_s = 0.0
 
     def _read_state(self) -> Soak:
-        """Return the progress that was written last: in the record, or in the checkpoint if a round was interrupted."""
+        """Return the progress written last: from the record, or from the checkpoint if a round was interrupted."""
         recorded = self.record().soak
         try:
             document = documents.read(self.directory / CHECKPOINT, SOAK, max_bytes=CHECKPOINT_BYTES)
@@ -85,22 +85,22 @@ class SoakRun(HostRun):
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
-        """Return the seconds since the soak began. Uses the monotonic clock: setting the system clock must not turn time back."""
+        """Return the seconds since the soak began. Uses the monotonic clock, which setting the system clock does not change."""
         return self._offset_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
 
     def start(self) -> None:
-        """Begin to count time."""
+        """Start counting the time of the soak."""
         self._started = time.monotonic()
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """Return when the soak began, and when it ends if it is not interrupted."""
+        """Return when the soak began, and when it will end if it is not interrupted."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())
 
     def progress(self) -> float:
-        """Return the share that is done."""
+        """Return the completed share of the soak."""
         return min(1.0, self.soaked_s / self._planned_s)
 
     def write_checkpoint(self) -> None:
@@ -144,7 +144,7 @@ class SoakRun(HostRun):
             self._recorder.add_event(self.at_s(), "soak.round", "host", text)
 
     def salvage_round(self, work: Path) -> str:
-        """Record what the ranks of an interrupted round had measured; return a line about it, empty if there was none."""
+        """Record what the ranks of an interrupted round had measured; return a line about it, empty if no round was."""
         if not work.is_dir():
             return ""
         number, recorded = self._running_round(), self.record().soak
@@ -156,26 +156,26 @@ class SoakRun(HostRun):
         with self._lock:
             if not 0 < number <= self._state.rounds:  # the checkpoint may have counted a round that the record lacks
                 self._state = replace(self._state, cut=self._state.cut + 1)
-        self.recorder.add_event(self.at_s(), "soak.cut", "host", "the round was interrupted with its supervisor")
+        self.recorder.add_event(self.at_s(), "soak.cut", "host", "the supervisor ended during the round")
         self.append(observations=valid)
         self.clear_work(work)
-        return f"a round was interrupted; {len(valid)} figures that it had measured count"
+        return f"a round was interrupted; its {len(valid)} figures measured so far are kept"
 
     def begin_round(self) -> int:
-        """Return the number of the next round, and write it down: after a kill it shows whether the record has that round."""
+        """Return the number of the next round, and save it: after a kill it shows whether the record has that round."""
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number
 
     def _running_round(self) -> int:
-        """Return the number of the round that was begun last; 0 if it is not known."""
+        """Return the number of the round that began last; 0 if unknown."""
         try:
             return int((self.directory / "work" / ROUND_FILE).read_text())
         except (OSError, ValueError):
             return 0
 
     def clear_work(self, work: Path, *, keep_logs: bool = True) -> None:
-        """Remove what the ranks of a round left."""
+        """Remove the files of the ranks of a round."""
         if keep_logs:
             archive_logs(work, self.directory / "logs")
         shutil.rmtree(work, ignore_errors=True)

@@ -15,13 +15,13 @@ from schemas.reports import ACTIONS, FAIL, Verdict
 from schemas.stages import SOAK
 
 FATAL = frozenset(ACTIONS) - {"reseat", "monitor", "none"}
-"""Actions that take a host out of service."""
+"""Actions for which the host must be taken out of service."""
 HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
-"""Last parts of the names of benchmark figures that show the health of a part; all others show its speed."""
+"""Last part of the name of benchmark figures about the health of a part; all others are about its speed."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """Return the shipped criteria packs, and those packs of the inventory that are installed on this host too."""
+    """Return the shipped criteria packs, and the packs of the inventory that are also installed on this host."""
     try:
         return read_packs([name for name in run.plan.criteria if not name.endswith((".yml", ".yaml"))])
     except UsageError:
@@ -53,6 +53,6 @@ def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str
 
 
 def is_fatal(verdict: Verdict) -> bool:
-    """Return whether a finding shows a part that is out of service; findings about speed wait for the report."""
+    """Return whether a finding takes the host out of service; findings about speed do not end a soak."""
     is_reading = not from_benchmark(verdict.name) and not verdict.name.startswith("drift.")
     return verdict.action in FATAL and (is_reading or verdict.name.rpartition(".")[2] in HEALTH_FIGURES)

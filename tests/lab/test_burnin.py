@@ -165,7 +165,7 @@ def test_report_shows_the_soak(burnin: Burnin) -> None:
     page = (burnin.site.runs / "burn" / "report.html").read_text()
     assert 'id="soak"' in page
     assert page.count('class="spark"') >= len(HOSTS)
-    assert "the round was interrupted with its supervisor" in page
+    assert "the supervisor ended during the round" in page
     assert "## Soak" in (burnin.site.runs / "burn" / "report.md").read_text()
 
 

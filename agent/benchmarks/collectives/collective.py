@@ -24,9 +24,9 @@ from schemas.records import ERROR, SKIPPED
 
 UNITS = {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"}
 SPAN_S = 0.02
-"""An event between two operations costs about 40 µs (measured, 4 H200). nccl-tests, too, reads the clock only every 20."""
+"""A CUDA event between two operations costs about 40 µs (measured, 4 H200). nccl-tests also times 20 operations at once."""
 CPU_SPAN_S = 1e-4
-"""A CPU's clock costs 0.1 µs, and on ranks that share processors many operations in a row add up to seconds."""
+"""Reading a CPU's clock costs only 0.1 µs, and many operations in a row take seconds if ranks share processors."""
 GRAPH_CALLS = 100
 BUFFER_PAIRS = 12
 """The address of the buffers changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB; 0.3 % with the same
@@ -70,7 +70,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         for op in settings["graph_ops"]:
             for size in settings["graph_sizes_bytes"]:
                 _measure_in_graph(context, op, size, settings, communicator)
-    except Exception as error:  # whatever it was, the other ranks may hang in an operation
+    except Exception as error:  # after any error, the other ranks may hang in an operation
         if nccl_error := communicator.abort():
             raise NcclError(f"{error}; {nccl_error}") from error
         raise
@@ -109,7 +109,7 @@ def _measure(
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
     params = _params(context, case.size) | {"placement": case.placement, **choice}
-    if buffers.moved != case.size:  # a chunk has at least one element: with more than two ranks 8 B are not enough
+    if buffers.moved != case.size:  # each chunk has at least one element, so more than two ranks need more than 8 B
         params["moved_bytes"] = buffers.moved
     if len(buffer_pairs) > 1:
         params["places"] = len(buffer_pairs)
@@ -135,7 +135,7 @@ def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str
 
 
 def _allocate(context: Context, case: Case, communicator: Communicator | None) -> tuple[CollectiveBuffers | None, str]:
-    """Return the buffers, or None and a reason, on all ranks alike: a rank that went on alone would wait forever."""
+    """Return the buffers, or None and a reason, the same on all ranks: a rank that continued alone would wait forever."""
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):
@@ -220,12 +220,12 @@ def _find_nccl_choices(
 
 
 def _all_transports(context: Context, own: str) -> str:
-    """Return the transports of all ranks: a GPU without NVLink, or a NIC without GPUDirect, shows only in its own log.
+    """Return the transports of all ranks: only a rank's own log shows that its GPU has no NVLink, or its NIC no GPUDirect.
 
-    A rank whose log has none counts as `unknown`; empty if no rank's log has one.
+    A rank without a transport in its log counts as `unknown`; the result is empty if no rank has one.
     """
     context.store.set(f"transport/{context.rank}", own)
-    context.min_max_over_ranks(1)  # a barrier: all have set theirs
+    context.min_max_over_ranks(1)  # serves as a barrier: every rank has set its key
     by_rank = {context.store.get(f"transport/{rank}").decode() for rank in range(context.world_size)}
     if by_rank == {""}:
         return ""
@@ -235,7 +235,7 @@ def _all_transports(context: Context, own: str) -> str:
 def _measure_in_graph(
     context: Context, op: str, size: int, settings: Mapping[str, Any], communicator: Communicator
 ) -> None:
-    """Report the latency without the host's launches: many operations in one CUDA graph."""
+    """Report the latency without the host's launch overhead: many operations in one CUDA graph."""
     context.set_phase(f"collective {op} {size} B in a graph")
     name, params = f"collective.{op}.graph_latency", _params(context, size)
     stream = cuda_stream(context.device)

@@ -1,7 +1,7 @@
 """How much of an all_reduce is hidden behind matrix products, and how much the two slow each other down.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
-bandwidth. The number of products is chosen so that they take about as long as the all_reduce; ideally one of the two is free.
+bandwidth. The number of products is chosen so that they take about as long as the all_reduce; ideally one adds no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.records import SKIPPED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the hidden share (1: the shorter of the two costs nothing) and the slowdown (then 1)."""
+    """Report the hidden share and the slowdown; both are 1 if the shorter of the two adds no time."""
     if context.world_size == 1:
         raise CannotMeasureError(SKIPPED, "a collective needs two ranks")
     size, size_bytes = settings["size"], settings["size_bytes"]

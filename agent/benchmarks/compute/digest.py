@@ -42,7 +42,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _repeat(context: Context, compute: Callable[[], torch.Tensor], seconds: float) -> tuple[int, int, int]:
-    """Return the first digest, how many of the later ones differ from it, and the number of later ones."""
+    """Return the first digest, how many later digests differ from it, and how many later digests there are."""
     factors = digest_factors(compute())
     first = compute_digest(compute(), factors)
     mismatches = torch.zeros((), dtype=torch.int64, device=context.device)
@@ -56,7 +56,7 @@ def _repeat(context: Context, compute: Callable[[], torch.Tensor], seconds: floa
 
 
 def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return 64 bits on the tensor's device: the sum modulo 2⁶⁴ of its words, each times an odd factor of its own.
+    """Return 64 bits on the tensor's device: the sum modulo 2⁶⁴ of its words, each multiplied by its own odd factor.
 
     An odd factor loses no bit, so one flipped bit changes the sum. The sum of integers does not depend on their order.
     """

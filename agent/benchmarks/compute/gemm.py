@@ -24,12 +24,12 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
-"""Largest error of a row's checksum over the checksums' root mean square: a few times the rounding of the output."""
+"""Largest tolerated error of a row's checksum, relative to the checksums' root mean square: a few rounding errors."""
 CHECKSUMS = 4
 DTYPE_REST_S = 0.3
 """Pause before each precision, so that the GPU is neither hot nor at its power limit from the previous one."""
 BLOCK_REST_S = 0.05
-"""Pause between the blocks of one precision. A GPU that reached its power limit within the run gave the median of two states
+"""Pause between the blocks of one precision. A GPU that reached its power limit within the run gave a median of two states
 (measured, H200; bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the pause, and by 0.23 % at most with it)."""
 
 
@@ -64,9 +64,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def build_product(
     dtype: str, size: int, device: torch.device, seed: int
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
-    """Return what multiplies two random matrices (size, size), and what raises ValueError if the product is wrong.
+    """Return a function that multiplies two random matrices (size, size), and a check that raises ValueError if it fails.
 
-    Random, not zeros: zeros draw less power and run faster than any real work.
+    The matrices are not zeros: zeros draw less power and run faster than any real work.
     """
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     generator = torch.Generator(device).manual_seed(seed)

@@ -1,7 +1,7 @@
-"""Matrix products on all devices of the host at once, until power and temperature have settled and for some time after.
+"""Matrix products on all devices of the host at once, until power and temperature are steady, and for some time after.
 
-In a short run healthy GPUs differ by 5 %, because the silicon differs; at the power limit by 0.4 % (measured, 4 H200). Only
-there does a slow GPU stand out. Meanwhile the supervisor samples the power, and the reasons why the clocks are limited.
+Healthy GPUs differ by 5 % in a short run, because the silicon differs, but by only 0.4 % at the power limit (measured, 4 H200).
+So a slow GPU stands out only at the power limit. The supervisor samples power and throttle reasons at the same time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Moment = torch.cuda.Event | float
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, over the time after settling.
+    """Report `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, over the steady time.
 
-    Each block's last product is compared with the first product to the bit: the same factors must give the same product.
+    The last product of each block must equal the first product to the bit: the factors are the same.
     """
     for dtype in settings["dtypes"]:
         context.set_phase(f"stress {dtype}")

@@ -1,7 +1,7 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
-All GPUs at once share the host's memory and bridges (measured on 4 H200: 39.6 GB/s each instead of 55.4), so the two are
-different figures. The memory is on the GPU's own NUMA node and, if the host has several, also on another one.
+All GPUs at once share the host's memory and bridges (measured on 4 H200: 39.6 GB/s each instead of 55.4), so the two figures
+differ. The memory is on the GPU's own NUMA node and, if the host has several, also on another one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CopyBuffers:
         self._streams = [cuda_stream(device) for _ in range(2)]
 
     def copy(self, direction: str) -> Callable[[], None]:
-        """Return what starts one copy, or both, on the current stream."""
+        """Return a function that starts one copy, or both, on the current stream."""
         to_device, to_host = (self._device[0], self._host[0]), (self._host[1], self._device[1])
         if direction == "host_to_device":
             return lambda: _start_copy(*to_device)
@@ -117,7 +117,7 @@ def _measure(
     try:
         if isinstance(buffers, RuntimeError):
             raise buffers
-        # With all GPUs at once no rank stops early: the others measure at the same time.
+        # With all GPUs at once no rank stops early: the others would then measure with less load.
         precision = 0.0 if sharing == "all_gpus" else settings["precision"]
         series = context.sample(buffers.copy(direction), precision=precision, seconds=settings["seconds"])
         if not buffers.is_correct(direction):
@@ -140,7 +140,7 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
         near = int(Path(f"/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0/numa_node").read_text())
     except (OSError, ValueError):
         near = -1
-    if near < 0:  # a hypervisor hides it
+    if near < 0:  # a hypervisor hides the GPU's node
         return None, None, "local" if len(usable) <= 1 else "unknown"
     return near, next((node for node in usable if node != near), None), "local"
 

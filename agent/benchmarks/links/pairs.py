@@ -1,9 +1,9 @@
 """Bandwidth and latency between every two hosts of a gang (the hosts of one multi-node launch), in one launch.
 
-They show which host is slow when all hosts together are slow. The hosts play a round-robin tournament
+They show which host makes a whole gang slow. The hosts play a round-robin tournament
 (schemas/tournament.py): in each round every host is paired with another, and GPU i of one exchanges data with GPU i of the
-other, on all rails and in both directions at once. All ranks start a round together, so if a pair hangs, it alone fails; the
-others report that they waited for the next round.
+other, on all rails and in both directions at once. All ranks start a round together, so if a pair hangs, only that pair fails;
+the others report that they waited for the next round.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def expected_scopes(context: Context, settings: Mapping[str, Any]) -> list[str]:
-    """Return the scopes that the plan expects of this rank: one for each host that its own is paired with."""
+    """Return the scopes that the plan expects of this rank: one for each host that its own host is paired with."""
     gang, members = _host_names(context)
     if len(members) < 2:
         return []
@@ -67,7 +67,7 @@ def expected_scopes(context: Context, settings: Mapping[str, Any]) -> list[str]:
 
 
 class RankLayout:
-    """The rank of each (number of the host, local rank)."""
+    """Maps (number of the host, local rank) to the rank."""
 
     def __init__(self, context: Context) -> None:
         table = torch.zeros(context.world_size, 2, dtype=torch.int64, device=context.device)
@@ -103,7 +103,7 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
     for count, number in enumerate(rounds, 1):
         index = partner(len(gang), number, gang.index(members[context.node]))
         other = gang[index] if index is not None else ""
-        context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'rests'}")
+        context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         transport.barrier()
         with context.heartbeat.in_collective():  # ranks without a partner count the round as well
             if other in members and context.local_rank < layout.rails:
@@ -168,7 +168,7 @@ class PairResult:
 
 
 class PairExchange:
-    """This rank's exchange of data with one other rank after the other."""
+    """Exchanges data with the other ranks, one at a time."""
 
     def __init__(self, context: Context, transport: PairTransport, size_bytes: int, seconds: float) -> None:
         self._context, self._transport, self._seconds = context, transport, seconds
@@ -220,7 +220,7 @@ class PairTransport(Protocol):
     """How two ranks exchange data, and how all ranks wait for each other."""
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return what exchanges the buffers with that rank once."""
+        """Return a function that exchanges the buffers with that rank once."""
 
     def barrier(self) -> None:
         """Wait for all ranks. Raises RuntimeError or TimeoutError if one does not come."""
@@ -239,7 +239,7 @@ class GlooTransport:
         self._context = context
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return what exchanges the buffers once, and returns when that is done."""
+        """Return a function that exchanges the buffers once and returns when that is done."""
 
         def call() -> None:
             for work in (dist.isend(send, peer), dist.irecv(receive, peer)):
@@ -261,16 +261,16 @@ class GlooTransport:
 
 
 class NcclTransport:
-    """NCCL with a communicator of its own, so that operations that hang can be aborted."""
+    """NCCL with a separate communicator, so that operations that hang can be aborted."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._communicator = Communicator.connect(context, "pairs")
-        self._flag = torch.ones(1, device=context.device)  # kept: the operation has only its address
+        self._flag = torch.ones(1, device=context.device)  # kept alive: the operation has only its address
         self._all_reduce = self._communicator.operation("all_reduce", self._flag, self._flag)
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return what starts one exchange on the current stream."""
+        """Return a function that starts one exchange on the current stream."""
         return self._communicator.exchange(send, receive, peer)
 
     def barrier(self) -> None:

@@ -73,7 +73,7 @@ def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
         allocated += chunk.numel()
         yield chunk
     if not allocated:
-        raise RuntimeError(f"could not allocate any of the {wanted} bytes that are free")
+        raise RuntimeError(f"could not allocate device memory, although {wanted} bytes are free")
 
 
 def _parts(chunk: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -98,7 +98,7 @@ def _count_wrong_words(chunk: torch.Tensor, part: torch.Tensor, pattern: str) ->
 
 
 def _first_error(chunk: torch.Tensor, part: torch.Tensor, pattern: str) -> str:
-    """Describe the first wrong word of the chunk; empty if all are right."""
+    """Describe the first wrong word of the chunk; empty if all words are correct."""
     for address, words in _parts(chunk, part.numel()):
         expected = part[: words.numel()]
         fill(expected, pattern, address)

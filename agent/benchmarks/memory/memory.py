@@ -13,7 +13,7 @@ from schemas.records import ERROR
 
 FACTOR = 3.0
 SPAN_S = 0.02
-"""A span contains several passes, so that an occasional disturbance is part of the figure."""
+"""A timed span contains several passes, so that an occasional disturbance is part of the figure."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -31,11 +31,11 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             context.report_absent("memory.bandwidth", status=ERROR, reason=describe_error(error), **common)
             continue
         context.report_rate("memory.bandwidth", moved, series, **common)
-        del work, check  # and their buffers: the next operation needs the memory
+        del work, check  # frees their buffers: the next operation needs the memory
 
 
 Operation = tuple[Callable[[], object], Callable[[], bool], int]
-"""What runs one pass, what checks its result, and the bytes read and written."""
+"""A function that runs one pass, one that checks its result, and the bytes read and written."""
 
 
 def _copy(count: int, device: torch.device) -> Operation:

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class CannotMeasureError(Exception):
-    """All ranks alike cannot measure this; `status` and the message say why."""
+    """No rank can measure this; `status` and the message give the reason."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""What every benchmark is given: its rank, its device with a clock, and where to report."""
+"""The context of a benchmark: its rank, its device with a clock, and the methods to report figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAVE_S = 2.0
 """Seconds between two writes of the observations: at most these are lost when the gang is stopped."""
 
 Value = float | str | bool | Samples
-"""A figure, or samples of which the median is the figure."""
+"""A figure, or samples whose median is the figure."""
 
 
 @dataclass(kw_only=True)
@@ -196,7 +196,7 @@ class Context(Timing):
         return [rank for rank in ranks if not self._has_left(rank)]
 
     def leave(self) -> None:
-        """Signal the other ranks of this host not to wait for this one at any further barrier of the benchmark."""
+        """Announce to the other ranks of this host that this rank skips the further barriers of the benchmark."""
         self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
 
     def _has_left(self, rank: int) -> bool:
@@ -249,8 +249,8 @@ def join_process_group(context: Context) -> None:
         "timeout": timedelta(seconds=context.timeout_s),
     }
     if context.device.type == "cuda":
-        # No rank runs a graph beside other NCCL operations. Support for that costs 12 µs for each operation in a graph,
-        # because each one is announced to the host (measured, 4 H200: 20 µs instead of 8).
+        # No rank mixes CUDA graphs with other NCCL operations at the same time. NCCL's support for mixing costs 12 µs for
+        # each operation in a graph, because each one is announced to the host (measured, 4 H200: 20 µs instead of 8).
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
         nccl_log.enable(context.work / f"nccl.rank{context.rank}.log")
         dist.init_process_group("nccl", device_id=context.device, **arguments)

@@ -63,7 +63,7 @@ def read_idx(path: Path) -> torch.Tensor:
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     data = torch.frombuffer(bytearray(content[4 + 4 * content[3] :]), dtype=torch.uint8)
     if data.numel() != torch.Size(shape).numel():
-        raise ValueError(f"{path}: {data.numel()} bytes; the header announces {shape}")
+        raise ValueError(f"{path}: {data.numel()} bytes of data; the header says {shape}")
     return data.reshape(shape)
 
 
@@ -87,7 +87,7 @@ def _cifar_file(path: Path) -> torch.Tensor:
 
 
 def _synthetic(shape: tuple[int, int, int]) -> Images:
-    """Return ten patterns with noise, the same on every rank: a network can learn them, but its accuracy proves nothing."""
+    """Return ten patterns with noise, the same on every rank. A network can learn them, but its accuracy means nothing."""
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)
 

@@ -1,6 +1,6 @@
-"""CPU time that a rank was given or denied between two moments: whether a busy or limited CPU slowed it down.
+"""CPU time that a rank waited for between two moments: whether a busy or limited CPU slowed it down.
 
-The kernel counts all of this anyway, so reading the counters before and after is enough, and does not disturb the ranks.
+The counters are the kernel's own: they are read before and after, which does not disturb the ranks.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ def parse_cpu_list(text: str) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUsage:
-    """What happened between two readings of the counters; a text says why a figure is missing."""
+    """Increase of the counters between two readings; a text gives the reason for a missing figure."""
 
     waited: float | str
     """Seconds in which threads of the process were runnable and had no processor, summed over the threads."""
     pressure: float | str
     """Share of the time in which any process of the host waited for a processor."""
     throttled: float | str
-    """Share of the periods in which a CPU quota stopped the process: the worst of its cgroup and its parents."""
+    """Share of the periods in which a CPU quota stopped the process: the highest of its cgroup and the parent groups."""
 
 
 def usage_between(first: CpuCounters, last: CpuCounters) -> CpuUsage:
@@ -136,7 +136,7 @@ def _read_pressure(root: Path) -> int | None:
 
 
 def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
-    """Yield the process's cgroup, and its parents, as far as they count periods (cgroup v1 or v2)."""
+    """Yield the process's cgroup and its parent groups that count periods (cgroup v1 or v2)."""
     for chain in cgroup_chains("cpu", root):
         for directory in chain:
             if periods := _read_periods(directory / "cpu.stat"):

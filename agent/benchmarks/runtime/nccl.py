@@ -32,7 +32,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class Buffer:
-    """A tensor as NCCL takes it: an address and a number of elements."""
+    """A tensor in NCCL's form: an address and a number of elements."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -100,9 +100,9 @@ class Communicator:
         return f"NCCL: {self._library.ncclGetErrorString(code.value).decode()}"
 
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
-        """Return what starts the operation between these buffers (fp32) on the current stream; the root is rank 0.
+        """Return a function that starts the operation on these buffers (fp32) on the current stream; the root is rank 0.
 
-        All arguments are made beforehand: a small message takes NCCL 8 µs, and making five arguments takes Python as long.
+        All arguments are made beforehand: making five takes Python 8 µs, as long as NCCL takes for a small message.
         """
         send, receive, n = Buffer(send_tensor), Buffer(receive_tensor), self.world_size
         all_ranks, root = range(n), range(1)
@@ -122,7 +122,7 @@ class Communicator:
         return make[op]()
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Call:
-        """Return what sends one buffer to a rank and receives another from it, both at once, on the current stream."""
+        """Return a function that sends one buffer to a rank and receives another at once, on the current stream."""
         count = send.numel()
         return self._group([self._send(Buffer(send), 0, count, peer), self._receive(Buffer(receive), 0, count, peer)])
 
@@ -138,7 +138,7 @@ class Communicator:
         return call
 
     def _group(self, calls: Sequence[Call]) -> Call:
-        """Return what starts all the calls at once."""
+        """Return a function that starts all the calls at once."""
         start, end = self._bound("ncclGroupStart"), self._bound("ncclGroupEnd")
 
         def run() -> None:
@@ -174,7 +174,7 @@ class Communicator:
         return self._bound(name, buffer.address(start), ctypes.c_size_t(count), FLOAT32, peer, self._handle, _stream())
 
     def _ring(self, send: Buffer, receive: Buffer) -> Call:
-        """Return what sends to the next rank and receives from the previous one."""
+        """Return a function that sends to the next rank and receives from the previous one."""
         target, source = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
         return self._group([self._send(send, 0, send.count, target), self._receive(receive, 0, send.count, source)])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""In the order of nccl.h: NCCL before 2.23 logs their numbers, later versions log their names."""
+"""The names in the order of nccl.h: NCCL before 2.23 logs numbers, later versions log names."""
 
 _environment_before: dict[str, str | None] = {}
 

@@ -19,20 +19,20 @@ Work = Callable[[], object]
 SPAN_S = 1e-3
 """Default length of a timed span. CUDA events have a resolution of half a microsecond."""
 MAX_CALLS = 50
-"""Most calls in one timed span."""
+"""Maximum number of calls in one timed span."""
 BLOCK = 6
-"""Spans between two checks of the median's precision. Fewer values have no 95 % interval."""
+"""Spans between two checks of the median's precision. Fewer values do not give a 95 % interval."""
 HEAD_START_S = 50e-6
 """Lead of the host over the GPU for each call. Launching a call takes the host 8 to 27 µs (measured, 4 H200)."""
 SHORT_S = 1e-4
 """Calls shorter than this may take the host longer to launch than the GPU to run."""
 CYCLES_PER_S = 2e9
-"""At least the SM clock of any GPU: the head start may become longer, never shorter."""
+"""Faster than the SM clock of any GPU, so that the head start is never too short."""
 
 
 @dataclass(kw_only=True)
 class Timing:
-    """Times work of one rank, alone or at the same time on all ranks."""
+    """Measures how long work takes on one rank, alone or at the same time on all ranks."""
 
     device: torch.device
     timeout_s: float = 60.0
@@ -103,7 +103,7 @@ class Timing:
         """Wait until the device has finished the work of its current stream.
 
         Raises:
-            TimeoutError: it has not within `timeout_s`: a kernel hangs, usually because it waits for another rank.
+            TimeoutError: not finished within `timeout_s`: a kernel hangs, usually because it waits for another rank.
         """
         self.heartbeat.record_progress()
         if self.device.type != "cuda":
@@ -154,7 +154,7 @@ class Timing:
         return [elapsed_s(earlier, later) / iterations for earlier, later in itertools.pairwise(events)]
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over all ranks: of times, those of the slowest rank."""
+        """Return each value's maximum over all ranks; for times, that is the time of the slowest rank."""
         maxima = torch.tensor(values, dtype=torch.float64, device=self.device)
         with self.heartbeat.in_collective():
             dist.all_reduce(maxima, dist.ReduceOp.MAX)

@@ -121,7 +121,7 @@ def _measure(context: Context, steps: int, batch: int) -> None:
 
 
 def save(context: Context, state: State, path: Path) -> None:
-    """Write the checkpoint through to the disk, and a JSON file that describes it."""
+    """Write and sync the checkpoint to disk, with a JSON file that describes it."""
     with path.open("wb") as file:
         torch.save(state, file)
         file.flush()
@@ -176,7 +176,7 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
     """Make PyTorch compute the same bits each time; it warns if it cannot."""
-    # Max pooling's backward pass adds with atomics, and warns. Its windows do not overlap here, so nothing is added up.
+    # PyTorch warns that max pooling's backward pass adds with atomics. Its windows do not overlap here, so no sum depends on it.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,6 +1,6 @@
 """Images a second that the host's CPUs prepare for each rank, compared with the rate at which its device trains.
 
-All ranks of the host load at once: they share its CPUs, and one rank alone would look far better than training ever is. The
+All ranks of the host load at once, because they share its CPUs: one rank alone would be far faster than in training. The
 images are in memory, so the figure is that of the CPUs and not of the disk. Each image is shifted, rotated and normalized on
 its own, as in common examples. No process group is used: the ranks of different hosts do not affect each other here.
 """
@@ -65,7 +65,7 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report images a second for each number of workers, and the best of them over the rate at which the device trains."""
+    """Report images a second for each number of workers, and the ratio of the best to the device's training rate."""
     batch = settings["batch_size"]
     name, model = _choose_network()
     params: dict[str, Any] = {
@@ -143,7 +143,7 @@ def forkserver(module: str) -> Any:
 
 
 def _training_rate(context: Context, name: str, model: nn.Module, batch: int) -> float:
-    """Return the images a second that this rank's device trains on, eagerly and from its own memory, all ranks at once."""
+    """Return the images a second that this rank's device trains on, eager, from device memory, with all ranks at once."""
     images, device = load(name, []), context.device
     model = model.to(device)
     pictures, classes = images.train.to(device), images.train_classes.to(device)

@@ -29,9 +29,9 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 0.1
-"""Share of the steps over which the learning rate rises: at 16 times the rate of one rank the first steps would diverge."""
+"""Share of the steps over which the learning rate rises: at the full rate of 16 ranks the first steps would diverge."""
 MAX_RATE = 0.16
-"""The linear scaling rule ends at the rate of 16 ranks: with more ranks the rate stays, and there are fewer steps."""
+"""The learning rate grows with the number of ranks up to 16; beyond that it stays the same."""
 GRAPH_WARM_UP = 3
 
 
@@ -46,7 +46,7 @@ class GraphedTraining:
             raise CannotMeasureError(ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch}")
         self.steps = min(steps_per_epoch * epochs, settings["max_steps"] or steps_per_epoch * epochs)
         self._model, self._pictures, self._classes = model, normalize(images.train), images.train_classes
-        generator = torch.Generator().manual_seed(2)  # the same shuffle on all ranks, of which each takes its share
+        generator = torch.Generator().manual_seed(2)  # the same shuffle on all ranks; each rank takes its share
         orders = [torch.randperm(len(images.train), generator=generator) for _ in range(epochs)]
         shares = [order[: steps_per_epoch * global_batch].view(-1, context.world_size, batch) for order in orders]
         self._order = torch.cat(shares)[:, context.rank].to(device)  # (steps, batch)

@@ -54,7 +54,7 @@ class SplitReplica:
         torch.manual_seed(1)
         self.module: nn.Module = SplitNetwork(width, *self.devices)
         self._optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05, momentum=0.9)
-        torch.manual_seed(2 + context.rank)  # each replica learns one batch of its own by heart
+        torch.manual_seed(2 + context.rank)  # each replica trains on its own single batch
         self._inputs = torch.randn(batch, width).to(self.devices[0])
         self._classes = torch.randint(CLASSES, (batch,)).to(self.devices[1])
 
@@ -78,7 +78,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     leads = drives_replica(context.local_rank, context.local_world_size)
     leaders = _replica_leaders(context, leads)
     if not leaders:
-        raise CannotMeasureError(UNSUPPORTED, "no host has two devices for a replica")
+        raise CannotMeasureError(UNSUPPORTED, "a replica needs two devices; no host has two")
     group = _create_group(leaders) if len(leaders) > 1 else None
     replica = _build_replica(context, leads, width, batch)
     results = [(0.0, 0.0)] * steps
@@ -124,8 +124,8 @@ def _replica_leaders(context: Context, leads: bool) -> list[int]:
 def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
     """Return a process group of the leaders, which all ranks must create; None on the other ranks.
 
-    join_process_group() binds the default group, and every group derived from it, to one device a rank; a replica reduces
-    on two.
+    join_process_group() binds the default group, and every group derived from it, to one device per rank; a replica
+    reduces on two devices.
     """
     default = dist.group.WORLD
     bound, default.bound_device_id = default.bound_device_id, None  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The training of a scaling study: that of the GKE experiment (Kubeflow's mnist.py), timed from the launch of the ranks.
+"""The training of a scaling study (Kubeflow's mnist.py, as in the GKE experiment), timed from the launch of the ranks.
 
 Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5; the batch size is that of one rank. As in most training,
 images pass through the host's CPUs: each is converted on its own, by worker processes of each rank. So a host with too few
@@ -90,7 +90,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         world_size=context.world_size,
         backend=dist.get_backend(),
         cpus=available_cpus(),
-        max_steps=steps if steps < all_steps else 0,  # 0: no limit took effect
+        max_steps=steps if steps < all_steps else 0,  # 0: not limited
         **{key: settings[key] for key in ("batch_size", "epochs", "precision", "workers")},
     )
 
@@ -121,7 +121,7 @@ class _Batches:
         epoch, remaining = 0, steps
         while remaining:
             self._sampler.set_epoch(epoch)
-            # If workers cannot be started on some rank, all ranks must learn of it before they wait for each other.
+            # If a rank cannot start its workers, all ranks must stop before they wait for each other.
             batches = attempt_on_all_ranks(self._context, lambda: iter(self._loader)) if epoch == 0 else self._loader
             for pictures, classes in batches:
                 if not remaining:

@@ -1,20 +1,19 @@
 """Data-parallel training steps in two parts: how long each rank computes, and how long it waits for the others.
 
-In a DDP step the all_reduce of the gradients is hidden behind the backward pass, and a rank's waiting behind its computing:
-the two cannot be separated from outside. Besides, NCCL's kernels, which spin while they wait, use part of the device. So these
-steps exchange the gradients only after the backward pass, as DDP does after `no_sync`, and each rank times the two parts by
-its own clock:
+In a DDP step the all_reduce of the gradients overlaps with the backward pass, so computing and waiting cannot be separated
+from outside. NCCL's kernels also spin while they wait, and use part of the device. So these steps exchange the gradients
+only after the backward pass, as DDP does after `no_sync`, and each rank times the two parts with its own clock:
 
 * compute: update, forward and backward pass, until the device has finished them. Ranks do not interact.
-* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the rank that came last did not wait: in
-  each step the shortest exchange of all ranks is the communication, and the excess on another rank is its wait.
+* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the last rank to start did not wait. In
+  each step the shortest exchange is the communication time; the excess on another rank is the time that rank waited.
 
-Not measured: a step takes longer than DDP's by what DDP would hide, and communication does not slow down computing. The
-network is the transformer, on tokens in device memory, large enough that the GPU and not its launches decide, as in real
-training; `straggler.launch` reports how long the host needed for the launches.
+Two effects of DDP are not measured: the overlap, so these steps take longer than DDP's, and the slowdown of computing by
+communication. The network is the transformer on tokens in device memory. As in real training, it is large enough that the
+GPU, not the kernel launches, limits the speed; `straggler.launch` reports how long the host needed for the launches.
 
-A rank's figures are means over the middle 90 % of the steps: a single delay does not affect them, and something that disturbs
-every tenth step does.
+A rank's figures are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance of every
+tenth step does.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ class Step:
 
     compute: float
     launch: float
-    """Part of `compute`: until the host had launched everything."""
+    """Part of `compute` until the host has launched all kernels."""
     exchange: float
     cpu: float
     """CPU time (user and system) of the process's threads during `compute`."""
     preemptions: int
-    """How often a thread lost its processor to another during `compute`."""
+    """Involuntary context switches of the process's threads during `compute`."""
 
 
 class TimedReplica:
@@ -121,7 +120,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _tested_replica(context: Context, shape: Shape) -> TimedReplica:
-    """Return the replica after one computation alone, in which an unsupported type or a lack of memory shows."""
+    """Return the replica after a first computation without other ranks, which fails if a type or memory is lacking."""
     replica = TimedReplica(context, shape)
     replica.compute()
     context.synchronize()

@@ -103,7 +103,7 @@ def _save(context: Context, model: nn.Module, name: str, settings: Mapping[str, 
     try:
         torch.save(model.state_dict(), context.work / f"{name}.pt")
         documents.write_text(context.work / f"{name}.json", json.dumps(metadata, allow_nan=False), durable=False)
-    except (OSError, RuntimeError) as error:  # the figures are valid all the same
+    except (OSError, RuntimeError) as error:  # the figures are valid without the file
         log(f"{name} could not be saved: {error}")
 
 

@@ -1,4 +1,4 @@
-"""What the training benchmarks share: networks, data on the device, the training step, gradients, CUDA graphs, evaluation."""
+"""Code shared by the training benchmarks: networks, data, training step, gradients, CUDA graphs, evaluation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build_network(name: str) -> nn.Module:
         from torchvision.models import resnet18
     except (ImportError, RuntimeError, AttributeError) as error:
         # A torchvision built for another torch fails in one of these ways; real clusters have such installations.
-        reason = f"torchvision does not fit torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
+        reason = f"torchvision is not compatible with torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
         raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)
     return model
@@ -60,7 +60,8 @@ def load_model_and_images(context: Context, name: str, directories: Sequence[str
     lowest, highest = context.min_max_over_ranks(LABELS.index(images.label))
     if lowest != highest:
         raise CannotMeasureError(
-            ERROR, f"the hosts have different data: {images.label} here, {LABELS[lowest]} and {LABELS[highest]} in all"
+            ERROR,
+            f"the hosts have different data: {images.label} here, {LABELS[lowest]} and {LABELS[highest]} over all hosts",
         )
     return model, images
 
@@ -164,7 +165,9 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the accuracy and the mean loss on the test images; each rank evaluates its own share."""
     own = slice(context.rank, None, context.world_size)
-    batch = 1000 if context.device.type == "cuda" else 100  # a CPU's caches hold 100: that saves a third of the time
+    batch = (
+        1000 if context.device.type == "cuda" else 100
+    )  # 100 fit into a CPU's caches, which saves a third of the time
     correct, loss = torch.zeros((), device=context.device), torch.zeros((), device=context.device)
     model.eval()
     with torch.no_grad():

@@ -3,7 +3,7 @@
 Pre-norm blocks with causal attention and an MLP of four widths; parameters in fp32, computed in bf16, AdamW. Model FLOPs of a
 token, forward and backward: 6·N for the N weights in matrix products (12·width² a layer, and the head; the embedding is only
 a look-up), and 6·layers·width·sequence for the attention, the causal half of 12. Utilization is relative to the ranks' own
-bf16 matrix product, measured right before: that needs no data sheet, and a slow GPU does not look like bad sharding.
+bf16 matrix product, measured just before: no data sheet is needed, and a slow GPU does not look like bad sharding.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VOCABULARY = 1024
 GEMM_SIZE, GEMM_CALLS = 8192, 100
 WARM_UP = 3
 ACTIVATION_BYTES = 34
-"""Kept for the backward pass, for each token, layer and unit of width, in bf16 (Korthikanti et al. 2022, equation 2)."""
+"""Bytes kept for the backward pass per token, layer and unit of width, in bf16 (Korthikanti et al. 2022, equation 2)."""
 STATE_BYTES = 16
-"""Of each parameter: its fp32 value, its gradient, and AdamW's two moments."""
+"""Bytes per parameter: its fp32 value, its gradient, and AdamW's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Shape:
     def required_bytes(self, world_size: int) -> float:
         """Return about how many bytes of device memory the training needs."""
         activations = ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
-        return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)  # created whole, then sharded
+        return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded
 
 
 class Block(nn.Module):
@@ -119,7 +119,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
 
     context.set_phase("transformer steps")
-    try:  # an error in here happens between collectives: the ranks cannot agree on it any more
+    try:  # after an error between collectives the ranks can no longer agree to stop
         with context.heartbeat.in_collective():
             times = context.time(step, settings["steps"], warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
@@ -199,14 +199,14 @@ def _fit_to_memory(context: Context, wanted: Shape) -> Shape:
 
 
 def _gemm_rate(context: Context) -> float:
-    """Return the FLOP/s of this device in a bf16 matrix product while all devices run it."""
+    """Return this device's FLOP/s in a bf16 matrix product while all devices run one."""
     factor = torch.randn(GEMM_SIZE, GEMM_SIZE, device=context.device, dtype=torch.bfloat16)
     times = context.time(lambda: torch.mm(factor, factor), GEMM_CALLS, warm_up=10)
     return 2 * GEMM_SIZE**3 / statistics.median(times)
 
 
 def make_tokens(context: Context, shape: Shape) -> torch.Tensor:
-    """Return rows (batch, sequence + 1) with random first tokens that follow a rule, 5·t + 3, which can be learnt."""
+    """Return rows (batch, sequence + 1) with random first tokens; each next token is 5·t + 3, a rule that can be learnt."""
     generator = torch.Generator().manual_seed(context.rank)
     rows = [torch.randint(VOCABULARY, (shape.batch_size,), generator=generator)]
     for _ in range(shape.sequence):

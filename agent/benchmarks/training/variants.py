@@ -1,7 +1,7 @@
 """Training steps of ResNet-18 in several precisions, memory layouts and batch sizes, eager and compiled.
 
-DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant is the
-fastest loop that we could write: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph.
+DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant is made
+for speed: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
 
 BUCKET_MB = 10
-"""Bucket of the 45 MB of gradients. The first all_reduce starts early in the backward pass, and the last one is short."""
+"""DDP's bucket size for 45 MB of gradients: the first all_reduce starts early in the backward pass, and the last is short."""
 WARM_UP = 11
 """Steps before the capture: DDP measures its first ten steps itself, which a graph must not contain."""
 
@@ -47,7 +47,7 @@ VARIANTS = {
 
 
 class Classifier(nn.Module):
-    """From bytes to the loss in one module, so that a compiler can fuse the first and last operations too."""
+    """Computes the loss from bytes in one module, so that a compiler can fuse the first and last operations too."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()

@@ -293,7 +293,7 @@ def test_single_wrong_element_is_counted(op: str) -> None:
     [
         (["--only", "training", "--epochs", "0"], 2, "0 is not a whole number of at least 1"),
         (["--only", "training", "--batch-size", "1000000"], 1, "images on each of 1 ranks: too few"),
-        (["--only", "host_copy", "digest"], 0, "left out: host_copy"),
+        (["--only", "host_copy", "digest"], 0, "skipped: host_copy"),
     ],
 )
 def test_exit_code_without_supervisor(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:

@@ -459,7 +459,7 @@ def test_failed_renaming_costs_only_the_other_exporters_names(
         scraped = scrape_over_http(f"http://127.0.0.1:{server.port}/metrics")
     assert scraped[("rackproof_host_load", ())] == 0.5
     assert scraped[("rackproof_collector_success", (("collector", "dcgm"),))] == 0
-    assert "the names of dcgm cannot be exported" in caplog.text
+    assert "metrics under the names of dcgm cannot be exported" in caplog.text
 
 
 def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(serving: Callable[..., str]) -> None:

@@ -64,7 +64,10 @@ def test_kill_at_the_limit_of_a_parent_group_names_the_limit(tree: Tree) -> None
 def test_kill_below_every_limit_means_the_host_had_no_memory_left(tree: Tree) -> None:
     memory = OomWatch(tree.root)
     tree.group("slice/session", kills=2)
-    assert memory.describe_kill() == "killed by the kernel's out-of-memory killer (oom_kill 2, the host had none left)"
+    assert (
+        memory.describe_kill()
+        == "killed by the kernel's out-of-memory killer (oom_kill 2, the host had no memory left)"
+    )
 
 
 def test_earlier_or_foreign_kill_is_not_reported(tree: Tree) -> None:
