@@ -290,6 +290,29 @@ class NotJudged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Replaced:
+    """A shipped criterion that a criterion of the operator replaced."""
+
+    criterion: str
+    """Id of the shipped criterion."""
+    pack: str
+    """The shipped pack that defines it."""
+    old: str
+    """What it judged, its limit, and severity and action of a failure, in words."""
+    by: str
+    """Id of the criterion that judged instead."""
+    by_pack: str
+    new: str
+    """The same of that criterion."""
+    changed: tuple[str, ...] = ()
+    """Settings in which the two differ."""
+    source: str = ""
+    """The reason that the operator's pack gives."""
+    hosts: int = 0
+    """Number of hosts that the shipped criterion would have judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetReport:
     """The one document of a run."""
 
@@ -311,6 +334,8 @@ class FleetReport:
     """The same as text."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Name of a figure that was measured -> why the packs of these GPUs have no limit for it."""
+    replaced: tuple[Replaced, ...] = ()
+    """Shipped criteria that packs of the operator replaced."""
     judged: tuple[Judged, ...] = ()
     """All verdicts of the fleet, aggregated: complete at any size."""
     detail: str = ALL

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from fleet.criteria_lint.lint import lint
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, rule_file
-from fleet.judge.criteria import read_pack, shipped_packs
+from fleet.judge.criteria import read_pack, read_packs, shipped_packs
 from fleet.report.checks import checks
 
 
@@ -38,9 +39,14 @@ def call(options: argparse.Namespace) -> int:
         print(checks([read_pack(name) for name in options.packs or ["common"]]), end="")
         return 0
     if options.what == "alerts":
-        print(rule_file([read_pack(name) for name in (*PACKS, *options.packs)], options.runbook), end="")
+        shipped = shipped_packs()
+        named = [pack for pack in read_packs(options.packs) if pack.chosen]
+        named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
+        print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
+    # A file with the names of a GPU model is checked as a pack that is to be shipped: it shares ids with those of other models.
+    read_packs([name for name in options.packs if not read_pack(name).gpu_names])
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:
         print(finding)

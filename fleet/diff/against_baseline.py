@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleet.diff.comparison import Comparison
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
-from fleet.judge.pack_selection import select_packs
+from fleet.judge.pack_selection import criteria_by_id, select_packs
 from fleet.records.host_state import accepted_state, host_state
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
@@ -48,8 +48,7 @@ def add_host(comparison: Comparison, plan: Plan, host: PlannedHost, evidence: Ev
 def criteria_of(plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> list[Criterion]:
     """Return the criteria that compare a host with its baseline, as the judge selects them."""
     selected_packs = select_packs(plan, host, evidence.gpus(), packs)[0]
-    criteria_by_id = {item.id: item for pack in selected_packs for item in pack.criteria}
-    return [item for item in criteria_by_id.values() if item.baseline is not None]
+    return [item for item in criteria_by_id(selected_packs).values() if item.baseline is not None]
 
 
 def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:

@@ -49,7 +49,7 @@ def incredible(view: HostView, record: Record) -> Iterator[Problem]:
     """Yield every unit, sign or amount in a record that cannot be right."""
     for snapshot in record.snapshots:
         yield from _snapshot_problems(snapshot)
-    criteria = view.criteria()
+    criteria = view.shipped_criteria
     for item in record.observations:
         if item.status != MEASURED:
             continue

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from schemas.records import Value
 from schemas.reports import SEVERITY
 
 PACKS = Path(__file__).parent / "packs"
+RESERVED_IDS = frozenset(
+    {
+        "plan", "gpu-model", "identity-constant", "identity-unique", "digest-majority", "baseline", "localise", "manifest",
+        "manifest-extra",
+    }
+)  # fmt: skip
+"""Ids of the verdicts that need no criterion."""
 
 
 Range = Mapping[str, float]
@@ -67,7 +74,7 @@ class Criterion:
             median. With a fraction too, the limit that is farther from the median counts.
         baseline: the limit comes from the accepted record of the same part. A run without a baseline is not judged by it.
         same_as_fleet: True: the value must be the most common one among the group's GPUs or hosts (`uniform`).
-            False: any value is good; this disables a shipped criterion of the same id. With the operator `ge` or `le`, a
+            False: any value is good; with `replaces` this disables a shipped criterion. With the operator `ge` or `le`, a
             greater or lesser value than the most common one passes too.
     """
 
@@ -117,6 +124,8 @@ class Criterion:
     """Text that fails -> its action, where it is not `action`."""
     severity: str = ""
     """`critical`: unfit for use. `warning`: inspect it. The default follows from the action."""
+    replaces: str = ""
+    """Id of the criterion of an earlier pack that no longer judges. Without it, a pack cannot reuse an id (`read_packs`)."""
     origin: str = ""
     """Name of the pack whose file defines it. Packs that include this file have it too."""
 
@@ -149,7 +158,7 @@ class Pack:
     gpu_names: tuple[str, ...]
     criteria: tuple[Criterion, ...]
     chosen: bool = False
-    """Whether the operator named it. It then applies to every host, and its criteria replace shipped ones of the same id."""
+    """Whether the operator named it. It then applies to every host, beside the pack of the GPU model."""
     datasheet: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The vendor's figures in SI units: flops, memory_bandwidth, memory_size, pcie, host_link, nvlink, power; each with a source.
 
@@ -157,7 +166,14 @@ class Pack:
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Observation name -> why the pack has no figure for it."""
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
-    """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable."""
+    """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable.
+
+    Only of the pack of the host's GPU model."""
+
+    @cached_property
+    def origins(self) -> frozenset[str]:
+        """Return the names of the packs whose files define its criteria."""
+        return frozenset(item.origin for item in self.criteria)
 
 
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
@@ -212,6 +228,8 @@ def _shipped(name: str) -> Pack:
 
 
 def _read(path: Path) -> Pack:
+    if path.stem in shipped_packs() and path.resolve().parent != PACKS.resolve():
+        raise UsageError(f"{path}: {path.stem} is the name of a shipped criteria pack; rename the file")
     document = read_yaml(path, "criteria")
     # If two included packs define the same id, the later one wins.
     included = [criterion for name in document.get("include", ()) for criterion in read_pack(name).criteria]
@@ -232,8 +250,42 @@ def _read(path: Path) -> Pack:
 
 
 def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
-    """Return every shipped pack, and the ones that the operator named. Raises UsageError as `read_pack` does."""
-    return (*map(read_pack, shipped_packs()), *(replace(read_pack(name), chosen=True) for name in names))
+    """Return every shipped pack, and the ones that the operator named.
+
+    Raises:
+        UsageError: as `read_pack`; or a named pack reuses the id of a criterion without `replaces`.
+    """
+    packs = (*map(read_pack, shipped_packs()), *(replace(read_pack(name), chosen=True) for name in names))
+    if problems := [*_silent_replacements(packs)]:
+        raise UsageError("criteria that would weaken others silently:\n" + "\n".join(problems))
+    return packs
+
+
+def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
+    """Yield each criterion of the operator that reuses an id without `replaces`, or that replaces a criterion that is unknown.
+
+    Shipped criteria that a named pack includes never replace others (`pack_selection`).
+    """
+    shipped, known = set(shipped_packs()), dict[str, list[Criterion]]()
+    for pack in packs:
+        for item in pack.criteria if pack.chosen else ():
+            others = known.get(item.id, [])
+            if item.origin in shipped or item in others:
+                continue
+            where = f"{item.origin}: {item.id}"
+            if item.id in RESERVED_IDS:
+                yield f"{where}: the id is reserved for verdicts without a criterion; choose another id"
+            elif item.replaces and item.replaces not in known:
+                yield f"{where}: replaces {item.replaces}, which no pack has{documents.nearest(item.replaces, known)}"
+            elif others and item.replaces != item.id:
+                origins = [*dict.fromkeys(other.origin for other in others)]
+                more = f" and {len(origins) - 1} more packs" if len(origins) > 1 else ""
+                yield (
+                    f"{where}: the id is that of a criterion of {origins[0]}{more}; choose another id to judge by both, "
+                    f"or add `replaces: {item.id}`, and the report lists it as replaced"
+                )
+        for item in pack.criteria:
+            known.setdefault(item.id, []).append(item)
 
 
 def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:

@@ -42,7 +42,7 @@ class HostView:
         self.names = {f"gpu={gpu.index}": gpu.name for gpu in self.gpus}
         self.packs, self.no_pack = select_packs(plan, host, self.gpus, packs)
         shipped = {pack.name for pack in packs if not pack.chosen}
-        self.operator_packs = {pack.name for pack in packs if pack.chosen} - shipped
+        self.operator_packs = {origin for pack in packs if pack.chosen for origin in pack.origins} - shipped
         """Packs of the operator. A criterion of theirs that matches nothing is a mistake, never a pass."""
         self.expected = plan.expected_of(host)
         self.accepted = AcceptedRecord(evidence.baseline, self.gpus)
@@ -192,10 +192,11 @@ class HostView:
         )
 
     def lacks(self, expectation: Expectation) -> bool:
-        """Return whether a pack lists the expectation as unsupported by this GPU model."""
+        """Return whether the pack of this GPU model lists the expectation as unsupported."""
         return any(
             expectation.params.get(param) in values
             for pack in self.packs
+            if not pack.chosen
             for param, values in pack.lacks.get(expectation.name, {}).items()
         )
 
@@ -205,8 +206,13 @@ class HostView:
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)
 
     def criteria(self) -> dict[str, Criterion]:
-        """Return the criteria that judge this host by id; a pack that the operator named wins."""
+        """Return the criteria that judge this host by id."""
         return criteria_by_id(self.packs)
+
+    @cached_property
+    def shipped_criteria(self) -> dict[str, Criterion]:
+        """Return the criteria of the shipped packs of this host by id, replaced ones included."""
+        return criteria_by_id([pack for pack in self.packs if not pack.chosen])
 
     def inconclusive(
         self,

@@ -9,6 +9,7 @@ A fleet of any size is judged in two passes: `gather` collects the statistics of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import WaiverMatcher
 from schemas.plans import Plan
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
 
@@ -116,22 +117,26 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts without those by a floor that a model derived, if a closer floor has the same verdict on the figure.
 
-    One slow figure is then one failure. An inconclusive figure keeps the first of its verdicts.
+    One slow figure is then one failure. A closer floor of lower severity does not count. An inconclusive figure keeps the first
+    of its verdicts.
     """
+    derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}
-    derived = [verdict for verdict in verdicts if verdict.verdict != PASS and verdict.basis == MODEL]
-    for verdict in verdicts if derived else ():
-        if verdict.verdict == INCONCLUSIVE or (verdict.verdict == FAIL and verdict.operator in FLOORS):
-            key = _figure(verdict)
-            known = closest.setdefault(key, verdict)
-            if (
-                isinstance(verdict.limit, int | float)
-                and isinstance(known.limit, int | float)
-                and verdict.limit > known.limit
-            ):
-                closest[key] = verdict
+    for verdict in filter(_misses_floor, verdicts if derived else ()):
+        known = closest.setdefault(_figure(verdict), verdict)
+        if _closeness(verdict) > _closeness(known):
+            closest[_figure(verdict)] = verdict
     looser = {id(verdict) for verdict in derived if closest[_figure(verdict)] is not verdict}
     return [verdict for verdict in verdicts if id(verdict) not in looser]
+
+
+def _misses_floor(verdict: Verdict) -> bool:
+    return verdict.verdict == INCONCLUSIVE or (verdict.verdict == FAIL and verdict.operator in FLOORS)
+
+
+def _closeness(verdict: Verdict) -> tuple[bool, float]:
+    limit = float(verdict.limit) if isinstance(verdict.limit, int | float) else -math.inf
+    return verdict.severity == CRITICAL, limit
 
 
 def _figure(verdict: Verdict) -> tuple[object, ...]:

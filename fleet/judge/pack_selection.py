@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion, Pack, with_datasheet
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu
 
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The criteria that result from some packs."""
+
+    criteria: dict[str, Criterion]
+    """Id -> criterion."""
+    replaced: Mapping[str, tuple[Criterion, ...]]
+    """Id of a criterion -> the shipped criteria that it replaces."""
+
+
 _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = BoundedCache(64)
 """Criteria by the ids of the packs. The packs are kept in the value, so that no id is reused."""
 
 
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
-    """Return the criteria of these packs by id; the last pack that defines an id wins.
+    """Return the criteria of these packs by id, as `resolve` does.
 
     Limits that are fractions of a datasheet come from the first pack that has one: that of the host's GPU model.
     """
     key = tuple(map(id, packs))
     if key not in _CRITERIA:
         datasheet = next((pack.datasheet for pack in packs if pack.datasheet), {})
-        criteria = (with_datasheet(item, datasheet) for pack in packs for item in pack.criteria)
-        _CRITERIA[key] = packs, {item.id: item for item in criteria}
+        criteria = resolve(packs).criteria
+        _CRITERIA[key] = packs, {name: with_datasheet(item, datasheet) for name, item in criteria.items()}
     return _CRITERIA[key][1]
+
+
+def resolve(packs: Iterable[Pack]) -> Selection:
+    """Return the criteria of these packs.
+
+    Of shipped packs, the last one that defines an id wins. A criterion of a pack that the operator named is added, and removes an
+    earlier one only if it names it in `replaces`.
+    """
+    criteria: dict[str, Criterion] = {}
+    replaced: dict[str, tuple[Criterion, ...]] = {}
+    of_operator: set[str] = set()
+    for pack in packs:
+        if not pack.chosen:
+            criteria |= {item.id: item for item in pack.criteria}
+            continue
+        names = {item.replaces for item in pack.criteria} & criteria.keys()
+        removed = {name: criteria.pop(name) for name in names}
+        # What replaces a criterion of the operator replaces the shipped one that this one replaced.
+        shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
+        for item in pack.criteria:
+            if item.id not in criteria:
+                criteria[item.id] = item
+                of_operator.add(item.id)
+                if shipped.get(item.replaces):
+                    replaced[item.id] = shipped[item.replaces]
+    return Selection(criteria=criteria, replaced=replaced)
 
 
 def select_packs(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:

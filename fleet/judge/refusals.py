@@ -41,10 +41,11 @@ def may_be_transient(name: str) -> bool:
 def refused_readings(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each basic reading that the last snapshot with it could not get.
 
-    Left out are readings that a criterion of one part judges, and GPUs that do not answer or require a recovery action.
+    Left out are readings that a shipped criterion of one part judges, and GPUs that do not answer or require a recovery action.
     """
     excluded = {*_last_absent(view, _IDENTITY), *view.unmeasured_gpus, *_in_recovery(view)}
-    judged = [item for item in view.criteria().values() if item.name.startswith("gpu.") and item.same_as_fleet is None]
+    criteria = [item for item in view.criteria().values() if item.origin not in view.operator_packs]
+    judged = [item for item in criteria if item.name.startswith("gpu.") and item.same_as_fleet is None]
     for name in BASIC:
         if any(criterion.matches_name(name) for criterion in judged):
             continue

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
-from fleet.judge.criteria import Criterion, Pack, Range
+from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.informational import INFORMATIONAL
-from fleet.quantities import NONE, SIGNS, number, scale
+from fleet.quantities import NONE
+from fleet.report.criterion_text import parameter_text, wanted_text
 from fleet.report.formatting import ACTIONS
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
-from schemas.records import Value
 
-_DATASHEET_TEXTS = {
-    "flops": "rate in this precision",
-    "memory_bandwidth": "memory bandwidth",
-    "memory_size": "memory",
-    "memory_bus": "memory bus",
-    "memory_clock": "memory clock",
-    "cores": "CUDA cores",
-    "sm_clock": "maximum SM clock",
-    "power": "power",
-    "pcie": "PCIe bandwidth, one way",
-    "host_link": "bandwidth of the link to the CPU, one way",
-    "nvlink": "NVLink bandwidth, one way, for the links that join the GPUs",
-    "all_nvlinks": "NVLink bandwidth, one way",
-}
+_CONDITION = re.compile(r"\b(if present|if the run has a baseline)\b")
 
 HEAD = """# Checks
 
@@ -66,12 +54,12 @@ def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
 
 def _cells(criterion: Criterion) -> Iterable[str]:
     yield f"`{criterion.id}`"
-    where = ", ".join(f"{key} {_parameter(value)}" for key, value in criterion.where.items())
+    where = ", ".join(f"{key} {parameter_text(value)}" for key, value in criterion.where.items())
     description = "; ".join(
         part for part in (_meaning(criterion), where, criterion.stage and f"stage {criterion.stage}") if part
     )
     yield f"`{criterion.name}`{f': {description}' if description else ''}"
-    yield _wanted(criterion)
+    yield _CONDITION.sub(r"*\1*", wanted_text(criterion))
     others = (f"{ACTIONS[action].lower()} if {text}" for text, action in criterion.actions.items())
     yield "; ".join((ACTIONS[criterion.action].lower() or NONE, *others))
     yield _plain(f"{criterion.source} ({criterion.basis})")
@@ -81,65 +69,6 @@ def _meaning(criterion: Criterion) -> str:
     helps = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
     benchmark = BENCHMARKS.get(criterion.name.split(".")[0])
     return _plain(helps[0] if helps else benchmark.summary if benchmark else "")
-
-
-def _wanted(criterion: Criterion) -> str:
-    sign = SIGNS[criterion.operator]
-    text = f"{sign} {_limit(criterion)}"
-    if criterion.same_as_fleet is not None:
-        text = _of_peers(criterion) if criterion.same_as_fleet else "not compared"
-    text += " of new parts" if criterion.new_part else ""
-    text += " change over the run" if criterion.delta else ""
-    text += ", best value of the run" if criterion.best_of_run else ""
-    return text + (" *if present*" if criterion.optional else "")
-
-
-def _of_peers(criterion: Criterion) -> str:
-    peers = {"": "the fleet", "rack": "the rack", "host": "the host", "device": "the same part"}[criterion.among]
-    same = {"eq": "same as", "ge": "at least that of", "le": "at most that of"}[criterion.operator]
-    tolerance = f" within {criterion.within * 100:g} %" if criterion.within else ""
-    if criterion.prefer is None:
-        return f"{same} most of {peers}{tolerance}"
-    preferred = {True: "yes", False: "no"}.get(criterion.prefer, criterion.prefer)  # type: ignore[call-overload]
-    return f"{preferred}, or {same} most of {peers}{tolerance}"
-
-
-def _limit(criterion: Criterion) -> str:
-    if criterion.vs_fleet:
-        return _of_fleet(criterion)
-    if criterion.baseline is not None:
-        change = criterion.baseline.change
-        share = f"{criterion.baseline.fraction * 100:g} % of" if change is None else f"{change:+g} from"
-        return f"{share} the part's value at acceptance *if the run has a baseline*"
-    if criterion.variable:
-        share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
-        return f"{share}the value in the inventory ({criterion.variable.replace('_', ' ')})"
-    if criterion.datasheet:
-        return f"{criterion.fraction * 100:g} % of the datasheet's {_DATASHEET_TEXTS[criterion.datasheet]}"
-    limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
-    if isinstance(limit, bool):
-        return "yes" if limit else "no"
-    if not isinstance(limit, int | float):
-        return str(limit)
-    factor, unit = scale(float(limit), criterion.unit)
-    text = f"{number(limit / factor if factor != 1 else limit)} {unit}".strip()
-    return f"{text} with {criterion.links} NVLinks" if criterion.links else text
-
-
-def _parameter(value: Value | Range) -> str:
-    if not isinstance(value, Mapping):
-        return str(value)
-    return " and ".join(
-        f"{SIGNS[name]} {bound:g}" if bound < 1e6 else f"{SIGNS[name]} {int(bound)}" for name, bound in value.items()
-    )
-
-
-def _of_fleet(criterion: Criterion) -> str:
-    share, away = criterion.fleet_fraction, criterion.fleet_deviations
-    parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
-    parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
-    position = ", for parts in the same position" if criterion.by_position else ""
-    return f"{' and '.join(parts)}{position}"
 
 
 def _plain(text: str) -> str:

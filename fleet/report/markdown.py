@@ -25,14 +25,16 @@ from fleet.report.formatting import (
 from fleet.report.grafana import run_dashboard
 from fleet.report.markdown_figures import measurements
 from fleet.report.markup import FENCED, HARMLESS, code, section, table
+from fleet.report.replaced import changes
 from fleet.report.tables import headline
 from fleet.report.tables.reasons import Reason, reasons
 from fleet.report.tables.summary_text import render_summary
 from fleet.report.tables.versions import components
-from schemas.reports import FleetReport, HostReport
+from schemas.reports import FleetReport, HostReport, Replaced
 
 _MAX_REASONS = 50
 _MAX_HOSTS = 6
+_MAX_REPLACED = 100
 
 
 def render_markdown(report: FleetReport, grafana_url: str = "") -> str:
@@ -175,9 +177,17 @@ def _provenance(report: FleetReport) -> str:
     return "\n".join(
         [
             *(rejected or ["- Rejected input files: none"]),
+            *map(_replaced, report.replaced[:_MAX_REPLACED]),
             f"- Measured but not judged by any criterion: {names or 'none'}",
             *(f"- No reference value for {code(name)}: {code(why)}" for name, why in report.unknown.items()),
             f"- Schema {code(report.schema)}, made by Rackproof {code(report.rackproof)}; "
             "the decision is in `report.json`, the full report in `report.html`",
         ]
     )
+
+
+def _replaced(item: Replaced) -> str:
+    hosts = f"{item.hosts} {'host' if item.hosts == 1 else 'hosts'}"
+    what = f"- Criterion replaced: {code(item.criterion)} of {code(item.pack)} on {hosts}"
+    by = f"{code(item.by)} of {code(item.by_pack)} ({code(item.source)})"
+    return f"{what}: {code(item.old)}, now {code(item.new)} by {by}; changed: {code(changes(item))}"

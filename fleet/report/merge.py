@@ -25,6 +25,7 @@ from fleet.report.hosts import (
     without_measurements,
     worst_decision,
 )
+from fleet.report.replaced import replaced_criteria
 from fleet.report.summary import SummaryInput, acceptance
 from fleet.report.unjudged import not_judged
 from schemas import VERSION
@@ -87,6 +88,7 @@ def fleet_report(
     hosts = _host_reports(context, judged.hosts, manifest)
     rows = tally.judged(_serials(hosts))
     decision = worst_decision(host.decision for host in hosts)
+    replaced = replaced_criteria(context.packs, hosts)
     summary = SummaryInput(
         plan=plan,
         hosts=hosts,
@@ -95,6 +97,7 @@ def fleet_report(
         exceptions=exceptions,
         manifest=manifest,
         diff=diff,
+        replaced=replaced,
         compared={
             item.name.split(".")[0]
             for pack in context.packs
@@ -124,6 +127,7 @@ def fleet_report(
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",
         changes=diff.changes,
+        replaced=replaced,
         judged=rows,
         detail=ALL if context.in_full else EXCEPTIONS,
         left_out=total - len(listed),

@@ -18,6 +18,7 @@ from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
 from fleet.report.hosts import Context, HostJudge, JudgedHosts, context_of, units
 from fleet.report.merge import fleet_report
+from fleet.report.replaced import replaced_lines
 from fleet.report.summary import allowances, pci_slots, reason_lines, status_of
 from fleet.report.workers import Share, map_shares, process_count, shares
 from schemas.plans import Plan
@@ -136,6 +137,7 @@ def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> Flee
                 SummaryLine(kind=LineKind.COUNT, title=f"Host {report.name} alone", text=report.decision),
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
+                *replaced_lines(gang_report.replaced),
                 *reason_lines(verdicts, pci_slots((report.name, gpu) for gpu in report.gpus)),
             ),
         ),

@@ -15,6 +15,7 @@ from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.causes import group_by_cause
 from fleet.report.facts import HostFacts
+from fleet.report.replaced import replaced_lines
 from fleet.report.titles import TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, uncompared_hosts, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
@@ -32,6 +33,7 @@ from schemas.reports import (
     HostReport,
     Judged,
     LineKind,
+    Replaced,
     SummaryLine,
     Verdict,
     VerdictKind,
@@ -78,6 +80,8 @@ class SummaryInput:
     manifest: Sequence[Verdict]
     """All verdicts on the ordered parts."""
     diff: BaselineDiff
+    replaced: Sequence[Replaced] = ()
+    """Shipped criteria that packs of the operator replaced."""
     compared: Collection[str] = ()
     """Benchmarks with figures that a criterion compares with the fleet."""
 
@@ -106,6 +110,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += unjudged_digests(plan, hosts, summary.facts)
     lines += uncompared_hosts(plan, hosts)
     lines += allowances(plan.hosts)
+    lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
     lines += changes_summary(plan, summary.diff)
     lines += reason_lines(summary.exceptions, pci_slots((host.name, gpu) for host in hosts for gpu in host.gpus))

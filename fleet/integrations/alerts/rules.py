@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.pack_selection import resolve
 from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.readings import PROMETHEUS_SUFFIX, READINGS
@@ -99,8 +100,8 @@ def _alert(item: Mapping[str, Any]) -> Alert:
 
 
 def criteria_of(packs: Iterable[Pack]) -> dict[str, Criterion]:
-    """Return id -> criterion; a later pack overrides an earlier one."""
-    return {criterion.id: criterion for pack in packs for criterion in pack.criteria}
+    """Return id -> criterion, as the judge resolves them."""
+    return resolve(packs).criteria
 
 
 def rules_of(alert: Alert, criteria: Mapping[str, Criterion]) -> list[Rule]:

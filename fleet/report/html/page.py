@@ -46,7 +46,7 @@ _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
 """Reasons per action that are shown at once, and with those that can be unfolded. The hosts' pages have the rest."""
-_MAX_FILES = 100
+_MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
 _MAX_OPEN_HOSTS = 1000
@@ -89,6 +89,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
         soaks=soaks,
         unjudged=headline.unjudged(report),
         files=report.quarantined[:_MAX_FILES],
+        replaced=report.replaced[:_MAX_REPLACED],
     )  # fmt: skip
     end = f"<script>{js}{_END}</body>\n</html>\n"
     begin = f'{page}\n<script type="application/json" id="data">'

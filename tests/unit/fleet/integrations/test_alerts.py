@@ -96,6 +96,7 @@ def test_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
     own = tmp_path / "mine.yml"
     criterion = {
         "id": "pcie-replay",
+        "replaces": "pcie-replay",
         "name": "gpu.pcie.replays",
         "scope": "gpu",
         "operator": "le",

@@ -191,8 +191,10 @@ def test_serial_is_that_of_the_first_gpu_in_the_scope() -> None:
 
 
 def test_site_pack_is_not_shipped() -> None:
-    packs = [pack(), pack(name="common"), pack(name="common", chosen=True), pack(name="mine", chosen=True)]
-    assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine"}
+    own = pack(criterion(origin="mine"), criterion(id="d", origin="base"), name="mine", chosen=True)
+    named = pack(criterion(origin="common"), name="common", chosen=True)
+    packs = [pack(), pack(name="common"), named, own]
+    assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine", "base"}
 
 
 def test_unsupported_figures_of_a_model() -> None:

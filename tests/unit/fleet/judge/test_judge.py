@@ -553,11 +553,12 @@ def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
     assert limits(without)["h3"] == 6e10
 
 
-def test_chosen_criterion_replaces_the_shipped_one_of_the_same_id() -> None:
+def test_chosen_criterion_replaces_the_shipped_one_that_it_names() -> None:
     plan = builders.plan()
     stricter = replace(
         next(item for pack in PACKS if pack.name == "h200-sxm" for item in pack.criteria if item.id == "gemm-bf16"),
         expected=1e15,
+        replaces="gemm-bf16",
     )
     pack = Pack(name="mine", gpu_names=(), criteria=(stricter,), chosen=True)
     verdicts = [item for item in judge(plan, builders.evidence(plan), [*PACKS, pack]) if item.verdict == FAIL]

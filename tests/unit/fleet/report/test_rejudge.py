@@ -13,13 +13,15 @@ PACK = """\
 schema: rackproof.criteria/1
 summary: site
 criteria:
-  - {{id: {id}, name: memory.bandwidth, scope: gpu, where: {{op: copy}}, operator: ge, value: {value}, unit: B/s, action: rma,
+  - {{id: {id},{replaces}
+     name: memory.bandwidth, scope: gpu, where: {{op: copy}}, operator: ge, value: {value}, unit: B/s, action: rma,
      source: "the contract, annex 3"}}
 """
 
 
 def pack(path: Path, criterion: str, value: str) -> Path:
-    path.write_text(PACK.format(id=criterion, value=value))
+    replaces = f" replaces: {criterion}," if criterion != "site" else ""
+    path.write_text(PACK.format(id=criterion, value=value, replaces=replaces))
     return path
 
 

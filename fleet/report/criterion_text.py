@@ -1,0 +1,94 @@
+"""Describe criteria in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleet.judge.criteria import Criterion, Range
+from fleet.quantities import SIGNS, number, scale
+from schemas.records import Value
+
+_DATASHEET_TEXTS = {
+    "flops": "rate in this precision",
+    "memory_bandwidth": "memory bandwidth",
+    "memory_size": "memory",
+    "memory_bus": "memory bus",
+    "memory_clock": "memory clock",
+    "cores": "CUDA cores",
+    "sm_clock": "maximum SM clock",
+    "power": "power",
+    "pcie": "PCIe bandwidth, one way",
+    "host_link": "bandwidth of the link to the CPU, one way",
+    "nvlink": "NVLink bandwidth, one way, for the links that join the GPUs",
+    "all_nvlinks": "NVLink bandwidth, one way",
+}
+
+
+def describe(criterion: Criterion) -> str:
+    """Return what the criterion judges, what it wants and what a failure means, on one line."""
+    matched = [criterion.scope, *(f"{key} {parameter_text(value)}" for key, value in criterion.where.items())]
+    matched += [f"stage {criterion.stage}"] if criterion.stage else []
+    where = ", ".join(filter(None, matched))
+    failure = f"{criterion.severity}, {criterion.action.replace('_', ' ')}"
+    return f"{criterion.name}{f' ({where})' if where else ''} {wanted_text(criterion)} [{failure}]"
+
+
+def wanted_text(criterion: Criterion) -> str:
+    """Return what the criterion wants: `≥ 4.15 TB/s`, `same as most of the fleet if present`."""
+    sign = SIGNS[criterion.operator]
+    text = f"{sign} {_limit(criterion)}"
+    if criterion.same_as_fleet is not None:
+        text = _of_peers(criterion) if criterion.same_as_fleet else "not compared"
+    text += " of new parts" if criterion.new_part else ""
+    text += " change over the run" if criterion.delta else ""
+    text += ", best value of the run" if criterion.best_of_run else ""
+    return text + (" if present" if criterion.optional else "")
+
+
+def _of_peers(criterion: Criterion) -> str:
+    peers = {"": "the fleet", "rack": "the rack", "host": "the host", "device": "the same part"}[criterion.among]
+    same = {"eq": "same as", "ge": "at least that of", "le": "at most that of"}[criterion.operator]
+    tolerance = f" within {criterion.within * 100:g} %" if criterion.within else ""
+    if criterion.prefer is None:
+        return f"{same} most of {peers}{tolerance}"
+    preferred = {True: "yes", False: "no"}.get(criterion.prefer, criterion.prefer)  # type: ignore[call-overload]
+    return f"{preferred}, or {same} most of {peers}{tolerance}"
+
+
+def _limit(criterion: Criterion) -> str:
+    if criterion.vs_fleet:
+        return _of_fleet(criterion)
+    if criterion.baseline is not None:
+        change = criterion.baseline.change
+        share = f"{criterion.baseline.fraction * 100:g} % of" if change is None else f"{change:+g} from"
+        return f"{share} the part's value at acceptance if the run has a baseline"
+    if criterion.variable:
+        share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
+        return f"{share}the value in the inventory ({criterion.variable.replace('_', ' ')})"
+    if criterion.datasheet:
+        return f"{criterion.fraction * 100:g} % of the datasheet's {_DATASHEET_TEXTS[criterion.datasheet]}"
+    limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
+    if isinstance(limit, bool):
+        return "yes" if limit else "no"
+    if not isinstance(limit, int | float):
+        return str(limit)
+    factor, unit = scale(float(limit), criterion.unit)
+    text = f"{number(limit / factor if factor != 1 else limit)} {unit}".strip()
+    return f"{text} with {criterion.links} NVLinks" if criterion.links else text
+
+
+def parameter_text(value: Value | Range) -> str:
+    """Return a value of `where`: `copy`, `≥ 65536 and ≤ 1048576`."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return " and ".join(
+        f"{SIGNS[name]} {bound:g}" if bound < 1e6 else f"{SIGNS[name]} {int(bound)}" for name, bound in value.items()
+    )
+
+
+def _of_fleet(criterion: Criterion) -> str:
+    share, away = criterion.fleet_fraction, criterion.fleet_deviations
+    parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
+    parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
+    position = ", for parts in the same position" if criterion.by_position else ""
+    return f"{' and '.join(parts)}{position}"

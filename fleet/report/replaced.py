@@ -1,0 +1,71 @@
+"""List the shipped criteria that packs of the operator replace. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+
+from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.pack_selection import resolve
+from fleet.report.criterion_text import describe
+from schemas.reports import HostReport, LineKind, Replaced, SummaryLine
+
+_MAX_LINES = 10
+_TEXTS = frozenset({"id", "origin", "replaces", "source", "basis", "note"})
+"""Fields of a criterion without effect on a verdict."""
+
+
+def replaced_criteria(packs: Sequence[Pack], hosts: Iterable[HostReport]) -> tuple[Replaced, ...]:
+    """Return each shipped criterion that another one replaces on some of these hosts."""
+    of_operator = [pack for pack in packs if pack.chosen]
+    if not any(item.replaces for pack in of_operator for item in pack.criteria):
+        return ()
+    shipped = {pack.name: pack for pack in packs if not pack.chosen}
+    found: dict[tuple[str, ...], Replaced] = {}
+    # The first pack of a host is the one of its GPU model, the others are those of the operator.
+    for name, count in Counter(host.packs[0] for host in hosts if host.packs and host.packs[0] in shipped).items():
+        selection = resolve([shipped[name], *of_operator])
+        for new_id, olds in selection.replaced.items():
+            for old in olds:
+                item = _replaced(old, selection.criteria[new_id], count)
+                key = item.criterion, item.pack, item.by
+                found[key] = replace(item, hosts=item.hosts + found[key].hosts) if key in found else item
+    return tuple(sorted(found.values(), key=lambda item: (item.criterion, item.pack, item.by)))
+
+
+def _replaced(old: Criterion, new: Criterion, hosts: int) -> Replaced:
+    changed = [
+        item.name
+        for item in fields(Criterion)
+        if item.name not in _TEXTS and getattr(old, item.name) != getattr(new, item.name)
+    ]
+    return Replaced(
+        criterion=old.id,
+        pack=old.origin,
+        old=describe(old),
+        by=new.id,
+        by_pack=new.origin,
+        new=describe(new),
+        changed=tuple(changed),
+        source=new.source,
+        hosts=hosts,
+    )
+
+
+def replaced_lines(items: Sequence[Replaced]) -> Iterator[SummaryLine]:
+    """Yield a caveat for each shipped criterion that was replaced."""
+    for item in items[:_MAX_LINES]:
+        by = f"{item.by_pack}: {item.by}" if item.by != item.criterion else item.by_pack
+        text = f"{item.criterion} of {item.pack}: {item.old}; now, by {by}: {item.new} (changed: {changes(item)})"
+        values = {"hosts": item.hosts}
+        yield SummaryLine(kind=LineKind.CAVEAT, title="Criterion replaced", text=text, values=values)
+    more = len(items) - _MAX_LINES
+    if more > 0:
+        text, values = f"{more} more, listed in report.json", {"criteria": more}
+        yield SummaryLine(kind=LineKind.CAVEAT, title="Criteria replaced", text=text, values=values)
+
+
+def changes(item: Replaced) -> str:
+    """Return the settings that differ, as text."""
+    return ", ".join(item.changed) or "nothing"
