@@ -160,12 +160,13 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
         Metric(name="gpu.throttle.active", unit="1", values=throttle),
         Metric(name="gpu.peer.link", unit="1", values=links),
     ]
-    metrics += optional_readings(devices, {metric.name for metric in metrics})
+    metrics += optional_readings(devices, frozenset(metric.name for metric in metrics))
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))
 
 
-def optional_readings(devices: range, exported: set[str]) -> list[Metric]:
-    """Return the other readings that criteria match, healthy or unsupported."""
+@cache
+def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
+    """Return the other readings that criteria match, healthy or unsupported. Cached: most tests ask for the same."""
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
         if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
@@ -180,7 +181,7 @@ def optional_readings(devices: range, exported: set[str]) -> list[Metric]:
             why = dict.fromkeys(scopes, "unsupported: not on this host")
             metric = replace(metric, absent={**metric.absent, **why})
         metrics[item.name] = metric
-    return list(metrics.values())
+    return tuple(metrics.values())
 
 
 def ranks(number: int, first: int = 0) -> tuple[Rank, ...]:

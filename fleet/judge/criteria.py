@@ -200,9 +200,10 @@ def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, An
     return replace(criterion, expected=figure) if criterion.datasheet else criterion
 
 
-def shipped_packs() -> list[str]:
-    """Return the names of the packs that come with Rackproof."""
-    return sorted(path.stem for path in PACKS.glob("*.yml"))
+@cache
+def shipped_packs() -> tuple[str, ...]:
+    """Return the names of the packs that come with Rackproof, in alphabetical order."""
+    return tuple(sorted(path.stem for path in PACKS.glob("*.yml")))
 
 
 def read_pack(name: str) -> Pack:
