@@ -29,6 +29,8 @@ ACTIONS = (
     "none",
 )
 """What to do about a failed criterion, most severe first."""
+RECORD = "record"
+"""Name of the verdict on a host that left no record: nothing else on the host is judged."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for action in ACTIONS}
 """Severity of a failure by its action, if the pack gives none. The alerts use the same words."""

@@ -13,7 +13,7 @@ from fleet.records.load import refuse_no_run
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, VerdictKind
+from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind
 from schemas.run_directory import PAGE, RunDirectory
 from schemas.stages import GANG
 
@@ -70,9 +70,7 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
     head = f"{mark + ' ' if mark else ''}{report['decision']}: run {plan.run_id}, profile {plan.profile}, {len(plan.hosts)} hosts"
     head += f" ({plan.reason})" if plan.reason else ""
     head += f"; in use and not measured: {', '.join(names)}" if busy else ""
-    lines = [_plain(line) for line in report["acceptance"]["summary"]]
-    more = [f"… and {len(lines) - MAX_LINES} more lines in the report"] if len(lines) > MAX_LINES else []
-    shown = [*lines[:MAX_LINES], *more]
+    shown = [_plain(line) for line in _shown_lines(report["acceptance"])]
     drained = scheduler.still_drained(directory)
     still_drained = f"STILL DRAINED in the scheduler: {', '.join(drained[:MAX_HOSTS])}: rackproof scheduler resume"
     notes = [*([still_drained] if drained else []), *scheduler.notes(directory)[:MAX_LINES]]
@@ -91,6 +89,24 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
         "summary": shown,
         "report": page_location,
     }
+
+
+def _shown_lines(acceptance: Mapping[str, Any]) -> list[str]:
+    """Return at most MAX_LINES lines of the summary in their order. The states of the kinds of tests are left out first."""
+    texts, lines = list(acceptance["summary"]), list(acceptance.get("lines", ()))  # older reports have no lines
+    if len(texts) <= MAX_LINES:
+        return texts
+    ranks = [_detail_rank(line) for line in lines] if len(lines) == len(texts) else [0] * len(texts)
+    indexes = sorted(range(len(texts)), key=ranks.__getitem__)
+    more = f"… and {len(texts) - MAX_LINES} more lines in the report"
+    return [*(texts[index] for index in sorted(indexes[:MAX_LINES])), more]
+
+
+def _detail_rank(line: Mapping[str, Any]) -> int:
+    """Return 0 for a line that says what is wrong with which host, 1 for the state of a kind of test, 2 for one that passed."""
+    if line["kind"] not in (LineKind.CHECK, LineKind.CRITERIA):
+        return 0
+    return 1 if line.get("verdict", PASS) != PASS else 2
 
 
 def _plain(line: str) -> str:

@@ -37,7 +37,7 @@ from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import WaiverMatcher
 from schemas.plans import Plan
-from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, Verdict, VerdictKind
+from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, RECORD, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
 
@@ -102,7 +102,7 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
     """Return the verdicts on one host by its own observations; only the `remaining` ones if given."""
     if not view.has_record:
         reason = view.evidence.problem or "the host left no record"
-        return [_with_user(view, view.inconclusive("record", "host", reason))]
+        return [_with_user(view, view.inconclusive(RECORD, "host", reason))]
     verdicts = []
     if view.evidence.problem:
         problem = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)

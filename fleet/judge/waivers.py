@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from schemas.reports import FAIL, INCONCLUSIVE, LineKind, SummaryLine, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, RECORD, LineKind, SummaryLine, Verdict
 from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
-NOT_WAIVABLE = frozenset({"record", "gpu", "host.events"})
+NOT_WAIVABLE = frozenset({RECORD, "gpu", "host.events"})
 """Observations whose absence cannot be waived: nothing is known of the host or the GPU."""
 STAGE_PREFIX = "stage."
 """Prefix of the name of a missing stage."""

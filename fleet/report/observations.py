@@ -10,13 +10,24 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fleet.judge.evidence import Evidence
 from fleet.report.formatting import clean
 from schemas.records import SKIPPED, Observation, Value
-from schemas.reports import ACCEPTED, EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
+from schemas.reports import (
+    ACCEPTED,
+    EXCEPTIONS,
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    RECORD,
+    FleetReport,
+    HostReport,
+    Verdict,
+    VerdictKind,
+)
 from schemas.scopes import Scope
 
 COLUMNS = (
@@ -69,6 +80,16 @@ def shared_fields(report: FleetReport) -> SharedFields:
     )
 
 
+def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
+    """Return the fields of a host with these verdicts. If it left no record, none of its observations passed."""
+    return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
+
+
+def is_of_missing_record(verdict: Verdict) -> bool:
+    """Return whether the host left no record that can be judged. A contradictory record is judged."""
+    return verdict.name == RECORD and verdict.kind != VerdictKind.CONTRADICTORY
+
+
 def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hosts: bool = False) -> Iterator[str]:
     """Yield the file in pieces, one per host of the report.
 
@@ -83,8 +104,9 @@ def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hos
         if report.detail == EXCEPTIONS and host.decision == ACCEPTED and not all_hosts:
             yield rows_as_csv(shared, [_pointer_to_record(host)])
         else:
-            host_evidence = evidence.get(host.name, Evidence())
-            yield rows_as_csv(shared, rows(host.name, host.rack, host_evidence, verdicts.get(host.name, ())))
+            host_evidence, of_host = evidence.get(host.name, Evidence()), verdicts.get(host.name, ())
+            host_rows = rows(host.name, host.rack, host_evidence, of_host)
+            yield rows_as_csv(fields_of_host(shared, of_host), host_rows)
 
 
 def _pointer_to_record(host: HostReport) -> ObservationRow:

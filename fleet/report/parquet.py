@@ -10,7 +10,7 @@ from typing import Any
 from fleet.judge.evidence import Evidence
 from fleet.quantities import finite
 from fleet.report.formatting import clean
-from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, rows, shared_fields, values
+from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, fields_of_host, rows, shared_fields, values
 from schemas.records import Value
 from schemas.reports import FleetReport
 
@@ -70,8 +70,10 @@ def _groups(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[l
     shared, verdicts = shared_fields(report), by_host(report.verdicts)
     group: list[dict[str, Value]] = []
     for host in report.hosts:
-        host_rows = rows(host.name, host.rack, evidence.get(host.name, Evidence()), verdicts.get(host.name, ()))
-        group += [dict(_typed(zip(COLUMNS, values(shared, row), strict=True))) for row in host_rows]
+        of_host = verdicts.get(host.name, ())
+        fields = fields_of_host(shared, of_host)
+        host_rows = rows(host.name, host.rack, evidence.get(host.name, Evidence()), of_host)
+        group += [dict(_typed(zip(COLUMNS, values(fields, row), strict=True))) for row in host_rows]
         if len(group) >= _GROUP_ROWS:
             yield group
             group = []

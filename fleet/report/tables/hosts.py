@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleet.judge.waivers import STAGE_PREFIX
 from fleet.report.formatting import clean_log, decision_name, duration, format_time
 from fleet.report.links import host_anchor
 from fleet.report.tables.verdict_rows import worst_verdict
 from schemas.records import Gpu, Launch
-from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
+from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, RECORD, FleetReport, HostReport, Verdict
 
 NO_GPU = "This host reported no GPU."
 NO_GPU_JUDGED = "No GPU was tested: the ranks ran on CPUs."
@@ -91,14 +92,24 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the worst verdict on each GPU of a host.
 
-    A GPU without verdicts is inconclusive. If the report leaves out passes, it passed.
+    A GPU without verdicts is inconclusive. If the report leaves out passes, it passed. No GPU passes on a host that left no
+    record, or no result of a whole stage.
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_part.setdefault(verdict.place, []).append(verdict)
+    is_judged = not any(verdict.verdict == INCONCLUSIVE and _is_of_whole_host(verdict) for verdict in verdicts)
     default = PASS if passes_left_out else INCONCLUSIVE
-    of_gpus = [(gpu, by_part.get(f"gpu={gpu.index}", ())) for gpu in host.gpus]
-    return [GpuState(gpu=gpu, state=worst_verdict(of_gpu) if of_gpu else default) for gpu, of_gpu in of_gpus]
+    states = []
+    for gpu in host.gpus:
+        of_gpu = by_part.get(f"gpu={gpu.index}", ())
+        state = worst_verdict(of_gpu) if of_gpu else default
+        states.append(GpuState(gpu=gpu, state=state if state != PASS or is_judged else INCONCLUSIVE))
+    return states
+
+
+def _is_of_whole_host(verdict: Verdict) -> bool:
+    return verdict.name == RECORD or verdict.name.startswith(STAGE_PREFIX)
 
 
 def launch_row(launch: Launch) -> LaunchRow:
