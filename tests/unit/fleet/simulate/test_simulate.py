@@ -97,8 +97,7 @@ def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: P
     assert report.acceptance.status == "SIMULATED PASS"
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 3])
-@pytest.mark.parametrize("gpus", [1, 2, 3, 8])
+@pytest.mark.parametrize(("hosts", "gpus"), [(1, 1), (1, 2), (1, 3), (1, 8), (2, 1), (2, 2), (2, 8), (3, 1), (3, 3)])
 def test_small_healthy_fleet_is_accepted_and_slow_everywhere_is_rejected(tmp_path: Path, hosts: int, gpus: int) -> None:
     gang = "none" if hosts == 1 else "rack"
     run = load(run_of(tmp_path / "run", profile="standard", hosts=hosts, gpus=gpus, gang=gang))
