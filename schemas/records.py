@@ -6,9 +6,10 @@ Scopes are strings (`schemas.scopes`). Units are SI base units; a ratio or a cou
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from schemas.timeline import Soak
@@ -69,6 +70,20 @@ class Metric:
     values: Mapping[str, Value] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     """Scope -> `status: reason`."""
+
+    @cached_property
+    def least(self) -> float:
+        """Return the least of its numbers; infinity if it has none."""
+        return min(self._numbers, default=math.inf)
+
+    @cached_property
+    def greatest(self) -> float:
+        """Return the greatest of its numbers; minus infinity if it has none."""
+        return max(self._numbers, default=-math.inf)
+
+    @property
+    def _numbers(self) -> list[float]:
+        return [value for value in self.values.values() if type(value) in (int, float)]  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,15 @@ was edited, an agent that lost a part of it, or a host whose clock or parts chan
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 from fleet.judge.credibility import incredible
-from fleet.judge.direction import RATE_UNITS
-from fleet.judge.evidence import Planned
+from fleet.judge.figure_consistency import FigureStructure, Problem, figure_problems
 from fleet.judge.host_view import HostView
-from schemas.catalogue import DURATION
-from schemas.records import MEASURED, Launch, Observation, Record, Samples, Snapshot, Value
+from fleet.judge.layout import without_partners
+from schemas.records import Launch, Record, Snapshot, Value
 from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.semantic_validation import COLLECTOR
@@ -30,16 +29,6 @@ FULL_PHASES = ("before", "after")
 """Phases of the snapshots that have every reading; one taken during a launch has only the fast ones."""
 IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
 """Reading -> field of the record that states the same."""
-EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
-"""Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
-OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
-"""Parameters that only some measurements of a figure have."""
-CREDIBLE_RATIO = 20.0
-"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
-compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits."""
-RELATIVE = 1e-3
-LEAST_FOR_PRECISION = 6
-"""Samples that the 95 % interval of a median takes."""
 LASTING_DEVICES = ("host", "gpu", "cpu")
 """Device kinds whose readings are in every snapshot."""
 
@@ -52,30 +41,41 @@ CONSTANT_READINGS = (
 """Last parts of the names of readings of the host and its GPUs that are the same in every snapshot: text that names a part or its
 software. A volume or an interface may be replaced by another of the same name."""
 
-Problem = tuple[str, str, str, str]
-"""Name, scope, reason, stage."""
 
+def contradictions(view: HostView, figures: FigureStructure | None = None) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-def contradictions(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another."""
-    for name, scope, reason, stage in _problems(view):
+    `figures` is the structure of the figures of its layout, except those of pairs of hosts; None for a host without layout.
+    """
+    for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
 
 
-def _problems(view: HostView) -> Iterator[Problem]:
+def _problems(view: HostView, figures: FigureStructure | None) -> Iterator[Problem]:
     evidence = view.evidence
     for record in evidence.records:
-        yield from incredible(view, record)
+        for snapshot in record.snapshots:
+            yield from incredible(snapshot)
         yield from _launch_problems(view, record)
         yield from _time_problems(record)
         yield from _identity_problems(record)
         yield from _reading_problems(record)
-        yield from _changed_readings(record)
-        if record.soak is None:  # the figures of a soak are aggregates of its rounds
-            yield from _figure_problems(view, record)
         yield from _software_problems(record)
+    yield from _figure_problems(view, figures)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)
+
+
+def _figure_problems(view: HostView, figures: FigureStructure | None) -> Iterator[Problem]:
+    records = view.evidence.records
+    items = [item for record in records if record.soak is None for item in record.observations]
+    if figures is None or any(record.soak for record in records):
+        yield from figure_problems(view, items)
+        return
+    own, with_partners = without_partners(items)
+    yield from figure_problems(view, own, figures)
+    if with_partners:
+        yield from figure_problems(view, with_partners)
 
 
 def _launch_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -145,21 +145,45 @@ def _time_problems(record: Record) -> Iterator[Problem]:
 
 
 def _identity_problems(record: Record) -> Iterator[Problem]:
+    """A GPU has an index and an address of its own. What names a part or its software does not change during a record."""
     for field in ("index", "pci_bus_id"):  # a serial or UUID that two GPUs share fails as a duplicate
         values = Counter(getattr(gpu, field) for gpu in record.gpus)
         for value, count in values.items():
             if count > 1 and value != "":
                 yield f"gpu.{field}", "host", f"{count} GPUs of this host have {field} {value}", ""
-    for name, field in IDENTITY_READINGS.items():
-        read: dict[str, set[Value]] = defaultdict(set)
-        for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics if metric.name == name):
-            for scope, value in metric.values.items():
-                read[scope].add(value)
-        for gpu in record.gpus:
-            scope, stated = f"gpu={gpu.index}", getattr(gpu, field)
-            # A reading that changes is reported as a change of identity.
-            if stated and len(read[scope]) == 1 and stated not in read[scope]:
-                yield name, scope, f"every snapshot has {next(iter(read[scope]))}, and the record states {stated}", ""
+    constant: dict[str, list[tuple[str, Mapping[str, Value]]]] = defaultdict(list)
+    for snapshot in record.snapshots:
+        for metric in snapshot.metrics:
+            if _is_constant(metric.name):
+                constant[metric.name].append((snapshot.stage, metric.values))
+    for name, readings in constant.items():
+        if name in IDENTITY_READINGS:  # a reading that changes is reported as a change of identity
+            yield from _misstated_identities(record, name, [values for _, values in readings])
+        elif any(values != readings[0][1] for _, values in readings):
+            yield from _changed_readings(name, readings)
+
+
+@cache
+def _is_constant(name: str) -> bool:
+    return name in IDENTITY_READINGS or name.rpartition(".")[2] in CONSTANT_READINGS
+
+
+def _misstated_identities(record: Record, name: str, readings: Sequence[Mapping[str, Value]]) -> Iterator[Problem]:
+    field = IDENTITY_READINGS[name]
+    for gpu in record.gpus:
+        scope, stated = f"gpu={gpu.index}", getattr(gpu, field)
+        read = {values[scope] for values in readings if scope in values}
+        if stated and len(read) == 1 and stated not in read:
+            yield name, scope, f"every snapshot has {next(iter(read))}, and the record states {stated}", ""
+
+
+def _changed_readings(name: str, readings: Sequence[tuple[str, Mapping[str, Value]]]) -> Iterator[Problem]:
+    first: dict[str, Value] = {}
+    for stage, values in readings:
+        for scope, value in values.items():
+            is_lasting = Scope.parse(scope).device_kind in LASTING_DEVICES
+            if is_lasting and first.setdefault(scope, value) != value:
+                yield name, scope, f"changed during the run: {first[scope]}, then {value}", stage
 
 
 def _reading_problems(record: Record) -> Iterator[Problem]:
@@ -169,35 +193,37 @@ def _reading_problems(record: Record) -> Iterator[Problem]:
     full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
     if not full:
         return
-    scopes: dict[str, set[str]] = {}
-    for snapshot in full:
-        for metric in snapshot.metrics:
-            known = scopes.setdefault(metric.name, set())
-            known.update(metric.values)
-            known.update(metric.absent)
-    for snapshot in full:
-        yield from _missing_readings(snapshot, scopes)
+    if not _have_same_readings(full):
+        scopes: dict[str, set[str]] = defaultdict(set)
+        for metric in (metric for snapshot in full for metric in snapshot.metrics):
+            scopes[metric.name].update(metric.values, metric.absent)
+        for snapshot in full:
+            yield from _missing_readings(snapshot, scopes)
     during = [snapshot for snapshot in snapshots if snapshot.phase not in FULL_PHASES]
     fast = {metric.name for snapshot in during for metric in snapshot.metrics}
     for snapshot in during:
         for name in sorted(fast - {metric.name for metric in snapshot.metrics})[:3]:
             yield name, "host", f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots", snapshot.stage
-    for name in sorted(fast - scopes.keys())[:3]:
+    for name in sorted(fast - {metric.name for snapshot in full for metric in snapshot.metrics})[:3]:
         yield name, "host", "read only during a launch", ""
 
 
-def _changed_readings(record: Record) -> Iterator[Problem]:
-    """A text that names a part or its software is the same in every snapshot of a record."""
-    first: dict[tuple[str, str], Value] = {}
-    for snapshot in record.snapshots:
-        for metric in snapshot.metrics:
-            if metric.name in IDENTITY_READINGS or metric.name.rpartition(".")[2] not in CONSTANT_READINGS:
-                continue
-            for scope, value in metric.values.items():
-                is_lasting = Scope.parse(scope).device_kind in LASTING_DEVICES
-                if is_lasting and first.setdefault((metric.name, scope), value) != value:
-                    reason = f"changed during the run: {first[metric.name, scope]}, then {value}"
-                    yield metric.name, scope, reason, snapshot.stage
+def _have_same_readings(snapshots: Sequence[Snapshot]) -> bool:
+    """Return whether the snapshots have the same readings in the same order. It is the usual case, and quickly found."""
+    first = snapshots[0].metrics
+    return all(
+        len(first) == len(snapshot.metrics)
+        and all(
+            one is other
+            or (
+                one.name == other.name
+                and one.values.keys() == other.values.keys()
+                and one.absent.keys() == other.absent.keys()
+            )
+            for one, other in zip(first, snapshot.metrics, strict=True)
+        )
+        for snapshot in snapshots[1:]
+    )
 
 
 def _has_failed_collector(snapshot: Snapshot) -> bool:
@@ -227,112 +253,6 @@ def _is_there(name: str, scope: str, present: set[str]) -> bool:
     if Scope.parse(scope).kind in EVENT_LABELS:
         return False
     return scope in present or Scope.parse(scope).device_kind in LASTING_DEVICES
-
-
-def _figure_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    launches = Counter(launch.stage for launch in record.launches)
-    planned = Planned(view.plan)
-    settings: dict[tuple[str, ...], tuple[str, ...]] = {}
-    required: dict[tuple[str, str], frozenset[str]] = {}
-    figures: dict[tuple[object, ...], list[Observation]] = {}
-    seen: dict[tuple[object, ...], int] = {}
-    sampled: dict[tuple[str, str], bool] = {}
-    for item in record.observations:
-        if item.status != MEASURED or item.name == DURATION.name:
-            continue
-        kind, params = (item.stage, item.name), item.params
-        shared = settings.get((*kind, *params))
-        if shared is None:  # the first figure with these parameters
-            names = frozenset(params.keys() - OPTIONAL_PARAMS)
-            shared = settings[(*kind, *params)] = tuple(planned.params(item))
-            if required.setdefault(kind, names) != names:
-                difference = ", ".join(sorted(required[kind] ^ names))
-                yield item.name, item.scope, f"only some of these figures have the parameter {difference}", item.stage
-        if sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
-            yield item.name, item.scope, "only some of these figures have samples", item.stage
-        key = (*kind, item.scope, *params.values())
-        count = seen[key] = seen.get(key, 0) + 1
-        if count > max(1, launches[item.stage]):
-            yield item.name, item.scope, f"the record has this figure {count} times", item.stage
-        if item.scope != "host":
-            group = (*kind, Scope.parse(item.scope).device_kind, *[params[name] for name in shared])
-            figures.setdefault(group, []).append(item)
-        if item.samples is not None:
-            yield from _sample_problems(item)
-    for items in figures.values():
-        if len(items) > 1:
-            yield from _sibling_problems(items)
-    yield from _participant_problems(view, record)
-
-
-def _sample_problems(item: Observation) -> Iterator[Problem]:
-    samples, value = item.samples, item.value
-    if samples is None or type(value) not in (int, float):
-        return
-    margin = RELATIVE * max(abs(samples.min), abs(samples.max))
-    reason = ""
-    if not samples.min - margin <= samples.p50 <= samples.max + margin:
-        reason = f"the median {samples.p50:g} is not between {samples.min:g} and {samples.max:g}"
-    elif not samples.min - margin <= float(value) <= samples.max + margin:  # type: ignore[arg-type]
-        reason = f"the value {value:g} is not between {samples.min:g} and {samples.max:g}"
-    elif samples.n < 1 or (samples.precision is not None and samples.n < LEAST_FOR_PRECISION):
-        reason = f"it has {samples.n} samples"
-    elif samples.min < 0:
-        reason = f"a sample is negative: {samples.min:g}"
-    elif samples.min > 0 and not _possible_variation(samples):
-        reason = f"{samples.n} samples cannot vary by {samples.cv:g} between {samples.min:g} and {samples.max:g}"
-    if reason:
-        yield item.name, item.scope, reason, item.stage
-
-
-def _possible_variation(samples: Samples) -> bool:
-    """Return whether samples between the extremes can have this coefficient of variation.
-
-    With the extremes among n samples, the standard deviation is at least range / sqrt(2 n), and never more than the range. The
-    mean lies between the extremes.
-    """
-    spread = samples.max - samples.min
-    least = spread / math.sqrt(2 * samples.n) / samples.max
-    return least * (1 - RELATIVE) - RELATIVE <= samples.cv <= spread / samples.min + RELATIVE
-
-
-def _sibling_problems(items: Sequence[Observation]) -> Iterator[Problem]:
-    """The same figure of several devices of a host: the same settings, and values of one order of magnitude."""
-    first = items[0]
-    for item in items[1:]:
-        different = [
-            key
-            for key in EQUAL_PARAMS
-            if key in first.params and key in item.params and item.params[key] != first.params[key]
-        ]
-        if different:
-            key = different[0]
-            reason = f"{key} is {item.params[key]}, and {first.params[key]} at {first.scope}"
-            yield item.name, item.scope, reason, item.stage
-    values = sorted(float(item.value) for item in items if isinstance(item.value, int | float) and item.value)
-    if first.unit in RATE_UNITS and len(values) > 1 and values[0] > 0:
-        median = values[(len(values) - 1) // 2]
-        for item in items:
-            if isinstance(item.value, int | float) and item.value > CREDIBLE_RATIO * median:
-                reason = f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}"
-                yield item.name, item.scope, reason, item.stage
-
-
-def _participant_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    """A figure of several ranks was made by all ranks of a launch."""
-    sizes: dict[str, set[int]] = defaultdict(set)
-    for launch in record.launches:
-        members = launch.members if launch.stage == GANG else (view.host.name,)
-        sizes[launch.stage].add(view.plan.ranks(members))
-    reported: set[tuple[str, Value]] = set()
-    for item in record.observations:
-        size = item.params.get("world_size")
-        # Figures without a launch have a verdict of their own.
-        if size is None or item.stage not in sizes or size in sizes[item.stage] or (item.stage, size) in reported:
-            continue
-        reported.add((item.stage, size))
-        expected = " or ".join(map(str, sorted(sizes[item.stage]))) or "no"
-        yield item.name, item.scope, f"measured by {size} ranks, and the launch had {expected}", item.stage
 
 
 def _software_problems(record: Record) -> Iterator[Problem]:

@@ -12,11 +12,10 @@ from functools import cache
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
-from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from schemas.catalogue import output_of
 from schemas.readings import READINGS
-from schemas.records import MEASURED, Observation, Record, Snapshot
+from schemas.records import Observation, Snapshot
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -45,34 +44,38 @@ _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Crite
 value, so that no id is reused."""
 
 
-def incredible(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield every unit, sign or amount in a record that cannot be right."""
-    for snapshot in record.snapshots:
-        yield from _snapshot_problems(snapshot)
-    criteria = view.shipped_criteria
-    for item in record.observations:
-        if item.status != MEASURED:
-            continue
-        reason, most = _bounds_of_figure(item.name, item.unit)
-        if not reason and type(item.value) in (int, float):
-            reason = _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
-        if reason:
-            yield item.name, item.scope, reason, item.stage
-
-
-def _snapshot_problems(snapshot: Snapshot) -> Iterator[Problem]:
-    counts = Counter(metric.name for metric in snapshot.metrics)
-    for name in (name for name, count in counts.items() if count > 1):
-        reason = f"read {counts[name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
-        yield name, "host", reason, snapshot.stage
+def incredible(snapshot: Snapshot) -> Iterator[Problem]:
+    """Yield every unit, sign or amount of a reading that cannot be right, and every reading that is there twice."""
+    if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
+        counts = Counter(metric.name for metric in snapshot.metrics)
+        for name in (name for name, count in counts.items() if count > 1):
+            reason = f"read {counts[name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
+            yield name, "host", reason, snapshot.stage
     for metric in snapshot.metrics:
         reason, least, most = _bounds_of_reading(metric.name, metric.unit)
         if reason:
             yield metric.name, "host", reason, snapshot.stage
-            continue
-        for scope, value in metric.values.items():
-            if type(value) in (int, float) and not least <= value <= most:  # type: ignore[operator]
-                yield metric.name, scope, _amount_problem(value, least, most, metric.unit), snapshot.stage  # type: ignore[arg-type]
+        elif metric.least < least or metric.greatest > most:
+            for scope, value in metric.values.items():
+                if type(value) in (int, float) and (problem := _amount_problem(value, least, most, metric.unit)):  # type: ignore[arg-type]
+                    yield metric.name, scope, problem, snapshot.stage
+
+
+def unit_problem(name: str, unit: str) -> str:
+    """Return why a figure cannot have this unit; empty if it can."""
+    return _bounds_of_figure(name, unit)[0]
+
+
+def most_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> float:
+    """Return a value up to which a figure with the right unit, if it is not negative, has no problem."""
+    compared = [criterion.expected or 0.0 for criterion in _compared(criteria, item.name)]
+    return min([_bounds_of_figure(item.name, item.unit)[1], *(DATASHEET_MULTIPLE * peak for peak in compared)])
+
+
+def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> str:
+    """Return why the value of a figure with the right unit cannot be right; empty if it can."""
+    most = _bounds_of_figure(item.name, item.unit)[1]
+    return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
 
 
 @cache
@@ -107,8 +110,6 @@ def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> 
     compared, size_bytes, value = _compared(criteria, item.name), item.params.get("size_bytes"), item.value
     if not compared or not isinstance(value, int | float):
         return ""
-    if value <= DATASHEET_MULTIPLE * min(criterion.expected or 0.0 for criterion in compared):
-        return ""  # the usual case, without a look at what each criterion matches
     if item.name.startswith("memory.") and isinstance(size_bytes, int) and size_bytes < CACHED_BYTES:
         return ""
     items = [item]

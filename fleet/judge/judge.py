@@ -107,7 +107,7 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
     if view.evidence.problem:
         problem = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
         verdicts.append(_with_user(view, problem))
-    verdicts += without_criteria(view, plan_is_met=remaining is not None and remaining.plan_is_met)
+    verdicts += without_criteria(view, remaining)
     for criterion in view.criteria().values() if remaining is None else remaining.criteria:
         evaluated = remaining.verdicts.get(criterion.id) if remaining else None
         verdicts += by_criterion(view, criterion, stats) if evaluated is None else evaluated
@@ -163,19 +163,19 @@ def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> lis
     return verdicts
 
 
-def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[Verdict]:
-    """Yield the verdicts on a host that need no criterion. `plan_is_met`: everything that the plan expects was measured."""
+def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iterator[Verdict]:
+    """Yield the verdicts on a host that need no criterion; what its layout already answered is in `remaining`."""
     yield from expectations.gpu_models(view)
     yield from expectations.identity_changes(view)
     yield from expectations.collector_failures(view)
-    if not plan_is_met:
+    if not (remaining and remaining.plan_is_met):
         yield from expectations.missing_observations(view)
         yield from expectations.unplanned_errors(view)
     yield from expectations.unmeasured_gpus(view)
     yield from refused_readings(view)
     yield from judge_soak(view)
     yield from judge_presence(view)
-    yield from contradictions(view)
+    yield from contradictions(view, remaining.layout.figures if remaining and remaining.layout else None)
 
 
 def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:

@@ -29,11 +29,7 @@ class HostValues:
     def __init__(self, view: HostView) -> None:
         self.view = view
         self.gang_scope = f"gang={view.host.gang}" if view.host.gang else ""
-        results = view.evidence.benchmarks()
-        self.observations: list[Observation] = [item for item in results if "partner=" not in item.scope]
-        self.with_partners: list[Observation] = []
-        if len(self.observations) < len(results):
-            self.with_partners = [item for item in results if "partner=" in item.scope]
+        self.observations, self.with_partners = without_partners(view.evidence.benchmarks())
         self.values: list[Value] = [item.value for item in self.observations]
         self.versions = tuple(view.evidence.software().items())
         self.tokens = {
@@ -42,7 +38,7 @@ class HostValues:
         }
         """Name -> a key of the readings of that name. Equal keys mean equal readings; a 0 means that a reading has no key."""
         layout_scope = {self.gang_scope: GANG_SCOPE}
-        launches = tuple(launch.stage for launch in view.evidence.launches())
+        launches = tuple((launch.stage, view.plan.ranks(launch.members)) for launch in view.evidence.launches())
         self.key: Hashable = (
             *(view.kind, id(view.expected), tuple(self.tokens), launches, self.versions, len(view.evidence.records)),
             tuple(
@@ -52,6 +48,8 @@ class HostValues:
                         layout_scope.get(item.scope, item.scope),
                         item.stage,
                         item.status,
+                        item.unit,
+                        item.samples is None,
                         item.value.__class__ is str,
                         *item.params.items(),
                     )
@@ -102,6 +100,12 @@ class HostValues:
             if item.scope == "peers"
             for scope in view.plan.scopes_of(view.host, item)
         ]
+
+
+def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:
+    """Return the observations without those that hosts make in pairs (`partner=`), and these."""
+    alone = [item for item in items if "partner=" not in item.scope]
+    return alone, [item for item in items if "partner=" in item.scope] if len(alone) < len(items) else []
 
 
 def is_regular(view: HostView) -> bool:

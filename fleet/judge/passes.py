@@ -19,6 +19,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.drift import is_drift
 from fleet.judge.evaluate import COMPARE, holds, is_applicable, is_unlinked, limit_of, series
 from fleet.judge.evidence import LAUNCH, from_benchmark
+from fleet.judge.figure_consistency import FigureStructure, figure_structure
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
@@ -75,6 +76,8 @@ class Layout:
     """Stage, name and unit of everything that was measured, except by pairs of hosts."""
     judged_bandwidths: frozenset[tuple[str, str]]
     """Stage and name of the bandwidths of collectives that have a limit."""
+    figures: FigureStructure
+    """What can be wrong about the figures, except those of pairs of hosts."""
 
 
 @dataclass(kw_only=True)
@@ -217,6 +220,7 @@ class PassCounter:
                 for check in step.checks or ()
                 if is_bandwidth_name(check.row.name)
             ),
+            figures=figure_structure(view, values.observations),
         )
 
     def _step(self, values: HostValues, criterion: Criterion, positions: Mapping[int, int]) -> _Step | None:

@@ -72,7 +72,7 @@ def test_duplicate_criterion_id_is_refused(tmp_path: Path) -> None:
 
 def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
     names = shipped_packs()
-    assert names == sorted(names)
+    assert list(names) == sorted(names)
     assert "h200-sxm" in names
     with pytest.raises(UsageError, match=r"unknown criteria pack h200-sxn \(did you mean h200-sxm\?\): choose one of"):
         read_pack("h200-sxn")

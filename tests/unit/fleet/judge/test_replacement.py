@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from fleet.judge import baseline, digests, manifest
-from fleet.judge.credibility import incredible
 from fleet.judge.criteria import RESERVED_IDS, Criterion, Pack, read_pack, read_packs, shipped_packs
+from fleet.judge.figure_consistency import figure_problems
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge, without_looser_floors
 from fleet.judge.localization import faults
@@ -247,7 +247,7 @@ def test_own_criterion_does_not_raise_what_is_credible() -> None:
     fast = replace(record, observations=tuple(replace(one, value=4.8e13) for one in record.observations))
     for own in ((), (raised,)):
         view = host_view(pack(shipped, datasheet=sheet), pack(*own, name="mine", chosen=True))
-        assert [reason for _, _, reason, _ in incredible(view, fast) if "datasheet" in reason], own
+        assert [reason for _, _, reason, _ in figure_problems(view, fast.observations) if "datasheet" in reason], own
 
 
 def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any) -> Verdict:

@@ -1,0 +1,196 @@
+"""Whether the figures of a host's benchmarks can be right, and agree with each other.
+
+What does not depend on the values (units, settings, how often a figure is there) is the same for all hosts of a layout, and is
+found once as a `FigureStructure`. After that only numbers are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_problem
+from fleet.judge.direction import RATE_UNITS
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
+from schemas.catalogue import DURATION
+from schemas.records import MEASURED, Observation, Samples, Value
+from schemas.scopes import Scope
+from schemas.stages import GANG
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
+"""Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
+OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
+"""Parameters that only some measurements of a figure have."""
+CREDIBLE_RATIO = 20.0
+"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
+compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits."""
+RELATIVE = 1e-3
+LEAST_FOR_PRECISION = 6
+"""Samples that the 95 % interval of a median takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FigureStructure:
+    """What figures have in common with those of every host of their layout. Positions are those in the list of the figures."""
+
+    problems: tuple[tuple[int, str], ...]
+    """Position of a figure -> a reason why it cannot be right, whatever its value."""
+    most: tuple[float | None, ...]
+    """The value below which nothing has to be looked at, for each figure; None: its value is not judged."""
+    siblings: tuple[tuple[int, ...], ...]
+    """Positions of the same rate on several devices."""
+    sampled: tuple[int, ...]
+    """Positions of the figures with samples."""
+
+
+def figure_structure(view: HostView, items: Sequence[Observation]) -> FigureStructure:
+    """Return the structure of figures of a host, which must not be those of a soak: these are aggregates of its rounds."""
+    launches = Counter(launch.stage for launch in view.evidence.launches())
+    planned = Planned(view.plan)
+    settings: dict[tuple[str, ...], tuple[str, ...]] = {}
+    required: dict[tuple[str, str], frozenset[str]] = {}
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    seen: Counter[tuple[object, ...]] = Counter()
+    sampled: dict[tuple[str, str], bool] = {}
+    problems: list[tuple[int, str]] = []
+    most: list[float | None] = []
+    for position, item in enumerate(items):
+        most.append(None)
+        if item.status != MEASURED:
+            continue
+        kind, params = (item.stage, item.name), item.params
+        reason = unit_problem(item.name, item.unit)
+        if reason:
+            problems.append((position, reason))
+        else:
+            most[-1] = most_of_figure(view.shipped_criteria, item)
+        if item.name == DURATION.name:
+            continue
+        shared = settings.get((*kind, *params))
+        if shared is None:  # the first figure with these parameters
+            names = frozenset(params.keys() - OPTIONAL_PARAMS)
+            shared = settings[(*kind, *params)] = tuple(planned.params(item))
+            if required.setdefault(kind, names) != names:
+                difference = ", ".join(sorted(required[kind] ^ names))
+                problems.append((position, f"only some of these figures have the parameter {difference}"))
+        if sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
+            problems.append((position, "only some of these figures have samples"))
+        figure = (*kind, item.scope, *params.values())
+        seen[figure] += 1
+        if seen[figure] > max(1, launches[item.stage]):
+            problems.append((position, f"the record has this figure {seen[figure]} times"))
+        if item.scope != "host":
+            groups[(*kind, Scope.parse(item.scope).device_kind, *[params[name] for name in shared])].append(position)
+    siblings = [tuple(group) for group in groups.values() if len(group) > 1]
+    for group in siblings:
+        problems += _different_settings(items, group)
+    problems += _wrong_participants(view, items)
+    return FigureStructure(
+        problems=tuple(problems),
+        most=tuple(most),
+        siblings=tuple(group for group in siblings if items[group[0]].unit in RATE_UNITS),
+        sampled=tuple(position for position, item in enumerate(items) if item.samples and item.status == MEASURED),
+    )
+
+
+def figure_problems(
+    view: HostView, items: Sequence[Observation], structure: FigureStructure | None = None
+) -> Iterator[Problem]:
+    """Yield what cannot be right about figures of a host; `structure` is that of its layout, if it is known."""
+    structure = structure or figure_structure(view, items)
+    for position, reason in structure.problems:
+        yield _problem(items[position], reason)
+    doubtful = [
+        item
+        for item, most in zip(items, structure.most, strict=True)
+        if most is not None and type(item.value) in (int, float) and not 0.0 <= item.value <= most  # type: ignore[operator]
+    ]
+    for item in doubtful:
+        if reason := problem_of_figure(view.shipped_criteria, item):
+            yield _problem(item, reason)
+    for position in structure.sampled:
+        item = items[position]
+        if item.samples is not None and type(item.value) in (int, float):
+            reason = _sample_problem(item.samples, float(item.value))  # type: ignore[arg-type]
+            if reason:
+                yield _problem(item, reason)
+    for group in structure.siblings:
+        yield from _different_magnitude([items[position] for position in group])
+
+
+def _problem(item: Observation, reason: str) -> Problem:
+    return item.name, item.scope, reason, item.stage
+
+
+def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """Yield each figure that was measured with other settings than the same figure of the first device."""
+    first = items[group[0]]
+    for position in group[1:]:
+        params = items[position].params
+        for key in EQUAL_PARAMS:
+            if key in first.params and key in params and params[key] != first.params[key]:
+                yield position, f"{key} is {params[key]}, and {first.params[key]} at {first.scope}"
+                break
+
+
+def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
+    """Yield each rate that is far above the same rate of the other devices of the host."""
+    values = sorted([float(item.value) for item in items if isinstance(item.value, int | float) and item.value])
+    if len(values) < 2 or values[0] <= 0 or values[-1] <= CREDIBLE_RATIO * values[0]:
+        return
+    median = values[(len(values) - 1) // 2]
+    for item in items:
+        if isinstance(item.value, int | float) and item.value > CREDIBLE_RATIO * median:
+            reason = f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}"
+            yield _problem(item, reason)
+
+
+def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
+    """Yield the first figure of a stage that was not made by all ranks of a launch."""
+    sizes: dict[str, set[int]] = defaultdict(set)
+    for launch in view.evidence.launches():
+        members = launch.members if launch.stage == GANG else (view.host.name,)
+        sizes[launch.stage].add(view.plan.ranks(members))
+    reported: set[tuple[str, Value]] = set()
+    for position, item in enumerate(items):
+        size = item.params.get("world_size")
+        # Figures without a launch have a verdict of their own.
+        if size is None or item.stage not in sizes or size in sizes[item.stage] or (item.stage, size) in reported:
+            continue
+        reported.add((item.stage, size))
+        expected = " or ".join(map(str, sorted(sizes[item.stage]))) or "no"
+        yield position, f"measured by {size} ranks, and the launch had {expected}"
+
+
+def _sample_problem(samples: Samples, value: float) -> str:
+    """Return why the samples and the value made of them cannot belong together; empty if they can."""
+    least, greatest = samples.min, samples.max
+    margin = RELATIVE * max(abs(least), abs(greatest))
+    if not least - margin <= samples.p50 <= greatest + margin:
+        return f"the median {samples.p50:g} is not between {least:g} and {greatest:g}"
+    if not least - margin <= value <= greatest + margin:
+        return f"the value {value:g} is not between {least:g} and {greatest:g}"
+    if samples.n < 1 or (samples.precision is not None and samples.n < LEAST_FOR_PRECISION):
+        return f"it has {samples.n} samples"
+    if least < 0:
+        return f"a sample is negative: {least:g}"
+    if least > 0 and not _possible_variation(samples):
+        return f"{samples.n} samples cannot vary by {samples.cv:g} between {least:g} and {greatest:g}"
+    return ""
+
+
+def _possible_variation(samples: Samples) -> bool:
+    """Return whether samples between the extremes can have this coefficient of variation.
+
+    With the extremes among n samples, the standard deviation is at least range / sqrt(2 n), and never more than the range. The
+    mean lies between the extremes.
+    """
+    spread = samples.max - samples.min
+    least = spread / math.sqrt(2 * samples.n) / samples.max
+    return least * (1 - RELATIVE) - RELATIVE <= samples.cv <= spread / samples.min + RELATIVE
