@@ -25,6 +25,7 @@ SCRIPT = ROOT / "roles" / "monitoring" / "files" / "prometheus.py"
 
 CRITERION = {
     "id": "pcie-replay",
+    "replaces": "pcie-replay",
     "name": "gpu.pcie.replays",
     "scope": "gpu",
     "operator": "le",
