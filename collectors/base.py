@@ -60,7 +60,7 @@ class Family:
     help: str
     counter: bool = False
     labels: tuple[str, ...] = ()
-    """Labels of its scopes; needed only for a family that the test host has no reading of."""
+    """Labels of its scopes. Needed only for families without a reading on the test host, whose labels cannot be derived."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:

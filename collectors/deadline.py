@@ -1,4 +1,4 @@
-"""Run several calls side by side under one deadline: a call that blocks costs the others next to nothing."""
+"""Run several calls in parallel under one deadline. A call that blocks hardly delays the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collectors.base import Absent, ReadingError
 K = TypeVar("K")
 T = TypeVar("T")
 STAGGER_S = 0.05
-"""Time after which the next call starts beside one that still runs. All at once they fight for the interpreter and take twice
-the CPU time, and the driver serves one call after the other anyway."""
+"""Time after which the next call starts even if the previous one still runs. Calls that start together compete for the
+interpreter lock and take twice the CPU time, and the driver serializes them anyway."""
 
 
 class PendingCall(threading.Thread, Generic[T]):

@@ -102,7 +102,7 @@ class FabricCollector:
             except PermissionError:
                 hidden = True
             except OSError:
-                continue  # the process has ended since
+                continue  # the process has exited in the meantime
         if hidden or self._is_in_container():
             return Absent.error(f"{program}: the host's processes are not visible: run as root on the host")
         return False

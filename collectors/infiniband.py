@@ -18,7 +18,7 @@ NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
 _REFUSED = Absent.unsupported("the adapter refuses to read this counter")
 _ASK_AGAIN_S = 3600.0
-"""Time until a refused counter is asked for again. The kernel logs each refusal: an HGX B200 has four such adapters."""
+"""Time until a refused counter is read again. The kernel logs each refusal, and an HGX B200 has four such adapters."""
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
 _GIDS = 16
 """Number of GID table entries to read: an address takes two, for RoCE v1 and v2."""
@@ -110,7 +110,7 @@ class InfinibandCollector:
         try:
             return self._files.names(f"{CLASS}/{hca}/ports")
         except OSError:
-            return []  # the adapter has gone since the adapters were listed
+            return []  # the adapter was removed after the adapters were listed
 
     def _adapter(self, path: str) -> Readings:
         missing = "the driver does not report it"

@@ -85,7 +85,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
-"""Event, and the beginning of a message that reports it. Anchored, because the name of a process may look like anything."""
+"""Event, and the beginning of a message that reports it. Anchored, because a process name in a message may be any text."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 _RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
 _MCE = re.compile(
@@ -123,7 +123,7 @@ _ANY = re.compile(
 """All patterns at once, for the many lines that are no event."""
 _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
-"""Distinct parts of all events. Further ones are counted for the host, so that no log can fill the memory."""
+"""Maximum number of distinct parts over all events. Further parts are counted for the host, to bound the memory used."""
 _MAX_OPEN = 16
 
 
@@ -168,24 +168,24 @@ class EventCounts:
     newest: dict[str, float] = field(default_factory=dict)
     """Event -> uptime at the newest."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
-    """Number of a firmware record -> what was read of it."""
+    """Number of a firmware record -> the lines read so far."""
 
     def add(self, message: str, uptime: float) -> None:
         """Count the event that a message reports."""
         if not _ANY.match(message):
             return
-        if found := _machine_check(message):
-            self._count(*found, uptime)
+        if machine_check := _machine_check(message):
+            self._count(*machine_check, uptime)
         elif edac := _EDAC.match(message):
             event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
             self._count(event, ("dimm", edac[3]), uptime, int(edac[1]))
         elif line := _RECORD_LINE.match(message):
             self._read_record(line[1] or "", line[2], uptime)
-        elif found := parse_event(message):
-            self._count(*found, uptime)
+        elif parsed := parse_event(message):
+            self._count(*parsed, uptime)
 
     def by_part(self) -> Iterator[tuple[str, Part, int]]:
-        """Yield every event with its part and count, sorted; firmware records of which lines may follow included."""
+        """Yield every event with its part and count, sorted. Includes firmware records that may still be incomplete."""
         counts = self.counts + Counter((record.event, record.part) for record in self._open.values() if record.section)
         for (event, part), count in sorted(counts.items()):
             yield event, part, count
@@ -217,7 +217,7 @@ class EventCounts:
 
 
 def parse_event(message: str) -> tuple[str, Part] | None:
-    """Return event and part that a message of one line reports, or None."""
+    """Return the event and part that a one-line message reports, or None."""
     for event, pattern in _COMPILED:
         if match := pattern.match(message):
             named = ((key.rstrip("_"), value) for key, value in match.groupdict().items() if value)

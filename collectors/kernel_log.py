@@ -23,7 +23,7 @@ _RECORD_BYTES = 8192
 
 
 def _stdin_is_kmsg() -> bool:
-    """Return whether standard input is /dev/kmsg, which systemd opens for a service without the permission."""
+    """Return whether standard input is /dev/kmsg: systemd opens it for a service that lacks the permission."""
     status = os.fstat(0)
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 11)
 
@@ -47,7 +47,7 @@ class RingBuffer:
 
     @property
     def complete(self) -> bool:
-        """Whether every record since boot was read: none was overwritten before that."""
+        """Whether every record since boot was read, with none overwritten before it was read."""
         return not self.missed and reaches_boot(self.first)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def reaches_boot(first: str) -> bool:
 def messages(line: str) -> list[str]:
     """Return the message of a record, one element for each of its lines, without time, level, host and the name `kernel`.
 
-    Reads records of /dev/kmsg, and what dmesg, journalctl and syslog daemons make of them in any of their time formats.
+    Reads records of /dev/kmsg, and the output of dmesg, journalctl and syslog daemons in any of their time formats.
     """
     if record := _RECORD.match(line):
         # The kernel writes bytes that are not printable as \\xNN, line ends included (Linux, ABI/testing/dev-kmsg).
@@ -184,5 +184,5 @@ _PRINTED = re.compile(
 
 
 def _printed_head(line: str) -> re.Match[str]:
-    """Return what a program has printed before the message. Every part of the pattern is optional, so that it always matches."""
+    """Match the prefix that a program prints before the message. Every part of the pattern is optional, so it always matches."""
     return cast("re.Match[str]", _PRINTED.match(line))

@@ -80,7 +80,7 @@ class NetworkCollector:
             if self._files.text(f"{path}/type") != _ETHERNET:
                 return False
         except OSError:
-            return False  # the interface has gone since the interfaces were listed
+            return False  # the interface was removed after the interfaces were listed
         port = self._files.read(f"{path}/phys_port_name", str, missing="none", refused="none")
         is_representor = isinstance(port, str) and ("vf" in port or "sf" in port)
         return not is_representor and self._files.target_name(f"{path}/device/subsystem") != "usb"
@@ -114,7 +114,7 @@ class NetworkCollector:
         return {"slave_count": len(names), "slaves_up": first_absent(*states) or states.count("up")}
 
     def _masters(self, interfaces: Iterable[str]) -> list[str]:
-        """Return the bonds, and the interfaces that have others as members: teams, bridges and more."""
+        """Return the bonds, and the interfaces that have other interfaces as members: teams, bridges and others."""
         try:
             bonds = self._files.names(BONDS)
         except OSError:

@@ -124,7 +124,7 @@ def library_version(files: Files, name: str) -> str | Absent:
         for _ in range(MAX_LINKS):
             try:
                 target = path.readlink()
-            except OSError:  # the link has gone since
+            except OSError:  # the link was removed in the meantime
                 break
             version = target.name.removeprefix(f"{name.split('.so')[0]}.so.")
             if re.fullmatch(r"\d+(\.\d+)+", version):

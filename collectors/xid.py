@@ -33,7 +33,7 @@ _MESSAGES = (
     (_INIT_FAILED, re.compile(rf"NVRM:\s+GPU (?:at )?({_ADDRESS}):\s+RmInitAdapter failed")),
     (_PROBE_FAILED, re.compile(rf"nvidia(?: ({_ADDRESS}): probe with driver nvidia|: probe of ({_ADDRESS})) failed")),
 )
-"""What the driver writes about a GPU that it does not have, without an XID."""
+"""Messages of the driver, without an XID, about a GPU that is lost or cannot be used."""
 _SENTENCE = re.compile(r"NVRM:\s+The NVIDIA GPU ")
 _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fallen off).*)")
 """`The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`."""
@@ -56,7 +56,7 @@ class ErrorCounts:
     addresses: dict[str, str] = field(default_factory=dict)
     """UUID -> PCI address, as the driver wrote them."""
     sentence: str = ""
-    """The newest sentence about a GPU, as far as it was read: the driver breaks it into several lines."""
+    """The part read so far of the newest sentence about a GPU: the driver splits it into several lines."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
@@ -193,11 +193,11 @@ def parse_xid(message: str) -> Xid | None:
     match = _XID.match(message)
     if not match:
         return None
-    place = match[1].strip()
-    address, uuid = _LEADING_ADDRESS.match(place), _UUID.search(place)
+    location = match[1].strip()
+    address, uuid = _LEADING_ADDRESS.match(location), _UUID.search(location)
     if not address and not uuid:
         return None
-    # The name of the process comes first and may look like a severity: the last one counts.
+    # The process name comes first and may look like a severity, so use the last match.
     severities = _NVLINK5_SEVERITY.findall(match[3]) if int(match[2]) in _NVLINK5 else []
     return Xid(
         pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them is there

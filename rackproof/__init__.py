@@ -1,7 +1,7 @@
-"""The command `rackproof`. Importing it makes its packages the first of their names, here and in the processes that it starts.
+"""The command `rackproof`. Importing this package puts the directory of Rackproof's packages first on the import path.
 
-PYTHONPATH of a host may have packages called `agent` or `schemas`, which come before installed ones. And the processes of a
-checkout that is not installed do not find its packages by themselves.
+This process and every process that it starts then import Rackproof's own packages. Otherwise PYTHONPATH of a host could add
+other packages named `agent` or `schemas`, and child processes of a checkout that is not installed could not import any.
 """
 
 import os
@@ -22,8 +22,8 @@ def _first_directory(path: list[str]) -> int | None:
 
 
 def _put_first() -> None:
-    """Put the directory of these packages before others that have modules of their names, in sys.path and PYTHONPATH."""
-    first = _first_directory(sys.path[1:])  # the directory of the script is another one in each process
+    """Put the directory of these packages before any other directory with modules of the same names."""
+    first = _first_directory(sys.path[1:])  # sys.path[0], the directory of the script, differs between processes
     if first is not None and Path(sys.path[first + 1]).resolve() == Path(_ROOT):
         return
     sys.path.insert(1, _ROOT)

@@ -47,7 +47,7 @@ VERBS = {
     "scaling": "fleet.cli.scaling",
     "sign": "fleet.cli.sign",
     "verify": "fleet.cli.verify",
-    # on one machine that is both
+    # on a machine that is both
     "run": "rackproof.local_run",
 }
 """Verb -> the module whose `add_verb` adds its parser and sets `call`.

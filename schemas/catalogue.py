@@ -50,14 +50,14 @@ def _convert(value: Any, default: Any) -> Any:
     return type(default)(value) if isinstance(default, int | float) else value
 
 
-def offers(op: str, placement: str, device: str) -> bool:
+def supports_placement(op: str, placement: str, device: str) -> bool:
     """Return whether a collective can run in or out of place on a `gpu` or a `cpu`."""
     if placement == "in_place":
         return op not in NO_IN_PLACE
     return device == "gpu" or op not in TORCH_ONLY_IN_PLACE
 
 
-def possible(name: str, ranks: int) -> bool:
+def can_observe(name: str, ranks: int) -> bool:
     """Return whether that number of ranks can make the observation: a hypercube needs a power of two."""
     return not name.startswith("collective.hypercube.") or ranks & (ranks - 1) == 0
 
@@ -70,7 +70,7 @@ def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") ->
             continue
         for combination in itertools.product(*(values[key] for key in output.over.values())):
             params = dict(zip(output.over, combination, strict=True))
-            if "placement" in params and not offers(params["op"], params["placement"], device):
+            if "placement" in params and not supports_placement(params["op"], params["placement"], device):
                 continue
             yield Expectation(
                 stage=stage,

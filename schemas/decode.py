@@ -20,7 +20,7 @@ def record_from_json(document: Mapping[str, Any], *, source: str = "record") -> 
     """Return the record in a document that matches record.schema.json.
 
     Raises:
-        DocumentError: it holds what no host writes; `source` opens the message.
+        DocumentError: the record has values that no host writes. The message starts with `source`.
     """
     snapshots = [
         (snapshot, tuple(instance_of(Metric, _METRIC, metric) for metric in snapshot["metrics"]))

@@ -51,7 +51,7 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
 
     Raises:
         DocumentError: it is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or holds NaN, an infinity or
-            the same key twice. `source` (a path or a host) opens the message.
+            the same key twice. The message starts with `source` (a path or a host).
     """
     size = len(text)
     if size > max_bytes:
@@ -68,7 +68,9 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
         raise DocumentError(f"{source}: {word} is not JSON")
 
     try:
-        whole = text if isinstance(text, str) else text.decode()  # or json would take UTF-16, a BOM and lone surrogates
+        whole = (
+            text if isinstance(text, str) else text.decode()
+        )  # json would also accept UTF-16, a BOM and lone surrogates
         value = json.loads(whole, object_pairs_hook=unique, parse_constant=constant)
     except RecursionError:
         raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels") from None
@@ -192,7 +194,7 @@ def validate(value: Json, schema: str, *, source: str) -> None:
 def faults(value: Json, schema: str) -> list[ValidationError]:
     """Return every location at which `value` does not match the schema.
 
-    The result is that of jsonschema, which is not called if the compiled schema, where installed, accepts the value.
+    The compiled schema, if installed, is tried first. jsonschema runs only if that schema rejects the value.
     """
     with contextlib.suppress(ValueError, OverflowError):  # the value is not JSON
         if COMPILES and compiled(schema).is_valid(value):
@@ -211,7 +213,7 @@ def explain(error: ValidationError) -> str:
         choices = [str(choice) for choice in cast("list[Any]", error.validator_value)]
         return f"{where}: {error.instance!r} is not one of {', '.join(choices)}{nearest(str(error.instance), choices)}"
     if error.validator == "const":
-        return f"{where}: {error.instance!r} where {error.validator_value!r} is expected"
+        return f"{where}: {error.instance!r}, expected {error.validator_value!r}"
     if error.validator == "minLength":
         least = int(str(error.validator_value))
         return f"{where}: {error.instance!r} is too short: give {least} character{'s' * (least > 1)} or more"
@@ -230,11 +232,9 @@ def _as_text(where: str, error: ValidationError) -> str:
         return ""
     name = where.rpartition(".")[2]
     if text.lower() in ("true", "false") or text.isdecimal():
-        return (
-            f": what -e {name}={text} gives is text; give -e '{{\"{name}\": {text.lower()}}}', or leave the quotes out"
-        )
+        return f": -e {name}={text} passes text; use -e '{{\"{name}\": {text.lower()}}}', or remove the quotes in YAML"
     if re.fullmatch(r"[0-9.]+e[0-9]+", text):
-        return f": YAML takes it for text; write {text.replace('e', 'e+')}"
+        return f": YAML reads it as text; write {text.replace('e', 'e+')}"
     return ""
 
 
@@ -247,8 +247,8 @@ MAX_SUGGESTIONS = 6
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
-    All known words that begin with the word or have all of its parts are suggested (`h200`: h200-nvl, h200-sxm), otherwise the
-    most similar one. If none is very similar, those come first that begin with a part of the word (`nvidia-h200`).
+    If known words begin with the word, or have all of its parts, all of them are suggested (`h200`: h200-nvl, h200-sxm).
+    Otherwise the most similar one is. If none is very similar, words that begin with a part of it are preferred (`nvidia-h200`).
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))
@@ -261,7 +261,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if 0 < len(longer) <= MAX_SUGGESTIONS:
         *most, last = [names[name] for name in longer]
         return f" (did you mean {', '.join(most)}{' or ' if most else ''}{last}?)"
-    # Of equally similar ones the one with the same last letter: `gte` is ge, not gt.
+    # Among equally similar words, prefer one with the same last letter: `gte` is ge, not gt.
     best = max(close, key=lambda name: (_likeness(folded, name), name[-1:] == folded[-1:]), default="")
     return f" (did you mean {names[best]}?)" if close else ""
 
@@ -327,7 +327,7 @@ def _schema(name: str) -> Json:
 def _inlined(node: Json, name: str) -> Json:
     """Return a part of schemas/`name`.schema.json with its references resolved, which halves the time of jsonschema.
 
-    A reference has a description at most, and none is recursive.
+    No reference is recursive, or has sibling keywords other than a description.
     """
     if isinstance(node, list):
         return [_inlined(item, name) for item in node]
@@ -336,6 +336,6 @@ def _inlined(node: Json, name: str) -> Json:
     if "$ref" not in node:
         return {key: _inlined(item, name) for key, item in node.items()}
     if siblings := node.keys() - {"$ref", "description"}:
-        raise ValueError(f"{name}.schema.json: {', '.join(sorted(siblings))} beside a $ref would be lost")
+        raise ValueError(f"{name}.schema.json: {', '.join(sorted(siblings))} next to a $ref would be lost")
     file, _, pointer = node["$ref"].partition("#/")
     return {"description": node.get("description", "")} | part(file.removesuffix(".schema.json") or name, pointer)

@@ -37,7 +37,7 @@ class HeldError(RunError):
 
 
 class WriteError(RackproofError):
-    """The report could not be written: files that are there are not those of this judgement."""
+    """The report could not be written. Existing report files are from an earlier judgement, or incomplete."""
 
     exit_code = WRITE
 

@@ -73,7 +73,7 @@ def read(log: Iterable[str], *, source: str) -> tuple[list[FramedRecord], list[s
 
     Args:
         log: its lines; those without a record are ignored.
-        source: where it comes from, for people: opens each complaint.
+        source: name of the log, with which each message starts.
     """
     records: dict[tuple[str, ...], _Parts] = {}
     problems: list[str] = []
@@ -86,28 +86,28 @@ def read(log: Iterable[str], *, source: str) -> tuple[list[FramedRecord], list[s
         if frame:
             key = tuple(str(frame[name]) for name in (*TEXTS, "parts", "bytes"))
             records.setdefault(key, _Parts(frame)).add(frame)
-    whole = []
+    complete = []
     for parts in records.values():
         try:
-            whole.append(parts.told(source))
+            complete.append(parts.join(source))
         except documents.DocumentError as error:
             problems.append(str(error))
-    return whole, problems
+    return complete, problems
 
 
 class _Parts:
-    """What was read so far of one record."""
+    """The parts of one record that were read so far."""
 
     def __init__(self, first: dict[str, Any]) -> None:
         self._first = first
         self._found: dict[int, str] = {}
 
     def add(self, frame: dict[str, Any]) -> None:
-        """One more part; the same one again, as where a log was read twice, is nothing new."""
+        """Add a part. A log that is read twice has each part twice, with the same content."""
         self._found[frame["part"]] = frame["data"]
 
-    def told(self, source: str) -> FramedRecord:
-        """The record. Raises DocumentError where it is not whole, or not what it should come to."""
+    def join(self, source: str) -> FramedRecord:
+        """Return the record. Raises DocumentError if a part is missing, or if its checksum is wrong."""
         first = self._first
         whose = f"{source}: the record of {first['host']}" + (f" in gang {first['gang']}" if first["gang"] else "")
         missing = [number for number in range(1, first["parts"] + 1) if number not in self._found]
@@ -115,17 +115,17 @@ class _Parts:
             some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
             raise documents.DocumentError(
                 f"{whose} is cut off: {len(missing)} of {first['parts']} parts are missing ({some}): "
-                "the pod still writes, or the log was rotated; collect the whole log, or the volume"
+                "the pod is still writing, or the log was rotated; collect the whole log, or the volume"
             )
         text = _inflated("".join(self._found[number] for number in sorted(self._found)), first["bytes"])
         if text is None or hashlib.sha256(text).hexdigest() != first["sha256"]:
-            raise documents.DocumentError(f"{whose} does not come to its own checksum: it was changed on its way")
+            raise documents.DocumentError(f"{whose} does not match its checksum: it was changed in transit")
         names = {name: first[name] for name in ("run_id", "host", "gang", "node")}
         return FramedRecord(**names, text=text, source=source)
 
 
 def _frame(line: str, where: str) -> dict[str, Any] | None:
-    """Return the part of a record in one line of a log; None if it has none. Raise DocumentError if it is garbled."""
+    """Return the part of a record in one line of a log; None if the line has none. Raises DocumentError if it is garbled."""
     line = _unwrapped(line, where)
     _, mark, rest = line.partition(MARK)
     if not mark:
@@ -136,18 +136,18 @@ def _frame(line: str, where: str) -> dict[str, Any] | None:
         raise documents.DocumentError(f"{error}: the line of a record was cut off or mixed with another") from None
     if not isinstance(frame, dict) or not _well_formed(frame):
         raise documents.DocumentError(
-            f"{where}: a line of a record without what such a line has: it was changed on its way"
+            f"{where}: a line of a record lacks fields, or has invalid ones: it was changed in transit"
         )
     if frame["crc32"] != _check(frame["sha256"], frame["part"], frame["data"]):
         raise documents.DocumentError(
-            f"{where}: part {frame['part']} of the record of {frame['host']} does not come to its checksum: "
-            "it was changed on its way"
+            f"{where}: part {frame['part']} of the record of {frame['host']} does not match its checksum: "
+            "it was changed in transit"
         )
     return frame
 
 
 def _unwrapped(line: str, where: str) -> str:
-    """The text of a line of Docker's json-file logs; any other line as it is. Raises DocumentError where it nests without end."""
+    """Return the text in a line of Docker's json-file logs; any other line unchanged. Raises DocumentError if nested too deep."""
     if MARK in line and line.startswith('{"log":'):
         try:
             result = json.loads(line)
@@ -180,7 +180,7 @@ def _check(digest: str, number: int, data: str) -> str:
 
 
 def _inflated(data: str, size: int) -> bytes | None:
-    """The text of `size` bytes; None where it is none. No more than that is ever unpacked."""
+    """Return the decompressed text; None if it is invalid or not `size` bytes. At most `size` + 1 bytes are unpacked."""
     try:
         packed = base64.b64decode(data, validate=True)
         engine = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)

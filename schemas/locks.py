@@ -63,7 +63,7 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
     """Replace the content of the file by the document, as one line. A reader sees the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    # A signal does not interrupt a single call. The rest of a longer old line comes after the newline, where no reader looks.
+    # A signal does not interrupt a single call. If the old line was longer, its rest follows the newline, and readers ignore it.
     os.pwrite(descriptor, text, 0)
     os.ftruncate(descriptor, len(text))
 
@@ -114,7 +114,7 @@ class Claim:
         """Return the user, host and process for a message."""
         return f"{self.user} on {self.host} (process {self.pid})"
 
-    def lives(self) -> bool | None:
+    def is_running(self) -> bool | None:
         """Return whether the process is running; None if this machine cannot determine it."""
         if self.machine != machine():
             return None

@@ -33,7 +33,7 @@ class Reading:
     unit: str
     help: str
     labels: tuple[str, ...] = ()
-    """Labels of its scopes, widest first; none: it is of the host."""
+    """Labels of its scopes, widest first; empty: the reading is of the host."""
     counter: bool = False
 
 

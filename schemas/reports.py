@@ -133,12 +133,12 @@ class Verdict:
             object.__setattr__(self, "severity", SEVERITY.get(self.action, CRITICAL))
 
     @property
-    def place(self) -> str:
+    def part_scope(self) -> str:
         """Scope of the part that it is attributed to: `gpu=3` of `gpu=3,link=2`; `gang=r1` if it is of no part."""
         return self.part or Scope.parse(self.scope).part
 
     @property
-    def stands(self) -> bool:
+    def blocks_acceptance(self) -> bool:
         """Whether it prevents acceptance: it does not pass, and has no waiver."""
         return self.verdict != PASS and self.waiver is None
 
@@ -194,7 +194,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Far:
+class FarthestPart:
     """One of the worst parts: the farthest on the wrong side of a limit, or the nearest on the right side."""
 
     host: str
@@ -229,7 +229,7 @@ class Judged:
     """Statistics of the values that are numbers."""
     values: Mapping[str, int] = field(default_factory=dict)
     """Of texts and flags: the most frequent values and their counts."""
-    farthest: tuple[Far, ...] = ()
+    farthest: tuple[FarthestPart, ...] = ()
     """At most ten: failures, worst first, then the passes nearest to the limit. Empty if all values are equal."""
 
 

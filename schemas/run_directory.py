@@ -67,22 +67,22 @@ class RunDirectory:
 
     @property
     def events(self) -> Path:
-        """Which hosts failed or went out of reach, as the playbooks saw it."""
+        """Failed and unreachable hosts, as reported by the playbooks."""
         return self.root / EVENTS
 
     @property
     def progress(self) -> Path:
-        """What the playbooks do, for `rackproof watch`."""
+        """Progress of the playbooks, for `rackproof watch`."""
         return self.root / PROGRESS
 
     @property
     def journal(self) -> Path:
-        """When the run began, was resumed and was reported, and by whom."""
+        """When the run was begun, resumed and reported, and by whom."""
         return self.root / JOURNAL
 
     @property
     def lock(self) -> Path:
-        """The operator that runs it now."""
+        """The process that has locked the run."""
         return self.root / LOCK
 
     def record(self, host: str, gang: str = "") -> Path:

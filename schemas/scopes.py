@@ -50,7 +50,7 @@ class Scope:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it has two labels of one kind, which no scope of ours has."""
+        """Whether it has two labels of one kind, which is invalid."""
         return self.text.count(",") + 1 > max(1, len(self.labels))
 
     @property

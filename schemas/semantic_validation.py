@@ -17,7 +17,7 @@ MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
 
 
 def record_problem(record: Record) -> str:
-    """Return where and why a record cannot be ours although it matches its schema; an empty string if it can.
+    """Return where and why a record that matches its schema is still invalid; an empty string if it is valid.
 
     The metrics of its snapshots are checked by `metric_problem`.
     """

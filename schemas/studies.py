@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def series(self) -> tuple[int, int, int, str]:
-        """The key that cells share which differ only in hosts and GPUs."""
+        """The key shared by cells that differ only in hosts and GPUs."""
         return self.batch_size, self.epochs, self.cpus, self.precision
 
 

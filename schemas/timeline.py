@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 STOP_ON = ("fatal", "any", "never")
-"""Which findings of its own end the soak on a host."""
+"""Which of a host's own findings end its soak early."""
 
 RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
 """Units of rates."""
@@ -73,7 +73,7 @@ class Soak:
     reason: str = ""
     """Why it ended early; empty if it did not."""
     ended_by: str = ""
-    """`time`, `finding` on the host, or `failure`: no round finished any more."""
+    """`time`, `finding` on the host, or `failure`: rounds stopped finishing."""
     timeline: Timeline = field(default_factory=lambda: Timeline(bucket_s=1.0))
 
     @property
@@ -98,17 +98,17 @@ def soak_from_json(document: Mapping[str, Any]) -> Soak:
     return Soak(**{**document, "timeline": timeline})
 
 
-def thinned(timeline: Timeline, most: int) -> Timeline:
+def downsample(timeline: Timeline, most: int) -> Timeline:
     """Return the timeline with at most that many buckets."""
     last = max((one.at[-1] for one in timeline.series if one.at), default=0)
     factor = last // most + 1
     if factor == 1:
         return timeline
-    series = tuple(_thinned(one, factor) for one in timeline.series)
+    series = tuple(_downsample(one, factor) for one in timeline.series)
     return replace(timeline, bucket_s=timeline.bucket_s * factor, series=series)
 
 
-def _thinned(series: Series, factor: int) -> Series:
+def _downsample(series: Series, factor: int) -> Series:
     rows: dict[int, tuple[int, float, float, float]] = {}
     for at, n, low, mean, high in zip(series.at, series.n, series.low, series.mean, series.high, strict=True):
         before = rows.get(at // factor, (0, low, 0.0, high))

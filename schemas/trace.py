@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from schemas.scopes import Scope
-from schemas.timeline import Series, Timeline, thinned
+from schemas.timeline import Series, Timeline, downsample
 
 MOST_BUCKETS = 48
 UNREAD = "gpu.unread"
@@ -24,7 +24,7 @@ FIGURES = {
     "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
     "held_percent": ("gpu.throttle.active", "reason=other", "1", 0.01),
 }
-"""Name in the record -> name of the series, its scope below the GPU, its unit, and how much of the unit 1 in a word is."""
+"""Name in the record -> name of the series, its scope below the GPU, its unit, and one step of a word in that unit."""
 HELD = "held_percent"
 """Share of the samples with throttling for a reason other than the power limit; omitted if there was none."""
 
@@ -63,12 +63,12 @@ class Trace:
                     )
 
 
-def traced(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
+def make_trace(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
     """Return the trace of a recording, with at most MOST_BUCKETS buckets; None if nothing was recorded and nothing failed.
 
     A bucket with even one missing sample of a GPU is a gap of that GPU.
     """
-    timeline = thinned(timeline, MOST_BUCKETS)
+    timeline = downsample(timeline, MOST_BUCKETS)
     of = {(one.name, one.scope): one for one in timeline.series}
     gpus: dict[str, dict[str, str]] = {}
     for column, (name, rest, _, one) in FIGURES.items():

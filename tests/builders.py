@@ -185,14 +185,14 @@ def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric,
 
 
 def ranks(number: int, first: int = 0) -> tuple[Rank, ...]:
-    """Return the ranks of one host, all of which ended well."""
+    """Return the ranks of one host, all of which exited with 0."""
     return tuple(
         Rank(rank=first + index, local_rank=index, phase="end", exit_code=0, log_tail="") for index in range(number)
     )
 
 
 def with_benchmarks(of: Plan, **stages: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """Return the plan with only these benchmarks in its stages, and what it then expects. A test is faster with few."""
+    """Return the plan with only these benchmarks in its stages, and the observations that these make."""
     chosen = tuple(replace(stage, benchmarks=stages.get(stage.name, {})) for stage in of.stages)
     return replace(of, stages=chosen, expected=expectations(chosen, rehearsal=of.rehearsal))
 
@@ -252,7 +252,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def records(of: Plan, host: str) -> tuple[Record, ...]:
-    """Host record and gang record of a host that is in order."""
+    """Return the host record and the gang record of a healthy host."""
     planned = of.host(host)
     devices = range(len(planned.devices))
     common: dict[str, Any] = {
@@ -306,7 +306,7 @@ def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
 
 
 def with_observations(evidence: Evidence, change: Any, gang: bool = False) -> Evidence:
-    """The evidence with `change` (observation -> observation or None) applied to every observation of one record."""
+    """Return the evidence with `change` (observation -> observation or None) applied to the observations of one record."""
     changed = [
         replace(
             record,

@@ -568,7 +568,7 @@ def _state_of(document: Any) -> Any:
 
 
 def _missing_waiver(sound: bytes, text: bytes) -> str:
-    """Check that every waiver of the sound file is still present and no narrower, since each was needed."""
+    """Check that every waiver of the original file is still present and covers as much, since each is needed."""
     needed, given = (yaml.safe_load(each)["waivers"] for each in (sound, text))
     for line in needed:
         if not any(_covers(other, line) for other in given if isinstance(other, dict)):

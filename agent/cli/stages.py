@@ -98,8 +98,8 @@ def print_record(record: Record, *, as_json: bool) -> None:
         {"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches
     ]
     if as_json:
-        print(json.dumps({"host": record.host, "observations": len(record.everything()), "launches": launches}))
+        print(json.dumps({"host": record.host, "observations": len(record.all_observations()), "launches": launches}))
         return
-    print(f"{record.host}: {len(record.everything())} observations recorded")
+    print(f"{record.host}: {len(record.all_observations())} observations recorded")
     for launch in launches:
         print(f"stage {launch['stage']}: {launch['outcome']} {launch['reason']}".rstrip())

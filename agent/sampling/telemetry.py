@@ -17,7 +17,7 @@ from collectors.nvml import THROTTLE_REASONS, FastReader, GpuSample
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.scopes import Scope
-from schemas.trace import UNREAD, Trace, traced
+from schemas.trace import UNREAD, Trace, make_trace
 
 PERIOD_S = 0.05
 MAX_SAMPLES = 72_000
@@ -103,7 +103,7 @@ class Telemetry(NvmlPoller):
         silent = self._error or ("the driver gave no sample" if now - self._began > 1 else "")
         unsampled = {index: silent for index in self._devices if silent and index not in self._sampled}
         lost = {str(index): reason[:512] for index, reason in sorted({**unsampled, **self._lost}.items())}
-        return traced(self._recorder.timeline(), began_s, lost)
+        return make_trace(self._recorder.timeline(), began_s, lost)
 
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str

@@ -117,7 +117,7 @@ def _samples(observation: Observation, recorder: Recorder) -> Samples:
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """Return the first launch, the last ones and the failed ones. Logs of ranks that finished are dropped."""
-    failed = [index for index, launch in enumerate(launches) if not launch.good]
+    failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),
         *failed[:FAILED_LAUNCHES],
@@ -127,7 +127,7 @@ def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
 
 
 def _without_logs(launch: Launch) -> Launch:
-    if not launch.good:
+    if not launch.succeeded:
         return launch
     return replace(launch, log_tail="", ranks=tuple(replace(rank, log_tail="") for rank in launch.ranks))
 

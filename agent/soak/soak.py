@@ -126,7 +126,7 @@ def _run_rounds(
     while run.left_s > 0:
         record = launch(run.begin_round(), run.span())
         last = next(launch for launch in reversed(record.launches) if launch.stage == SOAK)
-        failed = 0 if last.good else failed + 1
+        failed = 0 if last.succeeded else failed + 1
         run.clear_work(run.directory / "work" / SOAK, keep_logs=failed > 0)
         run.write_checkpoint()
         report(format_progress(run.state))

@@ -137,9 +137,11 @@ class SoakRun(HostRun):
         )
 
     def _count(self, launch: Launch) -> None:
-        good = launch.good
-        self._state = replace(self._state, finished=self._state.finished + good, failed=self._state.failed + (not good))
-        if not good:
+        succeeded = launch.succeeded
+        self._state = replace(
+            self._state, finished=self._state.finished + succeeded, failed=self._state.failed + (not succeeded)
+        )
+        if not succeeded:
             text = f"round {launch.number}: {launch.reason}"
             self._recorder.add_event(self.at_s(), "soak.round", "host", text)
 

@@ -111,5 +111,5 @@ def processes(files: Files) -> Iterable[Family]:
 def _process_states(files: Files, pids: list[str]) -> Iterator[tuple[str, str]]:
     for pid in pids:
         state = files.read(f"proc/{pid}/stat", process_state)
-        if not isinstance(state, Absent):  # else the process has ended since
+        if not isinstance(state, Absent):  # otherwise the process has exited in the meantime
             yield state

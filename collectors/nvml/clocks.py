@@ -71,6 +71,8 @@ def _seconds(gpu: Gpu, numbers: tuple[int, ...]) -> float:
         except ReadingError as error:
             failure = error if error.absent.status == "error" else failure
             continue
-        if field.valueType == fields.WIDE:  # a narrower value is another field, which other drivers have at that number
+        if (
+            field.valueType == fields.WIDE
+        ):  # a narrower value is a different field, to which other drivers assign the same number
             return nanoseconds / 1e9
     raise failure

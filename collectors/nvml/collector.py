@@ -26,7 +26,7 @@ from collectors.nvml.readings import (
 from collectors.nvml.slow_readings import SlowReadings
 
 GPU_DEADLINE_S = 5.0
-"""A slower GPU is reported as an error, without an effect on the others. A healthy GPU takes a few milliseconds."""
+"""A GPU that takes longer is reported as an error; the other GPUs are not affected. A healthy GPU takes a few milliseconds."""
 PEERS_DEADLINE_S = 2.0
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
@@ -96,7 +96,7 @@ class NvmlCollector:
             for family in host.values():
                 family.add(HOST, absent)
             if absent.status == "unsupported":
-                # Without a library or a loaded driver there is no usable GPU. Any other failure proves nothing.
+                # Without the library or a loaded driver, no GPU is usable. Any other failure leaves the number of GPUs unknown.
                 host["gpu.count"].readings = [(HOST, 0)]
             return list(host.values())
         self._open_count += 1
@@ -126,7 +126,7 @@ class NvmlCollector:
                 nvml.nvmlShutdown()
 
     def _gpu_families(self, indices: Iterable[int], refused: dict[int, Absent]) -> Iterator[Family]:
-        """Yield every family of the GPUs; add to `refused` those of which the driver gives no handle, and why."""
+        """Yield every family of the GPUs. Add each GPU for which the driver returns no handle to `refused`, with the reason."""
         results = call_with_deadline(
             {index: partial(self._read, index, refused) for index in indices}, self._deadline_s, self._stuck
         )

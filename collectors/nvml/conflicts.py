@@ -1,4 +1,4 @@
-"""Conflicts with a measurement: MIG, and processes of others on the GPUs."""
+"""Conflicts with a measurement: MIG mode, and other processes on the GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collectors.base import Absent
 from collectors.nvml.calls import decode, try_read
 
 MAX_CONFLICTS, MAX_NAME = 16, 64
-"""Conflicts to report, and characters of a process's name: a busy host has hundreds of processes, and a name may be a path."""
+"""Maximum number of conflicts to report, and of characters of a process name: names can be paths, and processes many."""
 
 
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False) -> list[str]:

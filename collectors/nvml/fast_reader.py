@@ -71,7 +71,7 @@ class FastReader:
         self._slow_interval, self._reads = slow_interval, 0
         self._slow_values: dict[int, tuple[float, float]] = {}
         self.current: int | None = None
-        """The GPU that is read at this moment: if a call hangs, it hangs on this one."""
+        """The GPU that is being read. If a call hangs, this is the GPU that does not answer."""
 
     def read(self) -> dict[int, GpuSample | Absent]:
         """Return a sample of each GPU by NVML index, or the reason why that GPU gave none."""

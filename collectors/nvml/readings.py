@@ -63,7 +63,7 @@ def absent_samples(absent: Absent, full_snapshot: bool, counters: bool = False) 
 def with_required_reset(samples: list[Sample]) -> list[Sample]:
     """Return the samples of one GPU. If the driver refuses any reading until a reset, the recovery action is that reset.
 
-    Drivers before R570 report no recovery action. Where a later one names another action, that one stands.
+    Drivers before R570 report no recovery action. If a later driver reports another action, it is kept.
     """
     if not any(isinstance(value, ResetRequired) for _, _, value in samples):
         return samples
@@ -108,7 +108,7 @@ def read_slow(gpu: Gpu) -> Iterator[Sample]:
 
 
 def _slow_series(gpu: Gpu) -> Iterator[Sample]:
-    """Yield the slow readings that a GPU has several of."""
+    """Yield the slow readings with several series per GPU."""
     for reason, seconds in throttle_times(gpu):
         yield THROTTLE_TIME.name, {"reason": reason}, seconds
     yield from link_readings(gpu)

@@ -41,7 +41,7 @@ class SlowReadings:
             value, self._read_at, self._pending = self._pending.value, self._started_at, None
             self._samples = _all_absent(value) if isinstance(value, Absent) else value
         is_old = now - self._read_at > REFRESH_S
-        # Without a scrape for so long, the age is not the driver's fault.
+        # After a long time without a scrape, old readings do not mean that the driver hangs.
         was_idle = self._pending is None and now - self._read_at > STALE_S
         if not self._samples or was_idle or (wait and is_old):
             self._samples, self._read_at = _read_all(gpu), now

@@ -90,7 +90,7 @@ def redundant_devices(
         except (FileNotFoundError, PermissionError):
             return  # no device mapper in this container, or no permission
         except OSError:
-            continue  # the device has gone since
+            continue  # the device was removed in the meantime
         for kind, status in targets:
             if kind in _REDUNDANT and (members := parse_members(kind, status)):
                 yield name, kind, members

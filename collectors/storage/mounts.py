@@ -52,7 +52,7 @@ def is_read_only(mount: Mount) -> bool:
 
 
 def mount_of(mounts: Iterable[Mount], directory: str) -> Mount:
-    """Return the mount that has `directory`. Raises ValueError if it is on no file system."""
+    """Return the mount that contains `directory`. Raises ValueError if no mount does."""
     above = [
         mount for mount in mounts if directory == mount.target or directory.startswith(mount.target.rstrip("/") + "/")
     ]

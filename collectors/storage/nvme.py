@@ -17,7 +17,7 @@ from collectors.deadline import call_with_deadline
 
 LOG_BYTES = 512
 DEADLINE_S = 5.0
-"""A failing disk may take a minute for a command; the other disks are reported without it."""
+"""A failing disk may take a minute for a command; the other disks do not wait for it."""
 _IOCTL_ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h
 _GET_LOG_PAGE, _HEALTH_LOG, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
 _NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # invalid opcode, field, log page: on virtual disks

@@ -34,13 +34,13 @@ class Array:
 
     works: bool = True
     missing: int | None = None
-    """Members that it lacks; None if it has no redundancy, or the source does not report it."""
+    """Number of missing members; None if the array has no redundancy, or the source does not report it."""
     members: dict[str, bool] = field(default_factory=dict)
-    """Disk, or `slotN` for an empty place -> whether it is in sync."""
+    """Disk, or `slotN` for an empty slot -> whether it is in sync."""
 
-    def add_empty(self, places: list[int], failed: int) -> None:
-        """Add the empty places, less those of `failed` members that are listed by name."""
-        self.members |= {f"slot{place}": False for place in places[failed:]}
+    def add_empty(self, slots: list[int], failed: int) -> None:
+        """Add the empty slots, less those of `failed` members that are listed by name."""
+        self.members |= {f"slot{slot}": False for slot in slots[failed:]}
 
 
 def parse_mdstat(text: str) -> dict[str, Array]:
@@ -55,7 +55,7 @@ def parse_mdstat(text: str) -> dict[str, Array]:
             current.works = current.works or _EXTERNAL in line
             if counts := _COUNTS.search(line):
                 current.missing = int(counts[1]) - int(counts[2])
-                empty = [place for place, state in enumerate(counts[3]) if state == "_"]
+                empty = [slot for slot, state in enumerate(counts[3]) if state == "_"]
                 current.add_empty(empty, sum(not in_sync for in_sync in current.members.values()))
     return arrays
 
@@ -72,21 +72,21 @@ def _read_array(files: Files, name: str) -> Array:
     devices = files.matching(path, r"dev-.+", "no members")
     for device in [] if isinstance(devices, Absent) else devices:
         flags = files.read(f"{path}/{device}/state", lambda text: text.split(","))
-        place = files.read(f"{path}/{device}/slot", int)
-        if isinstance(flags, Absent) or (not isinstance(place, int) and {"spare", "journal"} & {*flags}):
+        slot = files.read(f"{path}/{device}/slot", int)
+        if isinstance(flags, Absent) or (not isinstance(slot, int) and {"spare", "journal"} & {*flags}):
             continue  # a spare or journal is no member
         array.members[device.removeprefix("dev-")] = "in_sync" in flags and "faulty" not in flags
         failed += "faulty" in flags
-        if isinstance(place, int) and "faulty" not in flags:
-            filled.append(place)
-    places = files.read(f"{path}/raid_disks", lambda text: int(text.split()[0]))
-    if array.missing and filled and isinstance(places, int):
-        array.add_empty([place for place in range(places) if place not in filled], failed)
+        if isinstance(slot, int) and "faulty" not in flags:
+            filled.append(slot)
+    slots = files.read(f"{path}/raid_disks", lambda text: int(text.split()[0]))
+    if array.missing and filled and isinstance(slots, int):
+        array.add_empty([slot for slot in range(slots) if slot not in filled], failed)
     return array
 
 
 def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield what the md arrays lack, and the state of the members of md arrays, btrfs file systems and LVM RAID (`mapped`)."""
+    """Yield the missing members of md arrays, and the state of the members of md arrays, btrfs and LVM RAID (`mapped`)."""
     missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
     works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
     members = Family(
@@ -139,7 +139,7 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
         in_use = {path: state for path, state in states.items() if state not in _LEAVING}
         lost = failed.get(disk, set())
         is_live = {path: state in ("live", "running") and path not in lost for path, state in in_use.items()}
-        # A disk without any path is not a loss of redundancy: a volume over the network may be gone by design.
+        # A disk without any path is not a loss of redundancy: a network volume may be detached by design.
         if len(is_live) > 1 and any(is_live.values()):
             for path, live in sorted(is_live.items()):
                 family.add({"disk": disk, "path": path}, live)

@@ -71,7 +71,7 @@ def baselines_of_run(run: Run, report: FleetReport, digest: str, by: Approval) -
         waived = [verdict for verdict in report.verdicts if verdict.host == host.name and verdict.waiver]
         for serial, gpu in gpus_by_serial(state.gpus).items():
             slot = f"gpu={gpu.index}"
-            gpu_waived = [verdict for verdict in waived if verdict.place == slot]
+            gpu_waived = [verdict for verdict in waived if verdict.part_scope == slot]
             yield PartBaseline(
                 kind=kind,
                 part=GPU,

@@ -125,7 +125,7 @@ def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
     rack = _facts(report).racks.get(part.host, "")
     observed = rows(part.host, rack, _evidence(run, part), [*part.findings, *part.open])
     attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
-    selected = [row for row in observed if is_within(row.scope, part.place) or (row.scope, row.name) in attributed]
+    selected = [row for row in observed if is_within(row.scope, part.scope) or (row.scope, row.name) in attributed]
     return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, selected)
 
 

@@ -1,4 +1,4 @@
-"""Read the criteria packs of a run and refuse those that cannot judge."""
+"""Read the criteria packs of a run, and refuse packs with lint findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def checked_packs(names: Sequence[str]) -> tuple[Pack, ...]:
     """Return the shipped packs and the named ones.
 
     Raises:
-        UsageError: the lint found something wrong in a named pack.
+        UsageError: a named pack has lint findings.
     """
     packs = read_packs(names)
     problems = [str(finding) for pack in packs if pack.chosen for finding in lint(pack)]

@@ -132,9 +132,9 @@ def _matching_outputs(criterion: Criterion) -> list[tuple[Output, Benchmark | No
 def _check_contract(criterion: Criterion) -> Iterator[Finding]:
     """Compare name, unit, scope and stage with the catalogue."""
     outputs = _matching_outputs(criterion)
-    for name in criterion.kin:
+    for name in criterion.group_by:
         if why := _explain_unknown_name(name):
-            yield finding_on(criterion, name, f"kin: {why}", "name one of schemas/readings.json")
+            yield finding_on(criterion, name, f"group_by: {why}", "name one of schemas/readings.json")
     stages = MEASURING if outputs else STAGES
     if criterion.stage and criterion.stage not in stages:
         why = f"not observed in this stage{nearest(criterion.stage, stages)}"

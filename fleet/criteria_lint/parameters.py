@@ -29,7 +29,7 @@ Outputs = Sequence[tuple[Output, Benchmark | None]]
 
 
 def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding]:
-    """Check each parameter of the criterion against the observations that it matches; `outputs` is empty for a collector's."""
+    """Check each parameter of the criterion against the observations that it matches; `outputs` is empty for readings."""
     known = _parameters(outputs)
     if not outputs and criterion.name.startswith(COLLECTOR_PREFIXES):
         known = dict.fromkeys(COLLECTED_LABELS, str)

@@ -125,7 +125,7 @@ def _is_decided(directory: Path) -> bool:
 def _locked_by(directory: Path) -> str:
     """Return a message that names the owner of the run's lock, or an empty string."""
     owner = run_lock.holder(directory)
-    return f"run {owner.run_id} is locked by {owner.who()} since {owner.since}" if owner and owner.lives() else ""
+    return f"run {owner.run_id} is locked by {owner.who()} since {owner.since}" if owner and owner.is_running() else ""
 
 
 def _report_time_ns(directory: Path) -> int:

@@ -95,7 +95,7 @@ def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, 
     if not reason.startswith(OURS) or not NAME.fullmatch(run_id):
         return
     owner = run_lock.holder(directory.parent / run_id)
-    if owner and owner.lives() is not False:
+    if owner and owner.is_running() is not False:
         failed[host] = f"run {run_id} drained it and is locked by {owner.who()} since {owner.since}"
     else:
         notes[host] = (

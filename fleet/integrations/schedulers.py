@@ -113,7 +113,7 @@ class Kubernetes:
         return jobs
 
     def node_state(self, node: str) -> Node:
-        """Return the state of a node; the annotation says selector run cordoned it."""
+        """Return the state of a node; the annotation names the run that cordoned it."""
         document = _json(self._words, "kubectl", "get", "node", node, "-o", "json")
         if not document.get("spec", {}).get("unschedulable"):
             return Node()

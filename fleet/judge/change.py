@@ -64,7 +64,7 @@ def change(readings: Sequence[Observation]) -> Change:
 def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
     """Return the readings, each with the largest value so far.
 
-    An event may be missing in one reading and be found in another log by the next: it did not happen again.
+    One reading may miss an event that the next reading finds in another log. That event did not happen again.
     """
     latest = itertools.accumulate((number(item.value) for item in readings), max)
     return [replace(item, value=value) for item, value in zip(readings, latest, strict=True)]

@@ -1,6 +1,6 @@
-"""Whether the units, signs and amounts in a record can be right.
+"""Check that units, signs and amounts in a record are possible.
 
-A wrong unit or a corrupted digit passes a limit as easily as a good figure does. What cannot be right is inconclusive.
+A wrong unit or a corrupted digit passes a limit as easily as a good figure does. Impossible values are inconclusive.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ SIGNED_READINGS = frozenset(
 )
 """Readings that may be negative. No figure of a benchmark is."""
 LEAST = {"Cel": -60.0}
-"""Unit -> what no part of a running host falls below; 0 for the other units."""
+"""Unit -> lowest possible value for a running host; 0 for the other units."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
-"""Unit -> what no part of a host exceeds. The wear that an NVMe drive counts may be 2.55."""
+"""Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
 """Last parts of the names of figures that are at most 1."""
 ROUNDING = 1e-6
 DATASHEET_MULTIPLE = 3.0
-"""A rate above this multiple of the datasheet's is a wrong unit or a wrong count, which is off by 8 or more. Copies both ways at
-once reach 2, as the datasheet's link rates are those of one direction."""
+"""A rate above this multiple of the datasheet's has a wrong unit or a wrong count, which makes a factor of 8 or more. Copies in
+both directions at once reach 2, because the datasheet's link rates are those of one direction."""
 CACHED_BYTES = 1 << 28
-"""Less memory than this may lie in the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
+"""Less memory than this may fit into the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
 EMULATED_BY = {"fp64": "fp32"}
-"""Products of the first type may be emulated, and are then as fast as those of the second: B300 has hardly any fp64 units."""
+"""Products of the first type may be emulated with the second, and are then as fast: B300 has hardly any fp64 units."""
 
 _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
 """Criteria with a datasheet figure by the name of the observation, for each set of criteria by its id. The set is kept in the
@@ -45,7 +45,7 @@ value, so that no id is reused."""
 
 
 def incredible(snapshot: Snapshot) -> Iterator[Problem]:
-    """Yield every unit, sign or amount of a reading that cannot be right, and every reading that is there twice."""
+    """Yield a problem for each reading with an impossible unit, sign or amount, and for each duplicate reading."""
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)
         for name in (name for name, count in counts.items() if count > 1):
@@ -62,7 +62,7 @@ def incredible(snapshot: Snapshot) -> Iterator[Problem]:
 
 
 def unit_problem(name: str, unit: str) -> str:
-    """Return why a figure cannot have this unit; empty if it can."""
+    """Return why the unit of a figure is wrong; empty if it is right."""
     return _bounds_of_figure(name, unit)[0]
 
 
@@ -73,7 +73,7 @@ def most_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> floa
 
 
 def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> str:
-    """Return why the value of a figure with the right unit cannot be right; empty if it can."""
+    """Return why the value of a figure with the right unit is impossible; empty if it is possible."""
     most = _bounds_of_figure(item.name, item.unit)[1]
     return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
 
@@ -106,7 +106,7 @@ def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
 
 
 def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> str:
-    """Return why a rate is far above what the part can do by its datasheet."""
+    """Return a problem if a rate is far above the datasheet of the part; empty otherwise."""
     compared, size_bytes, value = _compared(criteria, item.name), item.params.get("size_bytes"), item.value
     if not compared or not isinstance(value, int | float):
         return ""
@@ -115,7 +115,7 @@ def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> 
     items = [item]
     if emulated := EMULATED_BY.get(str(item.params.get("dtype"))):
         items.append(replace(item, params={**item.params, "dtype": emulated}))
-    # A pair of GPUs has a limit by NVLink or one by PCIe, and the criteria of both match it: the faster one counts.
+    # A pair of GPUs has a limit by NVLink or one by PCIe, and the criteria of both match it: use the faster one.
     peak = max((one.expected or 0.0 for one in compared if any(matches(one, each) for each in items)), default=0.0)
     if not peak or value <= DATASHEET_MULTIPLE * peak:
         return ""

@@ -109,7 +109,7 @@ class Criterion:
     among: str = ""
     """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
     the hosts of the same gang."""
-    kin: tuple[str, ...] = ()
+    group_by: tuple[str, ...] = ()
     """With `same_as_fleet`: readings. A host without peers is compared within itself: parts with the same values of these."""
     complete: bool = False
     """With `same_as_fleet`: a part that most hosts have must be on every host."""
@@ -291,7 +291,7 @@ def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
 
 def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:
     fields = {key: value for key, value in item.items() if not key.startswith("vs_")} | {"origin": origin}
-    fields["kin"] = tuple(item.get("kin", ()))
+    fields["group_by"] = tuple(item.get("group_by", ()))
     if sku := item.get("vs_sku"):
         fields |= {"expected": sku["expected"], "fraction": sku["fraction"], "links": sku.get("links", 0)}
     if datasheet := item.get("vs_datasheet"):

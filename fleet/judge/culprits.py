@@ -83,7 +83,7 @@ def _xid_culprit(view: HostView, verdicts: Sequence[Verdict]) -> str:
     if len(risen) != 1 or _risen(view, SXIDS):
         return ""
     (gpu,) = risen
-    fails = any(item.verdict == FAIL and item.name == XIDS and item.place == gpu for item in verdicts)
+    fails = any(item.verdict == FAIL and item.name == XIDS and item.part_scope == gpu for item in verdicts)
     return gpu if fails and gpu in view.serials else ""
 
 

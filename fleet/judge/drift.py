@@ -186,7 +186,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
         yield f"ended after {lasted}: {soak.reason}"
     elif soak.soaked_s < planned_s - ROUNDING_S:
         yield f"ended after {lasted}, without a reason"
-    launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.good]
+    launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.succeeded]
     if failed := max(soak.failed, len(launches)):
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
         yield f"{failed} of {max(soak.rounds, failed)} rounds did not finish{first}"

@@ -24,7 +24,7 @@ from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 REVALIDATE = "revalidate"
-"""Beginning of the names of the profiles for parts in service."""
+"""Prefix of the names of the profiles for parts in service."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -102,7 +102,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return the same for readings. Scope and parameters match for all readings of a scope, or for none."""
+    """Return `series` for readings. Scope and parameters match for all readings of a scope, or for none."""
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]

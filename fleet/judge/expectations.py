@@ -10,7 +10,7 @@ from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import gang_attempts
-from schemas.catalogue import Expectation, possible
+from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
@@ -117,7 +117,7 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
         missing, observed, measured, members = [], False, False, view.members(stage.name)
         ranks = view.plan.ranks(members)
         for item in expectations:
-            if stage.name == GANG and members and not possible(item.name, ranks):
+            if stage.name == GANG and members and not can_observe(item.name, ranks):
                 continue  # a gang that was formed again has another number of ranks
             for scope in view.plan.scopes_of(view.host, item):
                 partner = Scope.parse(scope).get("partner")

@@ -25,7 +25,7 @@ _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
 
 INFORMATIONAL: Mapping[str, str] = {
-    "benchmark.duration": "depends on how often a figure is repeated until it is sure; the figures themselves are judged",
+    "benchmark.duration": "depends on how often a figure is repeated until it is precise; the figures themselves are judged",
     "clock.error_estimated": "clock.synchronized is judged; the estimate depends on the time server",
     "clock.error_max": "clock.synchronized is judged; the error depends on the time server",
     "clock.offset": "clock.synchronized is judged; the offset is what the kernel corrects at that moment",
@@ -77,7 +77,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.dimm.uncorrected": "host.memory.ecc_uncorrected, which is judged, counts these errors too",
     "host.hugepages.free": _LOAD,
     "host.kernel.command_line": _VARIES,
-    "host.kernel.soft_lockup": "a virtual machine that its host stopped for long sets it too",
+    "host.kernel.soft_lockup": "a virtual machine that was paused for long also sets it",
     "host.kernel.tainted": "the NVIDIA module itself sets flags; those that show a fault are judged one by one",
     "host.load": _LOAD,
     "host.memory.available": _LOAD,
@@ -111,7 +111,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "network.bond.slaves_up": "network.bond.member_up, which is judged, names the member",
     "network.pci_address": _NAME,
     "network.rx_dropped": "counts packets of protocols that the host does not use",
-    "network.rx_missed_errors": "counts bursts that the host could not take; the rates of the fabric are judged",
+    "network.rx_missed_errors": "counts packets lost in bursts; the rates of the fabric are judged",
     "network.tx_dropped": _CONGESTION,
     "overlap.hidden_share": "overlap.slowdown, which is judged, is the same measurement",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
@@ -173,7 +173,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "transformer.memory_peak": "follows from the size of the network",
     "transformer.mfu": _SUMMED,
     "transformer.step_time": _SUMMED,
-    "xid.log_complete": "the log of a host that has run for long loses its beginning; XIDs of the run are in it",
+    "xid.log_complete": "a host that has run for long overwrites the beginning of its log; the log still has the XIDs of the run",
 }
 """Name of a reading or figure, with a setting if others are judged, -> reason."""
 

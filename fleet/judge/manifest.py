@@ -203,7 +203,7 @@ def _gpu_count(view: HostView) -> int:
 def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Verdict]:
     """Yield verdicts on parts that no line of the manifest names: GPUs and InfiniBand adapters.
 
-    Ethernet ports do not count, because every mainboard has some that nobody orders.
+    Ethernet ports do not count, because every mainboard has some that are not ordered separately.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}

@@ -53,7 +53,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
             continue
         names = {item.replaces for item in pack.criteria} & criteria.keys()
         removed = {name: criteria.pop(name) for name in names}
-        # What replaces a criterion of the operator replaces the shipped one that this one replaced.
+        # A criterion that replaces one of the operator also replaces the shipped ones that it had replaced.
         shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
         for item in pack.criteria:
             if item.id not in criteria:

@@ -34,7 +34,7 @@ _IDENTITY, _RECOVERY = "gpu.uuid", "gpu.recovery_action"
 
 
 def may_be_transient(name: str) -> bool:
-    """Return whether a refusal of this reading is of no consequence once a later snapshot has it: it describes a moment."""
+    """Return whether a refused reading needs no verdict if a later snapshot has it, because it describes a moment."""
     return name in BASIC or name in _DERIVED
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.records import Value
-from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Far, Judged, Spread
+from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Spread
 from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
@@ -205,7 +205,7 @@ class Row:
             spread=self._spread(),
             values=dict(sorted(self.texts.items(), key=lambda item: (-item[1], item[0]))[:MAX_VALUES]),
             farthest=tuple(
-                Far(
+                FarthestPart(
                     host=host,
                     scope=scope,
                     value=value,

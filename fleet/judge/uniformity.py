@@ -27,10 +27,10 @@ from schemas.scopes import Scope
 
 _MAX_LISTED_VALUES = 4
 """Number of values of a group that a verdict lists."""
-MIN_KIN = 4
-"""Number of alike parts of one host, or of one device, below which none of them is the odd one."""
-MIN_KIN_SHARE = 0.75
-"""Share of these parts that must agree, so that the others are odd: two of eight, one of four."""
+MIN_ALIKE = 4
+"""Smallest number of alike parts of one host, or of one device, that are compared with each other."""
+MIN_ALIKE_SHARE = 0.75
+"""Share of these parts that must agree, so that the others fail: at most two of eight, or one of four."""
 SLOT_READINGS = "pcie."
 """Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
@@ -313,7 +313,7 @@ def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups
 ) -> Iterator[Verdict]:
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
-    if criterion.among in WITHIN_HOST or (criterion.kin and groups.of(view, criterion, last).total <= 1):
+    if criterion.among in WITHIN_HOST or (criterion.group_by and groups.of(view, criterion, last).total <= 1):
         group = _own_parts(view, criterion, last)
     else:
         group = groups.of(view, criterion, last)
@@ -333,7 +333,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> Value
     of them must agree. If the inventory states how many ports must be up, the others may be down.
     """
     scope = Scope.parse(item.scope)
-    kinds = [_last_values(view, name) for name in criterion.kin]
+    kinds = [_last_values(view, name) for name in criterion.group_by]
     own = _kind_of(scope, kinds)
     group = ValueGroup(what="GPU" if scope.is_one_device else scope.kind)
     for other, value in _last_values(view, item.name).items():
@@ -346,8 +346,8 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> Value
             group.add(value)
     if scope.is_one_device:
         return group
-    decides = group.total >= MIN_KIN and group.reference(criterion)[1] >= MIN_KIN_SHARE * group.total
-    by_design = criterion.kin and criterion.prefer is not None and view.host.infiniband_ports
+    decides = group.total >= MIN_ALIKE and group.reference(criterion)[1] >= MIN_ALIKE_SHARE * group.total
+    by_design = criterion.group_by and criterion.prefer is not None and view.host.infiniband_ports
     return group if decides and not by_design else ValueGroup(what=group.what)
 
 

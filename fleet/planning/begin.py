@@ -24,7 +24,7 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
     holder = run_lock.holder(directory)
-    if (not holder or holder.lives() is False) and os.access(path, os.R_OK):
+    if (not holder or holder.is_running() is False) and os.access(path, os.R_OK):
         # Refuse a different plan before any file of that run is touched. If the run is locked or the plan belongs to
         # another user, `acquire` gives the better message.
         _existing_plan(path, document)

@@ -13,7 +13,7 @@ from fleet.planning.test_selection import Key, PastRun, select_tests
 from schemas import documents
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.errors import UsageError
-from schemas.plans import Choice, choice_from_json
+from schemas.plans import BudgetSelection, selection_from_json
 from schemas.reports import FAIL, INCONCLUSIVE
 from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.stages import BENCHMARK, SOAK
@@ -32,7 +32,7 @@ def apply_budget(
     runs: Path | None,
     run_dir: Path | None,
     now: str,
-) -> tuple[Mapping[str, Any], Choice | None]:
+) -> tuple[Mapping[str, Any], BudgetSelection | None]:
     """Return the profile reduced to `budget` seconds and the selection; without a budget, the unchanged profile and None.
 
     Args:
@@ -97,7 +97,7 @@ def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> d
     }
 
 
-def _planned_choice(run_dir: Path | None, budget_s: float) -> Choice | None:
+def _planned_choice(run_dir: Path | None, budget_s: float) -> BudgetSelection | None:
     """Return the selection of a resumed run: newer history must not change what it measures."""
     if run_dir is None or not is_run(run_dir):
         return None
@@ -105,7 +105,7 @@ def _planned_choice(run_dir: Path | None, budget_s: float) -> Choice | None:
         plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=REPORT_BYTES)
     except documents.DocumentError:
         return None  # `begin` reports the damaged plan
-    choice = choice_from_json(plan["choice"]) if "choice" in plan else None
+    choice = selection_from_json(plan["choice"]) if "choice" in plan else None
     return choice if choice and choice.budget_s == budget_s else None
 
 

@@ -16,7 +16,7 @@ from schemas import documents
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
-from schemas.plans import GPU, Choice, Part, Plan, PlannedHost, Stage, expectations
+from schemas.plans import GPU, BudgetSelection, Part, Plan, PlannedHost, Stage, expectations
 from schemas.stages import GANG, SOAK
 from schemas.timeline import STOP_ON
 from schemas.waivers import Waiver
@@ -111,7 +111,7 @@ def make_plan(
     nonce: str,
     created: str,
     manifest: Sequence[Part] = (),
-    choice: Choice | None = None,
+    choice: BudgetSelection | None = None,
     waivers: Sequence[Waiver] = (),
     baseline: PlannedBaseline | None = None,
 ) -> Plan:

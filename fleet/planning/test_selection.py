@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
-from schemas.plans import Choice, Chosen, Plan
+from schemas.plans import BenchmarkChoice, BudgetSelection, Plan
 from schemas.reports import LineKind, SummaryLine
 from schemas.stages import BENCHMARK
 from schemas.times import epoch_seconds
@@ -74,11 +74,13 @@ class _Candidate:
         return f"{findings}, {when}; covers {', '.join(self.parts)}"
 
 
-def select_tests(stages: Stages, history: Sequence[PastRun], *, budget_s: float, profile: str, now: str) -> Choice:
+def select_tests(
+    stages: Stages, history: Sequence[PastRun], *, budget_s: float, profile: str, now: str
+) -> BudgetSelection:
     """Return the tests of `stages` that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
     Without history the cheapest come first. At least one test that hosts run alone is always selected. If even the cheapest
-    exceeds the budget, `Choice.cost_s` is more than `budget_s`.
+    exceeds the budget, `BudgetSelection.cost_s` is more than `budget_s`.
 
     Args:
         stages: stage -> its benchmarks, in the profile's order.
@@ -101,7 +103,7 @@ def select_tests(stages: Stages, history: Sequence[PastRun], *, budget_s: float,
     items += [
         _item(item, bool(past), skipped=_shortage(item, picked, budget_s - spent, budget_s)) for item in remaining
     ]
-    return Choice(budget_s=budget_s, cost_s=round(spent, 1), runs=len(past), items=tuple(items))
+    return BudgetSelection(budget_s=budget_s, cost_s=round(spent, 1), runs=len(past), items=tuple(items))
 
 
 def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
@@ -150,10 +152,10 @@ def _shortage(item: _Candidate, picked: Sequence[_Candidate], remaining_s: float
     return f"takes {_cost(item, picked):.0f} s; {max(0.0, remaining_s):.0f} s of {budget_s:.0f} s remain"
 
 
-def _item(item: _Candidate, has_history: bool, skipped: str = "") -> Chosen:
+def _item(item: _Candidate, has_history: bool, skipped: str = "") -> BenchmarkChoice:
     stage, benchmark = item.key
     why = item.reason() if has_history else "no earlier run: cheapest first"
-    return Chosen(
+    return BenchmarkChoice(
         stage=stage,
         benchmark=benchmark,
         chosen=not skipped,
@@ -193,13 +195,13 @@ def selection_summary(plan: Plan) -> list[SummaryLine]:
         total = len(plan.choice.items)
         text = f"{chosen} of {total} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
         values = {"chosen": chosen, "total": total}
-        lines.append(SummaryLine(kind=LineKind.CAVEAT, title="Chosen", text=text, values=values))
+        lines.append(SummaryLine(kind=LineKind.CAVEAT, title="BenchmarkChoice", text=text, values=values))
         if skipped:
             lines.append(SummaryLine(kind=LineKind.CAVEAT, title="NOT CHOSEN, so not judged", text=", ".join(skipped)))
     return lines
 
 
-def selection_table(choice: Choice) -> str:
+def selection_table(choice: BudgetSelection) -> str:
     """Return the selection as text, one line per benchmark."""
     runs = f"{choice.runs} earlier run{'' if choice.runs == 1 else 's'}"
     lines = [f"selected for {choice.budget_s:.0f} s from {runs} (takes about {choice.cost_s:.0f} s):"]

@@ -71,8 +71,8 @@ def release(directory: Path, outcome: str) -> None:
             return
         with exclusive(RunDirectory(directory).lock) as file:
             owner = _parse_claim(read_line(file, "lock"))
-            is_ours = owner is None or (owner.pid in (playbook(), os.getpid()) and owner.lives())
-            if is_ours or (owner and owner.lives() is False):
+            is_ours = owner is None or (owner.pid in (playbook(), os.getpid()) and owner.is_running())
+            if is_ours or (owner and owner.is_running() is False):
                 if owner:
                     _append_to_journal(directory, "reported", owner, outcome)
                 RunDirectory(directory).lock.unlink()
@@ -93,7 +93,7 @@ def holder(directory: Path) -> Claim | None:
 def active_holder(directory: Path) -> Claim | None:
     """Return the holder if it is certainly running and is neither this process nor its playbook."""
     owner = holder(directory)
-    return owner if owner and owner.lives() and owner.pid not in (playbook(), os.getpid()) else None
+    return owner if owner and owner.is_running() and owner.pid not in (playbook(), os.getpid()) else None
 
 
 def _parse_claim(document: dict[str, object] | None) -> Claim | None:
@@ -106,7 +106,7 @@ def _json(lock_claim: Claim) -> dict[str, object]:
 
 def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> None:
     """Raise HeldError unless the holder has exited."""
-    lives = owner.lives()
+    lives = owner.is_running()
     if lives is False or (lives is None and take_over):
         return
     what = f"run {owner.run_id} is locked by {owner.who()} since {owner.since}"
@@ -124,7 +124,7 @@ def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> Non
 def _active_runs(directory: Path) -> tuple[str, ...]:
     """Return the other runs of the same parent directory that are or may be in progress."""
     others = (holder(path.parent) for path in sorted(directory.parent.glob(f"*/{LOCK}")) if path.parent != directory)
-    return tuple(other.run_id for other in others if other and other.lives() is not False)[:_MAX_ACTIVE_RUNS]
+    return tuple(other.run_id for other in others if other and other.is_running() is not False)[:_MAX_ACTIVE_RUNS]
 
 
 def playbook() -> int:

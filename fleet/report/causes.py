@@ -32,13 +32,13 @@ def group_by_cause(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
         (group_key,) = parts if len(parts) == 1 and parts <= attributed else (key,)
         joined.setdefault((*group_key, group[0].severity, group[0].waiver), []).extend(group)
     groups = [sorted(group, key=lambda verdict: verdict.part != "") for group in joined.values()]
-    parts_in_order = dict.fromkeys((group[0].host, group[0].place) for group in groups)
+    parts_in_order = dict.fromkeys((group[0].host, group[0].part_scope) for group in groups)
     order = {part: position for position, part in enumerate(parts_in_order)}
-    return sorted(groups, key=lambda group: (order[group[0].host, group[0].place], *_severity(group[0])))
+    return sorted(groups, key=lambda group: (order[group[0].host, group[0].part_scope], *_severity(group[0])))
 
 
 def _part_key(verdict: Verdict) -> tuple[object, ...]:
-    return verdict.verdict, verdict.host, verdict.criterion, verdict.place
+    return verdict.verdict, verdict.host, verdict.criterion, verdict.part_scope
 
 
 def _severity(verdict: Verdict) -> tuple[bool, int]:

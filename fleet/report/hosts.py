@@ -35,7 +35,7 @@ from schemas.reports import (
     Verdict,
 )
 from schemas.run_directory import record_name
-from schemas.timeline import Soak, thinned
+from schemas.timeline import Soak, downsample
 
 LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
@@ -155,7 +155,7 @@ class HostJudge:
         """Report on one host, with its measurements unless the report already has those of enough hosts."""
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
-        if rest and rest.passes and not any(verdict.stands for verdict in verdicts):
+        if rest and rest.passes and not any(verdict.blocks_acceptance for verdict in verdicts):
             decision = ACCEPTED
         report = HostReport(
             name=name,
@@ -221,7 +221,7 @@ def decide(verdicts: Iterable[Verdict]) -> str:
     A waived verdict does not count. Without any verdict nothing is accepted.
     """
     judged = list(verdicts)
-    standing = {verdict.verdict for verdict in judged if verdict.stands}
+    standing = {verdict.verdict for verdict in judged if verdict.blocks_acceptance}
     if FAIL in standing:
         return REJECTED
     return INCOMPLETE if INCONCLUSIVE in standing or not judged else ACCEPTED
@@ -245,7 +245,7 @@ def without_measurements(report: HostReport) -> HostReport:
 def _soak(evidence: Evidence) -> Soak | None:
     """Return the host's soak with its timeline reduced to MAX_BUCKETS."""
     soak = next((record.soak for record in evidence.records if record.soak), None)
-    return replace(soak, timeline=thinned(soak.timeline, MAX_BUCKETS)) if soak else None
+    return replace(soak, timeline=downsample(soak.timeline, MAX_BUCKETS)) if soak else None
 
 
 def _coverage(view: HostView, rest: Remaining | None) -> Coverage:

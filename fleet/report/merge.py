@@ -144,7 +144,7 @@ def _host_reports(context: Context, reports: Mapping[str, HostReport], manifest:
     for verdict in manifest:
         manifest_of.setdefault(verdict.host, []).append(verdict)
     for position, host in enumerate(hosts):
-        if host.name in manifest_of and any(verdict.stands for verdict in manifest_of[host.name]):
+        if host.name in manifest_of and any(verdict.blocks_acceptance for verdict in manifest_of[host.name]):
             hosts[position] = replace(host, decision=worst_decision([host.decision, decide(manifest_of[host.name])]))
     with_measurements = [position for position, host in enumerate(hosts) if host.measurements]
     with_measurements.sort(key=lambda position: (hosts[position].decision != REJECTED, position))

@@ -186,7 +186,7 @@ def _assign(
 
 
 def _severity(verdict: Verdict) -> tuple[bool, int]:
-    return not verdict.stands, _RANK[verdict.verdict]
+    return not verdict.blocks_acceptance, _RANK[verdict.verdict]
 
 
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:

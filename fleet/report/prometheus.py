@@ -152,7 +152,7 @@ class _Report:
         yield from samples.items()
 
     def _failure(self, verdict: Verdict) -> tuple[str, ...]:
-        gpu = Scope.parse(verdict.place).get("gpu")
+        gpu = Scope.parse(verdict.part_scope).get("gpu")
         texts = (
             verdict.host, self._racks.get(verdict.host, ""), gpu, verdict.scope, verdict.serial,
             verdict.criterion, verdict.action,

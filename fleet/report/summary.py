@@ -44,7 +44,7 @@ from schemas.stages import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
-UNCOMPARED = "NOT COMPARED (the fleet's median takes three GPUs, or three hosts, of a model)"
+UNCOMPARED = "NOT COMPARED (the fleet's median needs three GPUs, or three hosts, of a model)"
 _SUMMARY_LINES = 20
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH = 10, 30, 40
 _MAX_CULPRITS = 5
@@ -250,7 +250,9 @@ def reason_lines(verdicts: Iterable[Verdict], slots: Mapping[tuple[str, str], st
     stopped a gang are kept first; then one reason for each host, each failed part and each failed criterion. Hosts without a
     line are named at the end, or counted if there are many.
     """
-    groups = _join_hosts(sorted(group_by_cause(verdict for verdict in verdicts if verdict.stands), key=_rank))
+    groups = _join_hosts(
+        sorted(group_by_cause(verdict for verdict in verdicts if verdict.blocks_acceptance), key=_rank)
+    )
     culprits = [index for index, group in enumerate(groups) if _is_culprit(group)]
     tiers = _tiers(groups) | dict.fromkeys(culprits[:_MAX_CULPRITS], -1)
     kept = sorted(sorted(tiers, key=tiers.__getitem__)[:_SUMMARY_LINES])
@@ -267,7 +269,7 @@ def _join_hosts(groups: Iterable[list[Verdict]]) -> list[list[Verdict]]:
     joined: dict[object, list[Verdict]] = {}
     for index, group in enumerate(groups):
         first = group[0]
-        is_common = first.verdict == INCONCLUSIVE and first.kind in _COMMON_KINDS and first.place == "host"
+        is_common = first.verdict == INCONCLUSIVE and first.kind in _COMMON_KINDS and first.part_scope == "host"
         key = (first.name, first.stage, first.criterion, first.reason, first.waiver) if is_common else index
         joined.setdefault(key, []).extend(group)
     return list(joined.values())
@@ -283,8 +285,8 @@ def _tiers(groups: Sequence[Sequence[Verdict]]) -> dict[int, int]:
     tiers = {}
     for index, group in enumerate(groups):
         first, failed = group[0], group[0].verdict == FAIL
-        parts = {(verdict.verdict, verdict.host, verdict.place) for verdict in group}
-        check = (first.host, first.place, first.name, first.verdict)
+        parts = {(verdict.verdict, verdict.host, verdict.part_scope) for verdict in group}
+        check = (first.host, first.part_scope, first.name, first.verdict)
         new = (
             first.host not in hosts,
             failed and not parts <= named,

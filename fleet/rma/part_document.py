@@ -49,7 +49,7 @@ def part_document(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence
     """
     observations = evidence.observations()
     identifiers, unread = read_identifiers(part, observations)
-    gpu = next((item for item in evidence.gpus() if f"gpu={item.index}" == part.place), None)
+    gpu = next((item for item in evidence.gpus() if f"gpu={item.index}" == part.scope), None)
     if gpu:
         from_record = {"serial": gpu.serial, "uuid": gpu.uuid, "model": gpu.name, "pci_address": gpu.pci_bus_id}
         identifiers = {key: text for key, text in from_record.items() if text} | identifiers
@@ -72,11 +72,11 @@ def part_document(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence
         "action": part.action,
         "findings": [_finding(item, siblings) for item in part.findings],
         "open": [_finding(item, siblings) for item in part.open],
-        "counters": _counters(observations, part.place),
+        "counters": _counters(observations, part.scope),
         "errors": _errors(observations, part),
         "logs": _logs(evidence.launches(), part, planned),
         "events": list(facts.events.get(part.host, ())),
-        "versions": _versions(facts.software.get(part.host, {}), part.place),
+        "versions": _versions(facts.software.get(part.host, {}), part.scope),
         "again": reproduce_commands(part, identifiers, planned, plan),
     }
     if problem := _kernel_log_problem(observations):
@@ -103,9 +103,9 @@ def _slot(
         "host": part.host,
         "rack": facts.racks.get(part.host, ""),
         "address": planned.address if planned else "",
-        "place": part.place,
+        "place": part.scope,
         "pci_address": identifiers.get("pci_address", ""),
-        "nvml_index": Scope.parse(part.place).get(GPU),
+        "nvml_index": Scope.parse(part.scope).get(GPU),
         "module_id": identifiers.get("module_id", ""),
     }
     return {key: text for key, text in slot.items() if text}
@@ -147,10 +147,10 @@ class _SiblingFigures:
         self._part, self._planned = part, planned
         self._serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self._observations: dict[str, list[Observation]] = {}
-        index = Scope.parse(part.place).index
+        index = Scope.parse(part.scope).index
         for item in evidence.observations():
             scope = Scope.parse(item.scope)
-            is_other_part = scope.part != part.place and scope.get("peer") != str(index)
+            is_other_part = scope.part != part.scope and scope.get("peer") != str(index)
             if item.status == MEASURED and is_other_part and scope.device_kind == part.kind != HOST:
                 self._observations.setdefault(item.name, []).append(item)
 
@@ -210,7 +210,7 @@ def _errors(observations: Iterable[Observation], part: Part) -> list[dict[str, A
     """Return the XIDs and SXids of the part in the kernel log; for a host all of them."""
     errors: dict[tuple[str, str], dict[str, Any]] = {}
     for item in observations:
-        is_relevant = part.kind == HOST or is_within(item.scope, part.place)
+        is_relevant = part.kind == HOST or is_within(item.scope, part.scope)
         if is_relevant and item.status == MEASURED and item.name.startswith(_ERROR_PREFIXES) and item.scope != HOST:
             errors[item.name, item.scope] = {"name": item.name, "scope": item.scope, "count": item.value}
     return list(errors.values())
@@ -236,7 +236,7 @@ def _logs(launches: Iterable[Launch], part: Part, planned: PlannedHost | None) -
                     f"stage {launch.stage}, rank {rank.rank} (exit {rank.exit_code}, at {rank.phase or 'its start'})"
                 )
                 logs.append({"what": title, "text": rank.log_tail})
-        if not launch.good:
+        if not launch.succeeded:
             culprit = f"; culprit: {launch.culprit.text}" if launch.culprit else ""
             title = f"stage {launch.stage}: {launch.outcome}: {launch.reason}{culprit}"
             logs.append({"what": title, "text": launch.log_tail})
@@ -245,7 +245,7 @@ def _logs(launches: Iterable[Launch], part: Part, planned: PlannedHost | None) -
 
 def _local_ranks(part: Part, planned: PlannedHost | None) -> list[int]:
     """Return the local ranks on the part. A host has one rank per device, in the order of the plan."""
-    return [number for number, scope in enumerate(planned.scopes) if scope == part.place] if planned else []
+    return [number for number, scope in enumerate(planned.scopes) if scope == part.scope] if planned else []
 
 
 def _versions(software: Mapping[str, str], part_scope: str) -> dict[str, str]:

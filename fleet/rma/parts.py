@@ -53,7 +53,7 @@ class Part:
     """A part of one host, and the verdicts on it."""
 
     host: str
-    place: str
+    scope: str
     """Scope of the part: `gpu=3`, `hca=mlx5_0`, `host`."""
     findings: tuple[Verdict, ...]
     """Failed verdicts, the most severe action first."""
@@ -63,7 +63,7 @@ class Part:
     @property
     def kind(self) -> str:
         """Return the kind: `gpu`, `hca`, `disk` … or `host`."""
-        return Scope.parse(self.place).device_kind
+        return Scope.parse(self.scope).device_kind
 
     @property
     def serial(self) -> str:
@@ -78,7 +78,7 @@ class Part:
     @property
     def needs_part_work(self) -> bool:
         """Return whether a finding without a waiver requires work on the part."""
-        return any(verdict.action in PART_ACTIONS and verdict.stands for verdict in self.findings)
+        return any(verdict.action in PART_ACTIONS and verdict.blocks_acceptance for verdict in self.findings)
 
 
 def failed_parts(verdicts: Iterable[Verdict]) -> list[Part]:
@@ -87,12 +87,12 @@ def failed_parts(verdicts: Iterable[Verdict]) -> list[Part]:
     inconclusive: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         verdicts_by_part = {FAIL: failed, INCONCLUSIVE: inconclusive}.get(verdict.verdict)
-        if verdicts_by_part is not None and not Scope.parse(verdict.place).is_gang:
-            verdicts_by_part.setdefault((verdict.host, verdict.place), []).append(verdict)
+        if verdicts_by_part is not None and not Scope.parse(verdict.part_scope).is_gang:
+            verdicts_by_part.setdefault((verdict.host, verdict.part_scope), []).append(verdict)
     return [
         Part(
             host=host,
-            place=part_scope,
+            scope=part_scope,
             findings=tuple(sorted(findings, key=lambda verdict: _action_rank(verdict.action))),
             open=tuple(inconclusive.get((host, part_scope), ())),
         )
@@ -111,7 +111,7 @@ def read_identifiers(part: Part, observations: Iterable[Observation]) -> tuple[d
     identifiers: dict[str, str] = {}
     missing = dict.fromkeys(key_by_reading.values(), "not observed")
     for item in observations:
-        if item.scope == part.place and item.name in key_by_reading:
+        if item.scope == part.scope and item.name in key_by_reading:
             key = key_by_reading[item.name]
             if item.status == MEASURED:
                 identifiers[key] = str(item.value)

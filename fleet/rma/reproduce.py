@@ -36,7 +36,7 @@ def reproduce_commands(
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
     # If the driver reported no UUID, the index selects the GPU.
-    uuid, index = identifiers.get("uuid", ""), Scope.parse(part.place).get(GPU)
+    uuid, index = identifiers.get("uuid", ""), Scope.parse(part.scope).get(GPU)
     gpu = uuid if uuid.startswith("GPU-") else index
     benchmarks = _failed_benchmarks(part)
     if part.kind == GPU:

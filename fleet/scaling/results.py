@@ -191,7 +191,7 @@ def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Ro
     row = replace(row, wall_s=wall_s, spent_s=wall_s, host_s=wall_s * len(first.members))
     if missing := [host for host in first.members if host not in by_host]:
         return replace(row, reason=f"no record of it from {', '.join(missing)}")
-    if failed := [launch for launch in by_host.values() if not launch.good]:
+    if failed := [launch for launch in by_host.values() if not launch.succeeded]:
         return replace(row, reason=next((launch.reason for launch in failed if launch.reason), failed[0].outcome))
     observations = {item.name: item for item in by_host[first.members[0]].observations}
     figures: dict[str, float] = {}

@@ -63,7 +63,7 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
         HeldError: the run is in progress.
     """
     owner = run_lock.holder(run_dir)
-    if owner and owner.lives():
+    if owner and owner.is_running():
         raise HeldError(
             f"{run_dir}: run locked by {owner.who()} since {owner.since}: sign it after its report is written"
         )

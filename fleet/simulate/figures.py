@@ -12,7 +12,7 @@ from typing import Any
 from fleet.simulate.assumptions import GANG_LATENCY_S, GANG_SHARE, GANG_SPREAD, NVLS_SPEEDUP, SCALING_EFFICIENCY
 from fleet.simulate.gpu_data import GpuData, interpolate, json_numbers, read_gpu_data, values_by_level
 from fleet.simulate.template import GANG, HOST, Placeholder, Slot
-from schemas.catalogue import BENCHMARKS, DURATION, Expectation, possible, settings
+from schemas.catalogue import BENCHMARKS, DURATION, Expectation, can_observe, settings
 from schemas.plans import Plan, PlannedHost
 from schemas.stages import GANG as GANG_STAGE
 
@@ -43,7 +43,7 @@ class RankGroup:
 def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: RankGroup) -> Iterator[Doc]:
     """Yield the observations of a healthy host in a stage, in the order in which the benchmarks run."""
     for expectation in plan.expected_of(host):
-        if expectation.stage != group.stage or not possible(expectation.name, group.ranks):
+        if expectation.stage != group.stage or not can_observe(expectation.name, group.ranks):
             continue
         for scope, draw_group in _scopes(plan, host, expectation, group):
             for body in _bodies(data, plan, host, expectation, group):

@@ -138,7 +138,7 @@ class Watcher:
             lock = None
         if lock is None:
             return False, "", None
-        is_alive = lock.lives()
+        is_alive = lock.is_running()
         # With hidepid, a process of another user may run although it is not visible.
         may_be_hidden = is_alive is False and lock.since and not _is_readable("/proc/1/stat")
         return (None if may_be_hidden else is_alive), lock.who(), parse_time(lock.since) or None

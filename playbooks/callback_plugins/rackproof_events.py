@@ -49,14 +49,14 @@ RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
 """Facts that the roles `plan` and `monitoring` set."""
 SET_FACT = ("set_fact", "ansible.builtin.set_fact", "ansible.legacy.set_fact")
 WAITS_FOR = "_rackproof_waits_for"
-"""Task variable: the stage for whose end the task waits."""
+"""Task variable: the stage that the task waits for."""
 LAST_COMMAND = "_rackproof_last_command"
 """Play variable: the command that ends a run, `report` or `scaling`. It must run if the playbook has plays with the tag `run`."""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
 USAGE = 64
-"""Exit code if the playbook ran no task: the operator asked for nothing."""
+"""Exit code if the options of the operator selected no task."""
 TAGS = ("install", "configure", "run", "report")
 """The tags of the plays (tests/unit/roles/test_roles.py)."""
 LEASED = 75
@@ -115,7 +115,7 @@ def never_raise(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # noqa: BLE001 - an error here must not end the playbook
             self.is_disabled = True
             with contextlib.suppress(Exception):
-                self.warn(f"progress is not recorded any more: {type(error).__name__}: {error}")
+                self.warn(f"progress is no longer recorded: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):
                 self.stop_heartbeat()
 
@@ -178,7 +178,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._is_ours = self._has_run = self._has_run_tagged = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """A new attempt at the run. Find the command that must end it, whatever happens to its plays."""
+        """Begin an attempt at the run, and find the command that must end it, whatever happens to its plays."""
         self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
         if self._directory is not None:  # a further playbook of the same command
             self._open_logs(self._directory)
@@ -190,7 +190,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._ends_run = bool(self._last_command)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Record the hosts that completed the previous play, and the roles of the new one, which give its stage."""
+        """Record the hosts that completed the previous play, and the roles of the new play, from which its stage follows."""
         gc.freeze()  # without it the garbage collector of each forked task scans all imports: 6 % of the playbook's time
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
@@ -199,7 +199,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._progress.write({"what": "play", "play": self._play_name, "roles": roles})
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
-        """Record the task, with the stage for whose end it waits."""
+        """Record the task, with the stage that it waits for."""
         if self._play_command:  # Ansible also starts a play for which no host is left, but none of its tasks
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
@@ -266,7 +266,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             sys.exit(USAGE)  # Ansible ends with 0 if no host matches
 
     def _reason_without_tasks(self) -> str:
-        """Return why nothing was done, and what to do; empty if tasks ran. Those with the tag `always` only prepare others."""
+        """Return why nothing was done, and what to do; empty if tasks ran. Tasks with the tag `always` only prepare others."""
         chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
         skipped = list(context.CLIARGS.get("skip_tags") or ())
         given = {"--limit": context.CLIARGS.get("subset"), "--tags": ",".join(chosen), "--skip-tags": ",".join(skipped)}
@@ -292,7 +292,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failures.open(directory)
 
     def _finish_play(self) -> None:
-        """Record the hosts that completed the play. It invalidates their failures in earlier attempts at the play."""
+        """Record the hosts that completed the play. Their failures in earlier attempts at the play no longer count."""
         if passed := sorted(self._passed_hosts - self._failed_hosts):
             self._failures.write({"play": self._play_name, "what": "passed", "hosts": passed})
         self._passed_hosts, self._failed_hosts = set(), set()

@@ -22,7 +22,7 @@ from schemas.reports import (
     REJECTED,
     Acceptance,
     Coverage,
-    Far,
+    FarthestPart,
     FleetReport,
     HostReport,
     Judged,
@@ -232,7 +232,7 @@ def _judged(hosts: int, failures: list[Verdict]) -> tuple[Judged, ...]:
         round(8 * hosts / 20 * weight) for weight in (0.01, 0.02, 0.1, 0.4, 1.2, 3.1, 5.2, 5.1, 3.0, 1.1, 0.5, 0.2)
     )
     far = tuple(
-        Far(host=item.host, scope=item.scope, value=item.value, serial=item.serial, verdict=FAIL)
+        FarthestPart(host=item.host, scope=item.scope, value=item.value, serial=item.serial, verdict=FAIL)
         for item in sorted(failures, key=lambda item: float(str(item.value)))[:10]
     )
     rows = []

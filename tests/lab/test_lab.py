@@ -374,7 +374,7 @@ def test_next_lab_removes_the_leftovers_of_a_killed_one(
     assert len(alive(processes)) > 2
     process.kill()
     process.wait()
-    # The host ends with the process that holds it; namespaces and programs of the control node remain wait_until the sweep.
+    # The host ends with the process that holds it; namespaces and programs of the control node remain until the sweep.
     wait_until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
     with Lab(tmp_path / "next", hosts=1):
         assert names(lab_name) == []

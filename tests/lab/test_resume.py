@@ -64,7 +64,7 @@ def changed_tasks(output: str) -> set[str]:
     return changed
 
 
-def test_second_run_changes_only_what_belongs_to_the_run(undisturbed: Run) -> None:
+def test_second_run_changes_only_files_of_the_run(undisturbed: Run) -> None:
     assert changed_tasks(undisturbed.output) == {
         "monitoring : Write the targets",
         "monitoring : Run the exporter for this run",

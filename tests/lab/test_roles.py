@@ -275,7 +275,7 @@ def test_fabric_manager_must_run(bench: Bench) -> None:
     assert re.search(r"found: it is not running; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
 
 
-def test_what_a_host_does_not_need_is_not_asked_for(bench: Bench) -> None:
+def test_host_without_nvswitch_needs_no_fabric_manager(bench: Bench) -> None:
     without = {f"{BIN}/nv-fabricmanager": None}
     assert bench.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
     assert bench.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []
@@ -304,7 +304,7 @@ SMOKE = "--smoke-image=registry/cuda:13"
 
 
 @pytest.mark.parametrize("files", [{}, PODMAN, CONTAINERD], ids=["docker", "podman", "containerd"])
-def test_toolkit_that_is_as_wanted_has_no_problem(bench: Bench, files: Files) -> None:
+def test_wanted_toolkit_has_no_problem(bench: Bench, files: Files) -> None:
     assert bench.probe("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
 
 

@@ -58,7 +58,7 @@ CRONTAB = "/etc/cron.d/rackproof-revalidate-rack1"
 def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> None:
     assert schedule(host, "--check") > [0]
     assert installed_files(host) == []
-    assert schedule(host, times=2) == [3, 0]  # two files are installed_files, and the timer is started and enabled
+    assert schedule(host, times=2) == [3, 0]  # two files are installed, and the timer is started and enabled
     assert show(host, TIMER, "ActiveState", "UnitFileState") == ["ActiveState=active", "UnitFileState=enabled"]
     assert SERVICE in ask(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
     assert show(host, SERVICE, "SuccessExitStatus") == ["SuccessExitStatus=75"]  # a run in progress is not a failure

@@ -19,7 +19,7 @@ from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.benchmarks.runtime.timing import Work
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import Series, summarize
-from schemas.catalogue import offers
+from schemas.catalogue import supports_placement
 from schemas.records import ERROR, SKIPPED
 
 UNITS = {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"}
@@ -54,7 +54,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         Case(op, placement, size)
         for op in settings["ops"]
         for placement in settings["placements"]
-        if offers(op, placement, context.kind)
+        if supports_placement(op, placement, context.kind)
         for size in settings["sizes_bytes"]
     ]
     if context.world_size == 1:

@@ -1,7 +1,8 @@
 """Generate a rule file for Prometheus from the table of alerts and the criteria packs, which define the limits.
 
-The increase that a criterion allows in a run (`delta`) is what the alert allows in any WINDOW. A criterion on a text becomes a
-matcher on the label of the exporter's `_info` series. Criteria that differ only in one label, such as the XID, become one rule.
+For a counter, the alert allows in any WINDOW the increase that the criterion allows in a run (`delta`). A criterion on a text
+becomes a matcher on the label of the exporter's `_info` series. Criteria that differ in one label only, such as the XID, become
+one rule.
 """
 
 from __future__ import annotations

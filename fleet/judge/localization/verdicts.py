@@ -329,7 +329,7 @@ def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) 
     """Yield the ends whose GPU fails a check that needs an action and was not measured between hosts."""
     for verdict in verdicts:
         view = members.get(verdict.host)
-        scope = verdict.place
+        scope = verdict.part_scope
         is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
         if view and verdict.verdict == FAIL and verdict.action != "none" and not is_joint and scope in view.host.scopes:
             yield verdict.host, view.host.scopes.index(scope)

@@ -95,7 +95,7 @@ def _finding_columns(report: FleetReport, verdicts: VerdictsOfHost, table: TextT
     """Return counts of findings, most severe finding and actions of each host that has findings, by its number."""
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):
-        effective = [verdict for verdict in verdicts[host.name] if verdict.stands]
+        effective = [verdict for verdict in verdicts[host.name] if verdict.blocks_acceptance]
         kinds = Counter(verdict.verdict for verdict in effective)
         waived = sum(verdict.waiver is not None for verdict in verdicts[host.name])
         if effective or waived:

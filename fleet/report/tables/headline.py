@@ -56,8 +56,8 @@ def tone(decision: str) -> str:
 
 def sentence(report: FleetReport) -> str:
     """Return the decision and the reason for it in one sentence."""
-    failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.stands]
-    inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.stands for verdict in report.verdicts)
+    failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.blocks_acceptance]
+    inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.blocks_acceptance for verdict in report.verdicts)
     waived = sum(verdict.waiver is not None for verdict in report.verdicts)
     hosts = _count(len(report.hosts), "host")
     if not report.verdicts:

@@ -97,7 +97,7 @@ def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        by_part.setdefault(verdict.place, []).append(verdict)
+        by_part.setdefault(verdict.part_scope, []).append(verdict)
     is_judged = not any(verdict.verdict == INCONCLUSIVE and _is_of_whole_host(verdict) for verdict in verdicts)
     default = PASS if passes_left_out else INCONCLUSIVE
     states = []

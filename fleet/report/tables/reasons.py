@@ -87,7 +87,7 @@ def _reason(group: Sequence[Verdict]) -> Reason:
     return Reason(
         verdict=first.verdict,
         hosts=(first.host,),
-        scope=describe_scopes([first.place] if attributed else scopes) if one_part else "",
+        scope=describe_scopes([first.part_scope] if attributed else scopes) if one_part else "",
         serial=first.serial if len({verdict.serial for verdict in group}) == 1 else "",
         stage=first.stage if len({verdict.stage for verdict in group}) == 1 else "",
         name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.*",

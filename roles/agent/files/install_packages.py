@@ -2,7 +2,7 @@
 
 The settings of the host's pip (/etc/pip.conf, PIP_* variables) apply only if they say where packages come from. `user`, `target`,
 `require-hashes` and others are meant for other installations: with `user`, pip refuses to install into a virtual environment.
-The places of the files: https://pip.pypa.io/en/stable/topics/configuration/
+Locations of the files: https://pip.pypa.io/en/stable/topics/configuration/
 """
 
 import configparser

@@ -1,7 +1,7 @@
 """Check that the host can be measured. Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one.
 
-It runs before anything is installed, so it needs only Python. What the inventory names on the host must exist there: a wrong name
-would end the ranks later, and look like a broken host.
+It runs before anything is installed, so it needs only Python. Interfaces, addresses and files that the inventory names
+must exist on the host: a wrong name would make ranks fail later, and look like a broken host.
 """
 
 import argparse
@@ -17,7 +17,7 @@ NETWORK = "/sys/class/net"
 INFINIBAND = "/sys/class/infiniband"
 NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
-"""Variables with which healthy GPUs measure as slow ones."""
+"""Variables that make a healthy GPU look slow."""
 FILES, FILES_OF_TORCH = 5_000, 20_000
 """Files of the agent with its environment and its runs, and of torch with what it needs (17 000 with torch 2.13)."""
 
@@ -54,7 +54,7 @@ def problems(options):
 
 
 def directory_problems(options):
-    """Yield what is wrong with the directories of the agent."""
+    """Yield the problems of the agent's directories."""
     for name, directory in (("rackproof_prefix", options.prefix), ("rackproof_state_directory", options.state)):
         parent = existing(directory)
         mount = os.statvfs(parent)
@@ -82,7 +82,7 @@ def directory_problems(options):
 
 
 def network_problems(options):
-    """Yield what is wrong with the interface and the address that the inventory names."""
+    """Yield the problems of the interface and the address that the inventory names."""
     if options.interface:
         yield from interface_problems("rackproof_fabric_interface", options.interface)
     if options.address:
@@ -105,7 +105,7 @@ def network_problems(options):
 
 
 def interface_problems(variable, name):
-    """Yield what is wrong with a network interface."""
+    """Yield the problems of a network interface."""
     if not os.path.isdir(f"{NETWORK}/{name}"):
         yield (
             f"{variable} is {name}, and this host has no such interface ({', '.join(sorted(names_in(NETWORK)))}): set it to "
@@ -116,7 +116,7 @@ def interface_problems(variable, name):
 
 
 def environment_problems(given):
-    """Yield what is wrong with the variables that the ranks will have, from the inventory (`given`) or from the host itself."""
+    """Yield the problems of the environment of the ranks, which comes from the inventory (`given`) and from the host."""
     sources = dict.fromkeys(given, "rackproof_environment")
     variables = {**nccl_files(), **os.environ}
     sources = {**dict.fromkeys(variables, "the environment of this host"), **sources}
@@ -128,8 +128,8 @@ def environment_problems(given):
         wanted, known = variables.get(name, ""), names_in(directory)
         is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
         if wanted and not is_unused and not selected(wanted, known):
-            there = ", ".join(sorted(known)) or "none"
-            yield f"{name} is {wanted} in {sources[name]}, which selects none of this host ({there}): name {remedy} that it has"
+            available = ", ".join(sorted(known)) or "none"
+            yield f"{name} is {wanted} in {sources[name]}, which matches none of this host ({available}): name {remedy} of it"
     for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
         yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
@@ -141,7 +141,7 @@ def environment_problems(given):
         slows = value == "0" if name == "NVIDIA_TF32_OVERRIDE" else value not in ("", "0")
         if slows and name not in given:
             yield (
-                f"{name} is {value} in {sources[name]}, with which a healthy GPU measures as a slow one: remove it there, or "
+                f"{name} is {value} in {sources[name]}, which makes a healthy GPU look slow: remove it there, or "
                 "set it in rackproof_environment to measure with it"
             )
 
@@ -158,7 +158,7 @@ def nccl_files():
 
 
 def selected(wanted, known):
-    """Return the names that NCCL selects: beginnings of names; `=`: whole names; `^`: all others; `:` is before a port."""
+    """Return the names that NCCL selects: by prefix; after `=` by the whole name; after `^` all others. `:PORT` is ignored."""
     others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     parts = [part.partition(":")[0] for part in wanted.lstrip("^=").split(",")]
     matches = [name for name in known if any(name == part if whole else name.startswith(part) for part in parts)]

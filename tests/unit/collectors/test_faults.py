@@ -590,7 +590,7 @@ def test_fault_fails_exactly_its_criteria(machine: Machine, packs: tuple[Pack, .
         (99, "unknown (99)", "reset_gpu"),
     ],
 )
-def test_recovery_action_of_the_driver_is_that_of_the_verdict(
+def test_verdict_has_the_recovery_action_of_the_driver(
     machine: Machine, packs: tuple[Pack, ...], number: int, name: str, action: str
 ) -> None:
     case = Fault(name=name, failing=frozenset({"recovery-action"}), nvml=(f"{GPU_3}FieldValues.230={number}",))

@@ -244,7 +244,7 @@ def test_adapter_without_ports_affects_only_its_ports(root: Path) -> None:
     assert observed["hca.type", f"hca={HCA}"] == "MT4129"
 
 
-def test_refused_counter_is_asked_for_again_after_an_hour(root: Path) -> None:
+def test_refused_counter_is_read_again_after_an_hour(root: Path) -> None:
     """The kernel logs each refusal; an exporter would fill its log."""
     now = 1000.0
     collector = InfinibandCollector(root, clock=lambda: now)

@@ -1,4 +1,4 @@
-"""One event has one reading, whatever wrote the line: every driver branch, time format, padding and form of the PCI address.
+"""An event has the same reading in every log format: driver branch, time format, padding and form of the PCI address.
 
 The forms are those of public logs and of the sources: kernel_rc.c, osinit.c and error_nvswitch.c of NVIDIA's open kernel modules
 (R535 to R595), Linux ABI/testing/dev-kmsg, dmesg(1) of util-linux, journalctl(1), rsyslog's traditional and ISO formats, and the
@@ -153,7 +153,7 @@ LOST = {
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield what a log has of these lines: a record each, one record with line ends, and one with indented lines."""
+    """Yield the forms of these lines in logs: one record per line, one record with line ends, one with indented lines."""
     yield [prefix + line for line in lines]
     yield [f"{prefix}{lines[0]}", *(f"               {line}" for line in lines[1:])]
     if prefix.startswith("3,"):
@@ -189,7 +189,7 @@ def test_other_messages_about_a_gpu(message: str, kind: str) -> None:
         assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
 
 
-def test_gpu_that_is_not_supported_is_not_lost_when_another_one_is() -> None:
+def test_unsupported_gpu_is_not_reported_lost_with_another_one() -> None:
     unsupported = (
         "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:1b30)\nNVRM: installed in this system is not supported"
     )
@@ -268,7 +268,7 @@ LOG = ROOT / "tests" / "data" / "kernel_log.txt"
 
 
 def paragraphs() -> list[tuple[set[str], list[str]]]:
-    """Return what must be read of each paragraph, and its lines."""
+    """Return the expected readings of each paragraph, and its lines."""
     result = []
     for paragraph in LOG.read_text().split("\n\n")[1:]:
         head, *lines = paragraph.rstrip("\n").split("\n")
@@ -279,7 +279,7 @@ def paragraphs() -> list[tuple[set[str], list[str]]]:
 
 
 def everything_read(lines: list[str]) -> set[str]:
-    """Return what was read, in the form of the first lines of the excerpts."""
+    """Return the readings in the form of the first lines of the excerpts."""
     result = counts(*lines)
     xids = {f"xid {code} {pci}{' fatal' if result.fatal[pci, code] else ''}" for pci, code in result.xid}
     sxids = {f"sxid {fatal} {code} {pci}" for pci, fatal, code in result.sxid}
@@ -304,7 +304,7 @@ def test_every_event_is_in_the_log() -> None:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_process_with_the_name_of_an_event_is_none(prefix: str) -> None:
+def test_process_named_like_an_event_is_not_an_event(prefix: str) -> None:
     for _, lines in paragraphs():
         for line in lines:
             assert (
@@ -315,7 +315,7 @@ def test_process_with_the_name_of_an_event_is_none(prefix: str) -> None:
             )
 
 
-def test_log_of_endless_parts_does_not_fill_the_memory() -> None:
+def test_number_of_distinct_parts_is_limited() -> None:
     lines = [f"nvme nvme{number}: Disabling device after reset failure: -19" for number in range(10_000)]
     read = counts(*lines).events.counts
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)

@@ -1,4 +1,4 @@
-"""Redundant storage that lost a member: every form of it in /proc/mdstat and /sys, with the member named."""
+"""Redundant storage with a lost member, in every form in /proc/mdstat and /sys: the member is named."""
 
 from __future__ import annotations
 

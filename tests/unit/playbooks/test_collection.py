@@ -1,4 +1,4 @@
-"""Rackproof as an Ansible collection: built, installed into an empty directory, and a rehearsal from there."""
+"""Rackproof as an Ansible collection: built, installed into an empty directory, and used for a rehearsal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The collection, as `make collection` builds it."""
+    """Build the collection like `make collection`, and return its archive."""
     directory = tmp_path_factory.mktemp("built")
     home = {"ANSIBLE_HOME": str(directory / "home")}
     done = run("ansible-galaxy", "collection", "build", "--output-path", directory / "dist", cwd=ROOT, environment=home)
@@ -48,7 +48,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty directory into which it was installed."""
+    """Return a directory in which only the collection is installed."""
     site = tmp_path_factory.mktemp("site")
     environment = {"ANSIBLE_HOME": str(site / "home")}
     command = ("ansible-galaxy", "collection", "install", archive, "-p", site / "collections", "--offline")
@@ -126,7 +126,7 @@ def test_minimum_ansible_core_equals_that_of_the_package() -> None:
 
 
 def test_requirements_equal_those_of_the_package() -> None:
-    """All but what only hosts need, and ansible-core, which an execution environment chooses itself."""
+    """Except the dependencies of hosts only, and ansible-core, which an execution environment chooses itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     theirs = {*project["dependencies"], *project["optional-dependencies"]["control"]}
     lines = (ROOT / "meta" / "requirements.txt").read_text(encoding="utf-8").splitlines()
@@ -144,14 +144,14 @@ def wheel(directory: Path, to: Path) -> Path:
 
 
 def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
-    """A host that has the one has the other: the wheel is the same to the byte."""
+    """The wheels are identical, so a host with one of them needs no installation of the other."""
     collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
     assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
 
 
 def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
-    """The rehearsal's own inventory but for its second host, with a profile of as little as measures anything."""
+    """With the inventory of the rehearsal without its second host, and the smallest possible profile."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
     little = smallest_profile(0.2)
     del little["stages"]["gang"]
@@ -166,7 +166,7 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
         "rackproof_run_id": "r1",
         "rackproof_minimum_free_bytes": 100_000_000,
         "rackproof_gang": "none",
-        "rackproof_exporter_port": free_port(),  # of this very machine, which may have an exporter
+        "rackproof_exporter_port": free_port(),  # this machine may already have an exporter
     }
     environment = {
         "ANSIBLE_HOME": str(site / "home"),

@@ -1,4 +1,4 @@
-"""The playbooks take inventories as they are: templates, variables of other software, hosts called localhost."""
+"""The playbooks accept inventories with templates, variables of other software, and hosts called localhost."""
 
 from __future__ import annotations
 

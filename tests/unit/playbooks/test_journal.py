@@ -44,7 +44,7 @@ def report(command: str = "report") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """What the run would take for its Prometheus."""
+    """Start a process that the run takes for its Prometheus."""
     (run_dir / "metrics").mkdir()
     with subprocess.Popen(["sleep", "60"]) as server:
         (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {process_start_time(server.pid)}\n")
@@ -56,7 +56,7 @@ def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("plays", [("h1 or h2",), ("h1", "h2")], ids=["in one play", "one after the other"])
 def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, plays: tuple[str, ...]) -> None:
-    """And the monitoring of the run is stopped."""
+    """The monitoring of the run is stopped, too."""
     failing = [measure({**FAIL, "when": f"inventory_hostname in '{hosts}'"}, f"Measure {hosts}") for hosts in plays]
     with prometheus(run_dir) as server:
         done = play(playbook(tmp_path, run_dir, *failing, report()), tmp_path)

@@ -1,4 +1,4 @@
-"""A playbook that did nothing does not end with 0: the operator would take it for an acceptance."""
+"""A playbook that did nothing does not exit with 0, which the operator would take for an acceptance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callback plugin that tells how a run goes on, in a real ansible-playbook on this machine alone."""
+"""The progress events of the callback plugin, in a real ansible-playbook on this machine only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackpr
 
 
 def site(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
-    """A playbook over two hosts, both here, that knows its run; the command that plays it."""
+    """Return the command of a playbook on two local hosts that sets the facts of its run."""
     know = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [know]},
@@ -87,7 +87,7 @@ def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Pa
 
 def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Path) -> None:
     claim = locks.claim("r1", run_dir.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
-    with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the plan role takes it
+    with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the role plan sets it
         locks.write_line(file, {**vars(claim), "running": []})
     slow = {"name": "Wait", **WAIT, "ansible.builtin.command": {"argv": ["sleep", "4"]}, "changed_when": False}
     done = play(site(tmp_path, run_dir, slow), tmp_path, RACKPROOF_HEARTBEAT="1")
@@ -95,7 +95,7 @@ def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Pat
     assert "benchmark: h1, h2 are measuring, for at most 15 min each" in done.stderr
     assert "benchmark: 0 of 2 hosts done, h1 unknown, h2 unknown, at most 14 min 5" in done.stderr
     assert "measure" not in done.stdout
-    assert "progress is not recorded any more" not in done.stderr
+    assert "progress is no longer recorded" not in done.stderr
 
 
 def test_killed_attempt_loses_only_its_last_line(tmp_path: Path, run_dir: Path) -> None:
@@ -119,14 +119,14 @@ def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")
     where = tmp_path / "nowhere" / "r1" if broken == "missing" else run_dir
     environment = {"RACKPROOF_HEARTBEAT": "1"}
-    if broken == "heartbeat":  # the watcher that it starts is not there
+    if broken == "heartbeat":  # the program that it starts does not exist
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())
     done = play(site(tmp_path, where, {"name": "Continue", **WAIT}), tmp_path, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=1" in done.stdout
-    warnings = done.stderr.count("progress is not recorded any more")
+    warnings = done.stderr.count("progress is no longer recorded")
     assert warnings == (0 if broken == "heartbeat" else 1)
     if broken == "link":
         assert (tmp_path / "elsewhere").read_text() == ""

@@ -113,7 +113,7 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
 def test_facts_of_a_hostile_host_replace_no_variable(
     tmp_path: Path, inventory: Path, bait: Path, injected: bool
 ) -> None:
-    """Ansible makes variables of facts by default; the checkout's ansible.cfg turns it off, but a collection has its user's."""
+    """Ansible injects facts as variables by default; the checkout's ansible.cfg turns it off, but a collection has its user's."""
     config = f"inject_facts_as_vars = {injected}\n"
     output = play(tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1", config=config)
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]
@@ -121,7 +121,7 @@ def test_facts_of_a_hostile_host_replace_no_variable(
     assert (bait / "file").read_text(encoding="utf-8") == "kept"
 
 
-def test_checkout_does_not_make_variables_of_facts() -> None:
+def test_checkout_does_not_inject_facts_as_variables() -> None:
     assert "\ninject_facts_as_vars = False\n" in (ROOT / "ansible.cfg").read_text(encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ SCRIPT = ROOT / "roles" / "agent" / "files" / "install_packages.py"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with pip."""
+    """Return a virtual environment with pip."""
     path = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", path], check=True)
     return path
@@ -54,7 +54,7 @@ def wheel(directory: Path, name: str) -> Path:
 def test_settings_for_other_installations_do_not_apply(
     environment: Path, tmp_path: Path, section: str, setting: str, source: str
 ) -> None:
-    """And the settings that say where packages come from do."""
+    """The settings that say where packages come from do apply."""
     name = f"needed_{abs(hash((section, setting, source)))}"
     for directory in ("links", "empty"):
         (tmp_path / directory).mkdir()

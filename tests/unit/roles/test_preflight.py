@@ -1,4 +1,4 @@
-"""The probe of the role preflight: what the inventory names exists on the host, and no setting of the host slows its GPUs."""
+"""The probe of the role preflight: names in the inventory exist on the host, and no setting of the host slows its GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NCCL_VARIABLES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
 
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The probe on a host with the interfaces bond0 (down), eth0 and lo, and the adapters mlx5_0 and mlx5_10."""
+    """Return the probe module on a host with the interfaces bond0 (down), eth0 and lo, and the adapters mlx5_0 and mlx5_10."""
     spec = importlib.util.spec_from_file_location(
         "preflight_probe", ROOT / "roles" / "preflight" / "files" / "probe.py"
     )
@@ -84,7 +84,7 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
         ({"NCCL_SOCKET_IFNAME": "ib0,eth0"}, ""),
         (
             {"NCCL_SOCKET_IFNAME": "=eth"},
-            "NCCL_SOCKET_IFNAME is =eth in SOURCE, which selects none of this host (",
+            "NCCL_SOCKET_IFNAME is =eth in SOURCE, which matches none of this host (",
         ),
         ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, which selects none"),
         ({"NCCL_IB_HCA": "mlx5"}, ""),
@@ -92,11 +92,11 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
         ({"NCCL_IB_HCA": "^mlx5_0"}, ""),
         (
             {"NCCL_IB_HCA": "^mlx5"},
-            "NCCL_IB_HCA is ^mlx5 in SOURCE, which selects none of this host (mlx5_0, mlx5_10)",
+            "NCCL_IB_HCA is ^mlx5 in SOURCE, which matches none of this host (mlx5_0, mlx5_10)",
         ),
         (
             {"NCCL_IB_HCA": "=mlx5_1"},
-            "NCCL_IB_HCA is =mlx5_1 in SOURCE, which selects none of this host (mlx5_0, mlx5_10)",
+            "NCCL_IB_HCA is =mlx5_1 in SOURCE, which matches none of this host (mlx5_0, mlx5_10)",
         ),
         ({"NCCL_IB_HCA": "mthca", "NCCL_IB_DISABLE": "1"}, ""),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, ""),
@@ -109,7 +109,7 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
     ],
 )
 @pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "a file of NCCL"])
-def test_variables_of_the_ranks_name_what_the_host_has(
+def test_variables_of_the_ranks_name_existing_devices_and_files(
     probe: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -77,7 +77,7 @@ def test_record_with_a_changed_character_raises_no_other_error(position: int, ch
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": "rackproof.record/2"}, "schema: 'rackproof.record/2' where 'rackproof.record/1' is expected"),
+        ({"schema": "rackproof.record/2"}, "schema: 'rackproof.record/2', expected 'rackproof.record/1'"),
         ({"host": "../../etc/passwd"}, "host: "),
         ({"nonse": "x"}, "unknown nonse (did you mean nonce?)"),
         (

@@ -22,7 +22,7 @@ from agent.launch import guard
 from schemas.benchmarks import DTYPES, Benchmark
 from schemas.benchmarks.communication import COMMUNICATION
 from schemas.benchmarks.hardware import HARDWARE
-from schemas.catalogue import BENCHMARKS, DURATION, expand, offers
+from schemas.catalogue import BENCHMARKS, DURATION, expand, supports_placement
 from schemas.decode import observation_from_json
 from schemas.records import Observation
 from tests import ranks
@@ -40,7 +40,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def cpu_settings(benchmarks: Mapping[str, Benchmark], quick: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the benchmarks that run on the CPUs of one host, with the catalogue's settings for them and quicker ones."""
+    """Return the benchmarks that run on the CPUs of one host, with the catalogue's settings for CPUs, some of them reduced."""
     return {
         name: {**benchmark.cpu_settings, **quick.get(name, {})}
         for name, benchmark in benchmarks.items()
@@ -130,13 +130,13 @@ def check_every_output_once(settings: dict[str, dict[str, Any]], measured: list[
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """All of these benchmarks once, on two ranks."""
+    """Return the observations of all of these benchmarks, run once on two ranks."""
     work = tmp_path_factory.mktemp("ranks")
     torchrun(work, request(**SETTINGS))
     return observations(work)
 
 
-def test_every_catalogue_output_is_made_once(measured: list[Observation]) -> None:
+def test_every_catalogue_output_is_measured_once(measured: list[Observation]) -> None:
     check_every_output_once(SETTINGS, measured)
 
 
@@ -146,7 +146,7 @@ def test_units_are_those_of_the_catalogue(measured: list[Observation]) -> None:
         assert observation.unit in {output.unit for output in outputs if output.makes(observation.name)}, observation
 
 
-def test_only_what_a_cpu_lacks_is_unsupported(measured: list[Observation]) -> None:
+def test_only_figures_that_a_cpu_lacks_are_unsupported(measured: list[Observation]) -> None:
     absent = {(item.name, item.params.get("dtype"), item.status) for item in measured if item.status != "measured"}
     assert absent == {("gemm.throughput", "tf32", "unsupported"), ("gemm.throughput", "fp8", "unsupported")}
 
@@ -177,15 +177,22 @@ def test_digests_of_equal_devices_are_equal_and_constant(measured: list[Observat
 
 def test_collectives_deliver_correct_values(measured: list[Observation]) -> None:
     counts = [item.value for item in measured if item.name.endswith("wrong_elements")]
-    cases = [(op, placement) for op in OPERATIONS for placement in PLACEMENTS if offers(op, placement, "cpu")]
+    cases = [
+        (op, placement) for op in OPERATIONS for placement in PLACEMENTS if supports_placement(op, placement, "cpu")
+    ]
     assert counts == [0] * len(cases) * 2
 
 
 def test_busbw_follows_from_algbw_as_in_nccl_tests(measured: list[Observation]) -> None:
     values = {(item.name, item.params.get("size_bytes"), item.params.get("placement")): item.value for item in measured}
-    factors = {"all_reduce": 1.0, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}  # of two ranks; the others: 0.5
+    factors = {
+        "all_reduce": 1.0,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "send_recv": 1.0,
+    }  # for two ranks; 0.5 for the other operations
     for op in OPERATIONS:
-        placement = "out_of_place" if offers(op, "out_of_place", "cpu") else "in_place"
+        placement = "out_of_place" if supports_placement(op, "out_of_place", "cpu") else "in_place"
         algbw, busbw, latency = (
             values[(f"collective.{op}.{kind}", 4096, placement)] for kind in ("algbw", "busbw", "latency")
         )

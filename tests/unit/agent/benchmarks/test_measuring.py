@@ -28,7 +28,7 @@ from schemas.records import MEASURED, Observation
 
 
 def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, ranks: int = 1, **over: Any) -> Context:
-    """One rank of a launch on one host, on the CPU."""
+    """Return the context of one rank of a launch on the CPUs of one host."""
     return Context(
         rank=rank,
         world_size=ranks,
@@ -90,7 +90,7 @@ def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path) -> None:
     began = time.monotonic()
     punctual.host_barrier()
     punctual.host_barrier()
-    assert time.monotonic() - began < 0.6  # waited for once, not twice
+    assert time.monotonic() - began < 0.6  # the barrier waits for the lost rank once, not twice
     assert punctual.lost == {1: "did not reach stress  within 0.3 s"}
 
 
@@ -321,7 +321,7 @@ def test_single_wrong_result_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
     assert values(rank, "digest.mismatches") == [1]
 
 
-class Pulse:
+class ConstantReader:
     """A GPU that draws 700 W at its power limit."""
 
     def __init__(self, devices: Any) -> None:
@@ -331,10 +331,10 @@ class Pulse:
         return {index: GpuSample(690.0 + index, 1.5e9, 60.0, 0x4, 2.6e9) for index in self._devices}
 
 
-def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for(
+def test_telemetry_has_every_catalogue_figure_for_the_requested_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agent.sampling.telemetry.FastReader", Pulse)
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", ConstantReader)
     with Telemetry([2, 3]) as telemetry:
         begin = time.monotonic()
         time.sleep(0.5)
@@ -365,7 +365,7 @@ def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for
     assert {observed.scope for observed in result} == {"gpu=3"}
 
 
-def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_telemetry_without_samples_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def dead(_: Any) -> None:
         raise OSError("NVML: GPU is lost")
 
@@ -385,20 +385,20 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )
-def test_telemetry_that_saw_too_little_proves_nothing(
+def test_telemetry_with_too_few_samples_gives_no_figure(
     pause: float, lose: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Poor(Pulse):
-        beats = 0
+    class FailingReader(ConstantReader):
+        reads = 0
 
         def read(self) -> dict[int, Any]:
-            self.beats += 1
+            self.reads += 1
             time.sleep(pause)
             return (
-                {0: Absent(status="error", reason="NVML: GPU is lost")} if lose and self.beats == 3 else super().read()
+                {0: Absent(status="error", reason="NVML: GPU is lost")} if lose and self.reads == 3 else super().read()
             )
 
-    monkeypatch.setattr("agent.sampling.telemetry.FastReader", Poor)
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", FailingReader)
     begin = time.monotonic()
     with Telemetry([0]) as telemetry:
         time.sleep(0.6)
@@ -438,6 +438,6 @@ def test_unknown_nccl_log_yields_nothing() -> None:
 
 
 def test_store_wait_times_out(tmp_path: Path) -> None:
-    """The readiness check relies on it: torch's store raises one of these errors."""
+    """The readiness check relies on this: the store of torch raises one of these errors."""
     with pytest.raises((RuntimeError, ValueError)):
         dist.HashStore().wait(["missing"], timedelta(seconds=0.1))

@@ -1,4 +1,4 @@
-"""What Prometheus sees: a golden scrape of a healthy machine, the rules its names keep, and the server itself."""
+"""The exporter: a golden scrape of a healthy machine, the names of its metrics, failing collectors, and the server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Fake:
-    """A collector that does what it is told, and counts how often."""
+    """A collector that calls the given function, and counts the calls."""
 
     def __init__(self, name: str, does: Callable[[], Iterable[Family]]) -> None:
         self.name = name
@@ -106,7 +106,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scrape_machine(library: Path, directory: Path, scenario: Path) -> str:
-    """What the real collectors give for a scenario, in a process of its own."""
+    """Return a scrape of the real collectors for a scenario, in a separate process."""
     root, log = host.tree(directory / "root", gpus=4), nvml.CHECKOUT / "tests/fakes/kmsg/faults.txt"
     return nvml.python(["-c", SCRAPE, root, log], library, scenario)
 
@@ -117,14 +117,14 @@ def healthy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_scrape_of_a_healthy_machine_equals_the_golden_file(healthy: str) -> None:
-    """After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/agent/exporter/test_exporter.py, and read the difference."""
+    """After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/agent/exporter/test_exporter.py, and review the diff."""
     text = VARIES.sub(r"\1 0.0", healthy)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
 
 
-def test_the_scrape_parses_back_to_what_was_read(healthy: str) -> None:
+def test_scrape_parses_back_to_the_readings(healthy: str) -> None:
     result = series(healthy)
     gpu = (("gpu", "0"), ("uuid", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"))
     assert result[("rackproof_gpu_count", ())] == 2
@@ -187,7 +187,7 @@ def test_utilization_is_exported_as_dcgm_prof_fields() -> None:
     }
 
 
-def test_dcgms_xid_is_the_last_one() -> None:
+def test_dcgm_xid_metric_is_the_newest_xid() -> None:
     counts: dict[str, int] = {}
 
     def read() -> list[Family]:
@@ -211,7 +211,7 @@ def test_dcgms_xid_is_the_last_one() -> None:
     assert last() == {"0": 48, "1": 0}
 
 
-def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
+def test_names_follow_the_rules_of_prometheus(healthy: str) -> None:
     for metric in parsed(healthy):
         assert metric.name.startswith("rackproof_")
         assert metric.documentation
@@ -221,14 +221,14 @@ def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
             assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in sample.labels)
 
 
-def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
+def test_counters_and_units_match_the_table(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
     for name, unit, counter, *_ in reading_kinds(full_snapshot=False, counters=True):
         if prometheus_name(name, unit) in kinds:  # a text is in the info series instead
             assert kinds[prometheus_name(name, unit)] == ("counter" if counter else "gauge")
 
 
-def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:
+def test_identity_is_in_one_info_series_per_scope(healthy: str) -> None:
     found = {labels: value for (name, labels), value in series(healthy).items() if name.endswith("_info")}
     assert set(found.values()) == {1.0}
     reported = [dict(labels) for labels in found]
@@ -244,7 +244,7 @@ def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:
     assert peer in reported
 
 
-def test_a_lost_gpu_leaves_the_scrape_and_its_sibling_stays(library: Path, healthy: str, tmp_path: Path) -> None:
+def test_lost_gpu_is_not_in_the_scrape_and_the_other_gpu_is(library: Path, healthy: str, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4", "gpu.1.*=!15")
     before, after = (series(VARIES.sub("", text)) for text in (healthy, scrape_machine(library, tmp_path, scenario)))
     gone = [dict(labels) for _, labels in before.keys() - after.keys()]
@@ -254,7 +254,7 @@ def test_a_lost_gpu_leaves_the_scrape_and_its_sibling_stays(library: Path, healt
     assert changed == {("rackproof_gpu_count", ()): 1, absences: LOST_READINGS}
 
 
-# ---- what a collector may do to a scrape ----
+# ---- failing and blocking collectors ----
 
 
 def test_failed_collector_is_counted_and_the_others_are_exported() -> None:
@@ -269,7 +269,7 @@ def test_failed_collector_is_counted_and_the_others_are_exported() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What a blocked collector waits for; opened when the test ends, so that no thread is left."""
+    """Return the event that a blocked collector waits for. It is set at the end of the test, so that no thread remains."""
     event = threading.Event()
     yield event
     event.set()
@@ -293,7 +293,7 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
     assert result[("rackproof_host_load", ())] == 0.5
 
 
-def test_stuck_collector_exports_how_long_it_is_stuck(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+def test_time_that_a_collector_is_stuck_is_exported(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     def blocks() -> list[Family]:
         gate.wait()
         return load()
@@ -312,7 +312,7 @@ def test_stuck_collector_exports_how_long_it_is_stuck(monkeypatch: pytest.Monkey
 
 
 class FakeSource:
-    """What gives Prometheus' own families."""
+    """A source of Prometheus metric families."""
 
     def __init__(self, name: str, does: Callable[[], Iterable[Metric]]) -> None:
         self.name, self.collect = name, does
@@ -371,7 +371,7 @@ def test_missing_readings_are_left_out_and_counted() -> None:
     ],
 )
 @pytest.mark.parametrize("as_text", [True, False], ids=["text", "label"])
-def test_a_hostile_value_stays_inside_its_label(hostile: str, as_text: bool) -> None:
+def test_hostile_value_stays_inside_its_label(hostile: str, as_text: bool) -> None:
     reading = family("gpu.name", hostile, gpu="0") if as_text else family("gpu.processes", 3, gpu=hostile)
     result = series(scrape(Fake("gpus", lambda: [reading])))
     ours = {name: (dict(labels), value) for (name, labels), value in result.items() if "collector" not in name}
@@ -391,7 +391,7 @@ def test_a_hostile_value_stays_inside_its_label(hostile: str, as_text: bool) -> 
         (family("gpu.utilization", 0.25, "ratio"), "rackproof_gpu_utilization_ratio", 0.25),
     ],
 )
-def test_a_reading_becomes_one_sample(reading: Family, name: str, value: float) -> None:
+def test_reading_becomes_one_sample(reading: Family, name: str, value: float) -> None:
     assert series(scrape(Fake("one", lambda: [reading])))[(name, ())] == value
 
 
@@ -400,7 +400,7 @@ def test_a_reading_becomes_one_sample(reading: Family, name: str, value: float) 
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., str]]:
-    """Starts a server on a free port, and gives its address; stops it when the test ends."""
+    """Return a function that starts a server on a free port and returns its address. It is stopped at the end of the test."""
     started = []
 
     def start(*collectors: Collector, fresh_s: float = 1.0) -> str:
@@ -412,7 +412,7 @@ def serving() -> Iterator[Callable[..., str]]:
         server.close()
 
 
-def test_the_server_answers_a_scrape(serving: Callable[..., str]) -> None:
+def test_server_answers_a_scrape(serving: Callable[..., str]) -> None:
     with urllib.request.urlopen(serving(Fake("good", load), Fake("bad", breaks)), timeout=5) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain")
@@ -448,7 +448,7 @@ def test_failed_collector_is_logged_when_its_reason_changes(
     ]
 
 
-def test_failed_renaming_costs_only_the_other_exporters_names(
+def test_failed_renaming_affects_only_the_dcgm_names(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: object) -> Iterator[Metric]:
@@ -462,7 +462,7 @@ def test_failed_renaming_costs_only_the_other_exporters_names(
     assert "metrics under the names of dcgm cannot be exported" in caplog.text
 
 
-def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(serving: Callable[..., str]) -> None:
+def test_collectors_are_read_by_scrapes_only_and_once_for_simultaneous_ones(serving: Callable[..., str]) -> None:
     collector = Fake("good", load)
     url = serving(collector, fresh_s=0.2)
     assert collector.calls == 0
@@ -482,7 +482,7 @@ def test_server_records_the_time_of_the_last_request() -> None:
             assert server.last_request > began
 
 
-def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:
+def test_port_in_use_is_an_error(serving: Callable[..., str]) -> None:
     port = int(serving(Fake("good", load)).rsplit(":", 1)[1].split("/")[0])
     with pytest.raises(OSError, match=r"(?i)address already in use"):
         serve([], "127.0.0.1", port)

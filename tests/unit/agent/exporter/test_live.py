@@ -1,4 +1,4 @@
-"""Live progress of a run: the file that its supervisor writes, and what the exporter makes of it."""
+"""Live progress of a run: the file that its supervisor writes, and the metrics that the exporter derives from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_live(run: HostRun) -> Json:
 
 
 def series(document: Json, later_s: float = 0.0) -> Series:
-    """What is exported of it so many seconds after it was written."""
+    """Return the metrics that are exported this many seconds after the file was written."""
     exported = run_metrics.families(document, document["written"] + later_s)
     return {
         (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
@@ -55,7 +55,7 @@ def series(document: Json, later_s: float = 0.0) -> Series:
 
 
 def state(exported: Series, stage: str) -> list[str]:
-    """The states that the stage is in."""
+    """Return the states of the stage."""
     return [
         dict(labels)["state"]
         for (name, labels), value in exported.items()
@@ -63,7 +63,7 @@ def state(exported: Series, stage: str) -> list[str]:
     ]
 
 
-# ---- before, while and after a stage runs ----
+# ---- before, during and after a stage ----
 
 RANK = """
 import json, os, pathlib, sys, time
@@ -86,7 +86,7 @@ for rank in (0, 1):
 
 @pytest.fixture
 def bench(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A stage that runs until it is called; two ranks, of which one lives."""
+    """Start a stage with two ranks, one of them alive; return a function that ends the stage."""
     monkeypatch.setattr(live, "PERIOD_S", 0.1)
     work = run.directory / "work"
     work.mkdir()
@@ -214,7 +214,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
 
 
 def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
-    """Metric and label values -> value."""
+    """Return metric and label values -> value."""
     figures, left_out = newest_figures(seen, now)
     assert left_out == 0
     return {
@@ -243,7 +243,7 @@ def test_only_the_largest_size_of_an_operation_is_exported() -> None:
     }
 
 
-def test_wrong_results_and_what_could_not_be_measured_are_added_up() -> None:
+def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
     lost = {"name": "gemm.throughput", "scope": "gpu=1", "unit": "FLOP/s", "status": "error", "reason": "lost"}
     assert folded(
         observation("integrity.wrong_words", 0, scope="gpu=0", pattern="ones"),
@@ -270,7 +270,7 @@ def test_figures_beyond_the_limit_are_counted() -> None:
     assert (len(figures), left_out) == (MAX_FIGURES, 600 - MAX_FIGURES)
 
 
-def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_names() -> None:
+def test_all_figures_of_a_healthy_host_are_exported_with_listed_names() -> None:
     plan = builders.plan("h1", "h2", gpu_count=8)
     for stage in ("benchmark", "gang"):
         document = [to_json(item) for item in builders.results(plan, "h1", stage)]
@@ -353,7 +353,7 @@ def test_invalid_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
     assert not any(name.startswith("run_") for name, _ in exported)
 
 
-def test_hostile_words_stay_words(run: HostRun) -> None:
+def test_hostile_text_stays_text(run: HostRun) -> None:
     host = dataclasses.replace(run.host, rack='r"1\\\n# HELP evil x')
     run.host = host
     live.publish_idle(run)

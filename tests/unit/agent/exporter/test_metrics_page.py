@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the exporter gives on a whole GPU host. UPDATE_GOLDEN=1 writes it anew."""
+"""docs/metrics.md lists the metrics of the exporter on a complete GPU host. UPDATE_GOLDEN=1 rewrites it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes import links, nvml, whole
 DOCS = ROOT / "docs" / "metrics.md"
 
 
-def test_the_page_of_metrics_is_what_is_exported(tmp_path: Path) -> None:
+def test_metrics_page_lists_the_exported_metrics(tmp_path: Path) -> None:
     root = whole.tree(tmp_path / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
     whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")

@@ -23,7 +23,7 @@ Exported = dict[str, float]
 
 
 def exported(samples: GpuHistory) -> Exported:
-    """Sample name, and its label beside the GPU's own -> value."""
+    """Return sample name, with labels other than those of the GPU -> value."""
     metrics: Exported = {}
 
     def add(name: str, value: float, suffix: str = "", **labels: str) -> None:
@@ -34,12 +34,12 @@ def exported(samples: GpuHistory) -> Exported:
     return metrics
 
 
-def sampled(*beats: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> GpuHistory:
-    """A GPU that showed these, a tenth of a second apart, until now."""
+def sampled(*values: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> GpuHistory:
+    """Return the history of a GPU with these samples, 0.1 s apart; the last one is taken now."""
     samples, now = GpuHistory(0, window_s), time.monotonic()
     samples.set_limits(now, bounds)
-    for number, beat in enumerate(beats, 1 - len(beats)):
-        samples.add(now + number / 10, beat)
+    for number, value in enumerate(values, 1 - len(values)):
+        samples.add(now + number / 10, value)
     return samples
 
 
@@ -133,12 +133,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(library: Path, tmp_path: Path) -> Callable[..., list[Exported]]:
-    """Runs a sampler; what it tells after so many seconds each, and what happens then."""
+    """Return a function that runs a sampler. The arguments are seconds to wait, each with a change of the scenario after it."""
 
     def run(base: str, *steps: str) -> list[Exported]:
         scenario = nvml.write(tmp_path / "now", base)
-        said = nvml.python(["-c", PROGRAM, scenario, *steps], library, scenario)
-        return [json.loads(line) for line in said.splitlines()]
+        output = nvml.python(["-c", PROGRAM, scenario, *steps], library, scenario)
+        return [json.loads(line) for line in output.splitlines()]
 
     return run
 

@@ -1,4 +1,4 @@
-"""The exporter's server against real clients: TLS, users, and clients that do not behave. Certificates are made by openssl."""
+"""The exporter's server with real clients: TLS, users, and misbehaving clients. Certificates are created with openssl."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registry() -> CollectorRegistry:
 
 
 def curl(*arguments: str) -> tuple[int, str]:
-    """HTTP status (0: no answer) and body, as curl sees them."""
+    """Return the HTTP status (0: no answer) and the body that curl receives."""
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", *arguments],
         capture_output=True,
@@ -47,7 +47,7 @@ def curl(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, certificates of a server and a client that it signed, and one of a stranger that it did not."""
+    """Create a CA, certificates of a server and a client that it signed, and a client certificate that it did not sign."""
     directory = tmp_path_factory.mktemp("pki")
     new = [
         "openssl",
@@ -82,7 +82,7 @@ def serving(web_config: WebConfig | None = None) -> Iterator[str]:
         yield f"{server.scheme}://127.0.0.1:{server.port}"
 
 
-# ---- what a scraper gets ----
+# ---- responses ----
 
 
 def test_metrics_plain_zipped_and_as_openmetrics() -> None:
@@ -237,7 +237,7 @@ def test_invalid_web_config_is_rejected(tmp_path: Path, text: str, message: str)
     assert "secret" not in str(error.value)
 
 
-# ---- clients that do not behave ----
+# ---- misbehaving clients ----
 
 
 def test_half_open_clients_are_closed_and_others_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_half_open_clients_are_closed_and_others_served_meanwhile(monkeypatch: p
     with Server(registry(), "127.0.0.1", 0) as server, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(300)]
         for client in idle[::2]:
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")  # and never the empty line
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")  # never sends the empty line that ends the request
         before = threading.active_count()
         assert curl(f"http://127.0.0.1:{server.port}/metrics")[0] == 200
         assert threading.active_count() <= before + 1

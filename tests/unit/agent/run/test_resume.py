@@ -98,7 +98,7 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
 def test_holder_liveness_is_exact_or_unknown(
     change: dict[str, str], is_alive: bool | None, tmp_path: Path, other_process: subprocess.Popen[bytes]
 ) -> None:
-    assert make_claim(other_process.pid, tmp_path / "r1", **change).lives() is is_alive
+    assert make_claim(other_process.pid, tmp_path / "r1", **change).is_running() is is_alive
 
 
 def test_lock_of_an_unknown_holder_needs_take_over(tmp_path: Path) -> None:

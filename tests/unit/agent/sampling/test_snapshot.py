@@ -1,4 +1,4 @@
-"""Snapshots: one collector that blocks or breaks costs its own readings, and what is taken fits into a record."""
+"""Snapshots: a collector that blocks or fails affects only its own readings, and every snapshot is valid in a record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHEN = "2026-11-21T04:00:00.000000Z"
 
 
 class Fake:
-    """A collector that does what it is told."""
+    """A collector that calls the given function."""
 
     def __init__(self, name: str, does: Callable[[], Iterable[Family]]) -> None:
         self.name = name
@@ -40,7 +40,7 @@ def broken() -> Iterator[Family]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What a blocked collector waits for; opened when the test ends, so that no thread is left."""
+    """Return the event that a blocked collector waits for. It is set at the end of the test, so that no thread remains."""
     event = threading.Event()
     yield event
     event.set()
@@ -63,14 +63,14 @@ def record(*snapshots: Snapshot) -> Record:
 # ---- collect ----
 
 
-def test_a_collector_that_breaks_costs_its_own_readings_only() -> None:
+def test_failed_collector_affects_only_its_readings() -> None:
     families, outcome = collect([Fake("bad", broken), Fake("good", load)])
     assert [family.name for family in families] == ["host.load"]
     assert outcome["bad"] == "RuntimeError: the source went away"
     assert isinstance(outcome["good"], float)
 
 
-def test_a_collector_that_blocks_is_named_and_left(gate: threading.Event) -> None:
+def test_blocked_collector_is_named_and_abandoned(gate: threading.Event) -> None:
     began = time.monotonic()
     families, outcome = collect([Fake("stuck", blocked(gate)), Fake("good", load)], deadline_s=0.1)
     assert time.monotonic() - began < 2
@@ -78,7 +78,7 @@ def test_a_collector_that_blocks_is_named_and_left(gate: threading.Event) -> Non
     assert outcome["stuck"] == "no answer within 0.1 s"
 
 
-def test_collectors_run_side_by_side() -> None:
+def test_collectors_run_in_parallel() -> None:
     meeting = threading.Barrier(3, timeout=5)
 
     def meets() -> list[Family]:
@@ -89,7 +89,7 @@ def test_collectors_run_side_by_side() -> None:
     assert all(isinstance(result, float) for result in outcome.values())
 
 
-def test_the_deadline_is_one_for_all(gate: threading.Event) -> None:
+def test_collectors_share_one_deadline(gate: threading.Event) -> None:
     began = time.monotonic()
     collect([Fake(f"stuck{number}", blocked(gate)) for number in range(20)], deadline_s=0.2)
     assert time.monotonic() - began < 2
@@ -106,7 +106,7 @@ def test_final_snapshot_is_requested_in_time(gate: threading.Event) -> None:
     assert isinstance(outcome["last"], float)
 
 
-def test_a_collector_that_still_blocks_is_not_started_again(gate: threading.Event) -> None:
+def test_collector_that_still_blocks_is_not_started_again(gate: threading.Event) -> None:
     stuck: Stuck = {}
     collectors = [Fake("stuck", blocked(gate)), Fake("good", load)]
     collect(collectors, 0.1, stuck)
@@ -138,7 +138,7 @@ print(json.dumps([time.monotonic() - began, [family.name for family in families]
 """
 
 
-def test_a_driver_that_blocks_costs_the_readings_of_the_driver_only(tmp_path: Path) -> None:
+def test_blocked_driver_affects_only_readings_of_the_driver(tmp_path: Path) -> None:
     root, log = host.tree(tmp_path / "root"), nvml.CHECKOUT / "tests/fakes/kmsg/healthy.txt"
     library = nvml.build(tmp_path / "library")
     printed = nvml.python(["-c", WITH_A_BLOCKED_DRIVER, root, log], library, nvml.scenario("blocked"))
@@ -169,7 +169,7 @@ def test_snapshot_records_the_result_of_each_collector() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-def test_scopes_leave_identity_out_and_absence_keeps_its_reason() -> None:
+def test_scopes_exclude_identity_and_absent_readings_have_a_reason() -> None:
     family = Family(name="gpu.nvlink.active", unit="1", help="Up")
     family.add({"gpu": "0", "uuid": "GPU-1", "link": "3"}, True)
     family.add({"gpu": "1", "link": "3"}, Absent(status="error", reason="NVML: GPU is lost"))
@@ -217,7 +217,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nvml.Reader]:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in nvml.SCENARIOS.glob("*.conf") if path.stem != "blocked"))
-def test_a_record_takes_the_snapshot_of_every_scenario(reader: nvml.Reader, name: str) -> None:
+def test_snapshot_of_every_scenario_is_valid_in_a_record(reader: nvml.Reader, name: str) -> None:
     taken = reader.take(name)
     document = {**to_json(record()), "snapshots": [taken["snapshot"]], "gpus": taken["gpus"]}
     text = json.dumps(document)
@@ -225,7 +225,7 @@ def test_a_record_takes_the_snapshot_of_every_scenario(reader: nvml.Reader, name
     documents.validate(documents.parse(text, source=name), "record", source=name)
     read = record_from_json(document)
     assert to_json(read)["snapshots"] == document["snapshots"]
-    observed = read.everything()
+    observed = read.all_observations()
     assert all(item.reason for item in observed if item.status != "measured")
     assert "gpu.count" in {item.name for item in observed}
 
@@ -240,7 +240,7 @@ def identity(name: str, *readings: tuple[str, str | Absent]) -> Family:
     return family
 
 
-def test_gpus_come_in_the_order_of_their_index_with_what_is_known_of_them() -> None:
+def test_gpus_are_in_index_order_with_their_known_identity() -> None:
     unreadable = Absent(status="error", reason="NVML: Corrupted infoROM")
     gpus = identities(
         [

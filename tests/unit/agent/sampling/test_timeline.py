@@ -1,4 +1,4 @@
-"""What GPUs show while the ranks of a launch run: folded, kept in the record, and drawn on the host's page."""
+"""GPU telemetry of a launch: aggregated into buckets, stored in the record, and drawn on the host's page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOST = Absent(status="error", reason="NVML: GPU is lost")
 
 
 class Fed(Telemetry):
-    """Telemetry without a thread: the samples come from the test."""
+    """Telemetry without a thread: the test adds the samples."""
 
     def __init__(self, devices: Iterable[int]) -> None:
         super().__init__(devices)
@@ -46,7 +46,7 @@ class Fed(Telemetry):
 
 
 def beat(at: float, index: int = 0) -> GpuSample:
-    """A GPU at work in the middle of each minute, and 345 MHz and 75 W else."""
+    """Return a sample of a GPU under load in the middle of each minute, otherwise at 345 MHz and 75 W."""
     works = 20 <= at % 60 < 40
     return GpuSample(
         690.0 + 7 * (at % 1) + index if works else 75.0, 1.755e9 if works else 3.45e8, 30 + at % 60, 0, 2.6e9
@@ -54,7 +54,7 @@ def beat(at: float, index: int = 0) -> GpuSample:
 
 
 def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
-    """The trace of so long a launch. `over`: `gpuN`: moment -> its beat then."""
+    """Return the trace of a launch of this duration. `over`: `gpuN` -> function from the time to the sample."""
     telemetry = Fed(range(gpus))
     for tick in range(int(seconds * hz)):
         at = tick / hz
@@ -67,7 +67,7 @@ def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any)
 
 
 def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
-    """A report on hosts in order, one of which has this trace."""
+    """Return the report on healthy hosts, one of which has this trace."""
     left = builders.evidence(plan)
     alone, *rest = left[host].records
     launch = replace(alone.launches[0], duration_s=duration_s, timeline=trace)
@@ -76,23 +76,23 @@ def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: fl
 
 
 def data(report: FleetReport) -> dict[str, Any]:
-    """What is embedded in the page."""
+    """Return the data that is embedded in the page."""
     result = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_html(report), re.DOTALL)
     assert result
     return dict(json.loads(result[1]))
 
 
 def of_record(trace: Trace) -> Record:
-    """A host's record with this trace."""
+    """Return a host's record with this trace."""
     alone = builders.records(ALONE, "h1")[0]
     return replace(alone, launches=(replace(alone.launches[0], timeline=trace),))
 
 
-# ---- folded
+# ---- aggregated
 
 
 @pytest.mark.parametrize(("seconds", "least"), [(5, 5), (47, 47), (200, 40), (1000, 30), (36_000, 30)])
-def test_as_few_buckets_however_long_the_launch(seconds: int, least: int) -> None:
+def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, least: int) -> None:
     result = fed(seconds, hz=20 if seconds < 1000 else 1)
     counts = {len(words.split()) for words in result.gpus["0"].values()}
     assert len(counts) == 1
@@ -100,7 +100,7 @@ def test_as_few_buckets_however_long_the_launch(seconds: int, least: int) -> Non
 
 
 def test_eight_gpus_add_little_to_a_record() -> None:
-    """Under a load that never rests: each word has a spread, the longest there is."""
+    """The load changes all the time, so that each word has a spread and the maximum length."""
 
     def restless(at: float) -> GpuSample:
         return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
@@ -118,7 +118,7 @@ def test_figures_survive_a_round_trip() -> None:
     assert (min(power.low), max(power.high)) == (75, 698)
     assert (min(clock.low), max(clock.high)) == (3.45e8, 1.755e9)
     assert all(low <= mean <= high for low, mean, high in zip(power.low, power.mean, power.high, strict=True))
-    assert len(values) == 6  # clocks that were not held down have no series
+    assert len(values) == 6  # clocks that were never throttled have no series
 
 
 def test_failed_samples_are_a_gap_with_the_reason() -> None:
@@ -129,7 +129,7 @@ def test_failed_samples_are_a_gap_with_the_reason() -> None:
 
 
 def test_unsampled_time_is_a_gap_for_every_gpu() -> None:
-    """A driver that hangs fails no sample: there is none."""
+    """While the driver hangs there are no samples, so none can fail."""
     telemetry = Fed([0])
     for at in (*range(10), *range(20, 30)):
         telemetry.handle(float(at), {0: beat(at)})
@@ -158,10 +158,10 @@ def test_short_launch_has_no_timeline_and_a_silent_driver_is_reported() -> None:
     assert telemetry.trace({"gemm": 1.0}) is None
 
 
-# ---- kept
+# ---- stored
 
 
-def test_record_is_valid_and_read_again_as_it_was_by_both_readers() -> None:
+def test_record_is_valid_and_both_readers_return_it_unchanged() -> None:
     trace = replace(fed(100, gpus=8, gpu3=lambda at: LOST if at > 50 else beat(at)), began_s={"gemm": 3.2})
     text = documents.text(to_json(of_record(trace))).encode()
     document = documents.checked(text, "record", source="a record")
@@ -171,7 +171,7 @@ def test_record_is_valid_and_read_again_as_it_was_by_both_readers() -> None:
     assert fast.launches[0].timeline == trace
 
 
-def test_record_without_one_reads_as_ever() -> None:
+def test_record_without_a_timeline_is_valid() -> None:
     document = to_json(builders.records(ALONE, "h1")[0])
     assert "timeline" not in document["launches"][0]
     assert record_from_json(document).launches[0].timeline is None
@@ -192,7 +192,7 @@ def test_record_without_one_reads_as_ever() -> None:
         {"bucket_s": 1, "began_s": {"gemm": -1}},
     ],
 )
-def test_timeline_that_is_none_of_ours_is_refused(broken: dict[str, Any]) -> None:
+def test_invalid_timeline_is_refused(broken: dict[str, Any]) -> None:
     document = to_json(builders.records(ALONE, "h1")[0])
     launch = {**document["launches"][0], "timeline": broken}
     with pytest.raises(documents.DocumentError):
@@ -233,13 +233,13 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
         deadline_s=30.0,
         report=print,
     )
-    assert record.launches[0].good or stage == "soak", record.launches[0]
+    assert record.launches[0].succeeded or stage == "soak", record.launches[0]
     print(json.dumps(to_json(record.launches[0]).get("timeline")))
 """
 
 
-def test_supervisor_keeps_the_readings_of_the_launch(tmp_path: Path) -> None:
-    """Through NVML's stub and the thread that samples it; a GPU is lost on the way. A round of a soak keeps none."""
+def test_supervisor_records_the_telemetry_of_a_launch(tmp_path: Path) -> None:
+    """Sampled in a thread from the NVML stub; a GPU is lost during the launch. Rounds of a soak have no timeline."""
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
     path = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
     trace, none = (json.loads(line) for line in path)
@@ -247,7 +247,7 @@ def test_supervisor_keeps_the_readings_of_the_launch(tmp_path: Path) -> None:
     assert trace["bucket_s"] == 1.0
     whole, lost = (trace["gpus"][index] for index in ("0", "1"))
     assert set(whole) == set(FIGURES) - {"held_percent"}
-    # On a busy machine the thread may not come to it for a second.
+    # On a busy machine the thread may take no sample for a second.
     assert set(whole["clock_mhz"].split()) - {"."} == {"345"}
     assert 1 <= len(lost["power_w"].split()) <= len(whole["power_w"].split()) - 2
     assert trace["lost"] == {"1": "NVML: GPU is lost"}
@@ -270,7 +270,7 @@ def test_ranks_report_the_start_of_each_benchmark(tmp_path: Path) -> None:
     assert before <= result["gemm"] < result["collective"] < before + 5
 
 
-def test_benchmark_that_begins_after_all_is_over_began_nowhere() -> None:
+def test_benchmark_that_begins_after_the_end_has_no_start_time() -> None:
     telemetry = Fed([0])
     telemetry.handle(0.5, {0: beat(0.5)})
     result = telemetry.trace({"gemm": 0.25, "stress": 1e300})

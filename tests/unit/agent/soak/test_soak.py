@@ -39,7 +39,7 @@ from schemas.plans import Plan
 from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
-from schemas.timeline import Soak, Timeline, soak_from_json, thinned
+from schemas.timeline import Soak, Timeline, downsample, soak_from_json
 from tests import ROOT, builders
 from tests.fakes import nvml
 
@@ -762,7 +762,7 @@ def test_thinned_timeline_keeps_the_extremes() -> None:
     recorder = Recorder()
     for at in range(0, 86400, 300):
         recorder.add_value(at, "gpu.power", "gpu=0", "W", 1000.0 if at == 43200 else 690.0)
-    result = thinned(recorder.timeline(), 40)
+    result = downsample(recorder.timeline(), 40)
     assert len(result.series[0].at) <= 40
     assert max(result.series[0].high) == 1000.0
     assert sum(result.series[0].n) == 288

@@ -1,4 +1,4 @@
-"""The lint of packs at its edges: on either side of each limit, and by each entry of its tables."""
+"""Boundary conditions of the criteria lint: both sides of each limit, and each entry of its tables."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
         ("collective.all_reduce.busbw", {}, 8, 400), ("collective.all_reduce.busbw", {"nvls": True}, 16, 800),
     ],
 )  # fmt: skip
-def test_a_floor_lies_between_what_guards_something_and_the_peak(
+def test_floor_is_between_a_minimum_share_of_the_peak_and_the_peak(
     name: str, position: Any, low: float, high: float
 ) -> None:
-    def said(value: float) -> list[str]:
+    def findings(value: float) -> list[str]:
         return against_sheet(rule(name, where=position, value=value))
 
-    assert said(low) == said(high) == []
-    assert said(high * 1.001)[0].startswith("above the peak, 1 of it")
-    assert not low > 1 or said(low * 0.999)[0].startswith("far too low")
+    assert findings(low) == findings(high) == []
+    assert findings(high * 1.001)[0].startswith("above the peak, 1 of it")
+    assert not low > 1 or findings(low * 0.999)[0].startswith("far too low")
     assert against_sheet(rule(name, where=position, expected=high * 1.001, fraction=0.9))[0].startswith(
         "above the peak"
     )
-    # What is no floor, or no number, has no peak.
+    # Only numeric floors are compared with the peak.
     assert against_sheet(rule(name, where=position, value=high * 9, operator="le")) == []
     assert (
         against_sheet(rule(name, where=position, value=True))
@@ -65,23 +65,23 @@ def test_a_floor_lies_between_what_guards_something_and_the_peak(
 
 
 @pytest.mark.parametrize("part", ["flops", "memory_bandwidth", "power", "pcie", "nvlink"])
-def test_what_the_datasheet_does_not_say_bounds_nothing(part: str) -> None:
+def test_figures_missing_in_the_datasheet_limit_nothing(part: str) -> None:
     names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
              "collective.all_reduce.busbw")  # fmt: skip
-    said = {name: against_sheet(rule(name, value=1e9), **{part: {}}) for name in names}
+    findings = {name: against_sheet(rule(name, value=1e9), **{part: {}}) for name in names}
     bound = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
-    silent = {names[bound[part]], *(names[5:] if part == "nvlink" else ())}
-    assert {name for name, result in said.items() if not result} == silent
+    unlimited = {names[bound[part]], *(names[5:] if part == "nvlink" else ())}
+    assert {name for name, result in findings.items() if not result} == unlimited
 
 
-def test_the_fabric_and_what_the_datasheet_has_no_precision_of_have_no_peak() -> None:
+def test_fabric_and_precisions_missing_in_the_datasheet_have_no_peak() -> None:
     assert against_sheet(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
     assert against_sheet(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
     assert against_sheet(rule("digest.value", value=1e9)) == []
 
 
 @pytest.mark.parametrize(
-    ("ratio", "slip"),
+    ("ratio", "mistake"),
     [
         (1.5, ""), (1.8, "sparsity"), (2.2, "sparsity"), (2.3, ""), (2.5, "bits taken for bytes"), (8.8, "bits taken"), (8.9, ""),
         (300, "a thousand times too high"), (1100, "a thousand times too high"), (1200, ""), (3e5, "a million times too high"),
@@ -90,9 +90,9 @@ def test_the_fabric_and_what_the_datasheet_has_no_precision_of_have_no_peak() ->
         (1e-12, "tera-units"),
     ],
 )  # fmt: skip
-def test_which_slip_of_the_unit_a_limit_looks_like(ratio: float, slip: str) -> None:
-    (said,) = against_sheet(rule(value=1000.0 * ratio))
-    assert (slip in said) if slip else ("looks like" not in said)
+def test_unit_mistake_is_named(ratio: float, mistake: str) -> None:
+    (findings,) = against_sheet(rule(value=1000.0 * ratio))
+    assert (mistake in findings) if mistake else ("looks like" not in findings)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def senseless(name: str, **over: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "over", "said"),
+    ("name", "over", "findings"),
     [
         ("x.rate", {"unit": "B/s", "operator": "le", "value": 1}, "higher is better"),
         ("x.rate", {"unit": "W", "operator": "le", "value": 1}, ""),
@@ -147,13 +147,13 @@ def senseless(name: str, **over: Any) -> list[str]:
         ("x.latency", {"expected": 2.0, "fraction": 0.5, "operator": "le"}, ""),
     ],
 )
-def test_which_way_a_limit_must_point(name: str, over: Any, said: str) -> None:
+def test_direction_of_a_limit(name: str, over: Any, findings: str) -> None:
     result = senseless(name, **over)
-    assert bool(result) is bool(said)
-    assert not said or said in result[0]
+    assert bool(result) is bool(findings)
+    assert not findings or findings in result[0]
 
 
-def said(*, criteria: Any = None, **over: Any) -> list[str]:
+def findings(*, criteria: Any = None, **over: Any) -> list[str]:
     name = over.pop("name", "memory.bandwidth")
     made = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **over}),)
     return [str(item) for item in lint(Pack(name="mine", gpu_names=(), criteria=tuple(made)))]
@@ -183,9 +183,9 @@ def said(*, criteria: Any = None, **over: Any) -> list[str]:
                 "unit": "1",
                 "operator": "eq",
                 "same_as_fleet": True,
-                "kin": ["infiniband.hca.bord_id"],
+                "group_by": ["infiniband.hca.bord_id"],
             },
-            "kin: no collector reads infiniband.hca.bord_id (did you mean infiniband.hca.board_id?)",
+            "group_by: no collector reads infiniband.hca.bord_id (did you mean infiniband.hca.board_id?)",
         ),
         (
             {"name": "gpu.count", "unit": "1", "scope": "host", "value": 8, "stage": "later"},
@@ -278,40 +278,42 @@ def said(*, criteria: Any = None, **over: Any) -> list[str]:
         ({"value": 600.0, "fraction": 0.1}, ""),
     ],
 )
-def test_what_the_catalogue_and_good_sense_demand(over: Any, why: str) -> None:
-    result = said(**over)
+def test_limit_must_match_the_catalogue_and_be_plausible(over: Any, why: str) -> None:
+    result = findings(**over)
     assert bool(result) is bool(why), result
     assert not why or why in result[0]
 
 
 def test_model_pack_lists_its_unknown_figures() -> None:
-    def told(**over: Any) -> list[str]:
+    def pack_findings(**over: Any) -> list[str]:
         return [
             item.why
             for item in lint(Pack(**{"name": "mine", "gpu_names": ("X",), "criteria": (), "datasheet": SHEET, **over}))
         ]
 
-    assert len(told()) == 9
-    assert set(told()) == {"neither judged nor listed as unknown"}
-    assert told(gpu_names=()) == []
-    assert told(datasheet={})[0] == "a GPU model without a datasheet cannot be checked"
-    assert len(told(unknown={"memory.bandwidth": "why"})) == 8
-    assert told(unknown={"memory.x": "why"})[0].startswith("unknown: no observation is called memory.x")
-    assert told(lacks={"memory.x": {}})[0].startswith("lacks: no observation is called memory.x")
-    assert len(told(criteria=(rule(value=600.0, scope="gpu"),))) == 8
+    assert len(pack_findings()) == 9
+    assert set(pack_findings()) == {"neither judged nor listed as unknown"}
+    assert pack_findings(gpu_names=()) == []
+    assert pack_findings(datasheet={})[0] == "a GPU model without a datasheet cannot be checked"
+    assert len(pack_findings(unknown={"memory.bandwidth": "why"})) == 8
+    assert pack_findings(unknown={"memory.x": "why"})[0].startswith("unknown: no observation is called memory.x")
+    assert pack_findings(lacks={"memory.x": {}})[0].startswith("lacks: no observation is called memory.x")
+    assert len(pack_findings(criteria=(rule(value=600.0, scope="gpu"),))) == 8
     for over in (
         {"fleet_fraction": 0.9},
         {"baseline": VsBaseline()},
         {"same_as_fleet": True},
         {"value": 600.0, "stage": "gang"},
     ):
-        assert len([why for why in told(criteria=(rule(**over),)) if "neither" in why]) == 9
+        assert len([why for why in pack_findings(criteria=(rule(**over),)) if "neither" in why]) == 9
     twice = rule(unit="W", value=1.0, scope="gpu")
-    assert len(said(criteria=(twice, twice))) == 1
+    assert len(findings(criteria=(twice, twice))) == 1
 
 
 def parameters(name: str, **asked: Any) -> list[str]:
-    return [text.split(": ", 2)[2] for text in said(name=name, where=asked, value=None, fleet_fraction=0.9, scope="")]
+    return [
+        text.split(": ", 2)[2] for text in findings(name=name, where=asked, value=None, fleet_fraction=0.9, scope="")
+    ]
 
 
 @pytest.mark.parametrize(

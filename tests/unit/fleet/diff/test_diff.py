@@ -16,7 +16,7 @@ from fleet.records import baseline_store
 from fleet.records.host_state import Figure, HostState, merge_states
 from schemas import documents
 from schemas.baselines import Change, InstalledPart, Level
-from schemas.plans import Choice, Chosen
+from schemas.plans import BenchmarkChoice, BudgetSelection
 from schemas.records import Gpu, Record
 from tests.accepted import call, report_of, run_directory, slowed, swapped
 
@@ -351,10 +351,10 @@ def test_run_with_skipped_benchmarks_is_not_accepted_as_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     items = [
-        Chosen(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        BenchmarkChoice(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "gemm")
     ]
-    run = run_directory(tmp_path / "part", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
+    run = run_directory(tmp_path / "part", choice=BudgetSelection(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
     assert call("report", run) == 0
     capsys.readouterr()
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2

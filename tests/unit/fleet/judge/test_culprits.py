@@ -150,7 +150,7 @@ def test_attributed_pairs_give_one_summary_line_and_one_returned_part() -> None:
     assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
     assert line.endswith("(and 13 more like it)")
     (part,) = failed_parts(verdicts)
-    assert (part.place, len(part.findings), part.needs_part_work) == ("gpu=6", 14, True)
+    assert (part.scope, len(part.findings), part.needs_part_work) == ("gpu=6", 14, True)
 
 
 def xid_verdict() -> Verdict:
@@ -184,7 +184,11 @@ def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
     host = host_view(8, before, after)
     failing = [xid_count_verdict(scope) for scope in after if scope.endswith("xid=79")]
     verdict = with_culprits(host, [*failing, xid_verdict()])[-1]
-    assert (verdict.part, verdict.serial, verdict.place) == (part, host.serial(part) if part else "", part or "host")
+    assert (verdict.part, verdict.serial, verdict.part_scope) == (
+        part,
+        host.serial(part) if part else "",
+        part or "host",
+    )
 
 
 def test_judge_attributes_slow_pairs() -> None:
@@ -197,7 +201,7 @@ def test_judge_attributes_slow_pairs() -> None:
     evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow_down)}
     failed = [item for item in judge(plan, evidence, read_packs(())) if item.verdict == FAIL]
     assert failed
-    assert {item.place for item in failed} == {"gpu=6"}
+    assert {item.part_scope for item in failed} == {"gpu=6"}
 
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])

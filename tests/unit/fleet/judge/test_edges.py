@@ -687,7 +687,7 @@ def test_site_criterion_that_is_never_evaluated_is_reported_unless_it_needs_a_ba
 def test_waivers_are_applied_to_verdicts() -> None:
     plan = replace(one_figure_plan(), waivers=(waiver(),))
     (bad,) = judge_criteria(plan, host_evidence(plan, "h1", reading(2)), criterion())
-    assert (bad.verdict, bad.waiver, bad.stands) == (FAIL, waiver(), False)
+    assert (bad.verdict, bad.waiver, bad.blocks_acceptance) == (FAIL, waiver(), False)
 
 
 def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
@@ -1035,7 +1035,7 @@ def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
         replace(FAILED, scope=f"mc=0,dimm={dimm}", serial="", reason=f"{dimm} errors", action="none") for dimm in "05"
     ]
     assert len(reason_texts([*ports, *dimms], {})) == 4
-    assert [item.place for item in (*ports, *dimms)] == ["hca=mlx5_0", "hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
+    assert [item.part_scope for item in (*ports, *dimms)] == ["hca=mlx5_0", "hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
 
 
 def acceptance(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:

@@ -163,7 +163,7 @@ def unique(metric: Metric, host: str) -> Metric:
 
 
 def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
-    """Yield values that are worse, in one direction or the other."""
+    """Yield bad values in either direction."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int | float):
@@ -212,12 +212,14 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 
 
 def criteria_that_find(metrics: Mapping[str, Metric], name: str, extent: str) -> set[str]:
-    """Return the criteria that find the first bad value that is found, on one part, one host or all hosts."""
+    """Return the criteria that fail for the first bad value that any criterion finds, on one part, one host or all hosts."""
     informational = bool(reason_of(name))
     if informational and not criteria_on([name]):
         return set()
     metric = metrics[name]
-    related = {reading for item in criteria_on([name]) for reading in item.kin} | ({*PORTS} if name in PORTS else set())
+    related = {reading for item in criteria_on([name]) for reading in item.group_by} | (
+        {*PORTS} if name in PORTS else set()
+    )
     healthy = {other: metrics[other] for other in metrics if other == name or other in related}
     if name in EVENTS:
         scope, value = EVENTS[name]
@@ -235,7 +237,7 @@ def criteria_that_find(metrics: Mapping[str, Metric], name: str, extent: str) ->
         after = found(fleet().plan, packs, {**fleets, **changed}) - before
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
         if informational:
-            criteria -= {"plan"}  # that a value cannot be right is found without a criterion
+            criteria -= {"plan"}  # impossible values are reported without a criterion
         if criteria:
             return criteria
     return set()
@@ -252,7 +254,7 @@ def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
 
 
 def can_find(criterion: Criterion, extent: str) -> bool:
-    """Return whether a criterion of this kind can find a fault of that extent: who only compares needs parts that are good."""
+    """Return whether a criterion of this kind can find a fault of that extent: a comparison needs good parts."""
     if criterion.baseline is not None:
         return False
     compares = bool(criterion.same_as_fleet or criterion.vs_fleet)
@@ -307,7 +309,7 @@ STAGES = ("benchmark", "gang")
 
 
 def settings_of(item: Expectation) -> tuple[tuple[str, Value], ...]:
-    """Return the settings that make a figure another one: what was done, not how much of it at a time."""
+    """Return the settings that distinguish figures: the kind of work, not the amount."""
     return tuple((key, value) for key, value in item.params.items() if isinstance(value, str) and key != "placement")
 
 
@@ -352,7 +354,7 @@ def with_details(item: Observation) -> Observation:
 
 
 def changes(scope: str) -> Iterator[Any]:
-    """Yield functions that make the figures of one scope, or of all, worse in one direction or the other."""
+    """Yield functions that change the figures of one scope, or of all, to worse values in either direction."""
     for factor in (0.02, 100.0, None):
 
         def change(item: Observation, factor: float | None = factor) -> Observation:
@@ -391,7 +393,7 @@ def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[s
 
 
 def test_every_output_of_the_catalogue_is_planned_or_informational() -> None:
-    """What the profile does not measure, and what only some kernels have, is not tried above."""
+    """The tests above do not cover figures that the profile does not measure, or that only some kernels have."""
     outputs = {output.name for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     planned = {name for name, _ in planned_figures()}
     missing = {

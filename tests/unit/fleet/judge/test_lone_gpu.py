@@ -33,7 +33,10 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
     ("changed", "fails"),
     [
         ({}, False),
-        ({"gpu.nvlink.active_links": "unsupported: the part has no NVLink"}, False),  # as a real H200 of a cloud says
+        (
+            {"gpu.nvlink.active_links": "unsupported: the part has no NVLink"},
+            False,
+        ),  # as reported by an H200 in a cloud
         ({"host.virtual_machine": False}, True),
         ({"gpus": 2}, True),
         ({"gpu.fabric.state": "completed"}, True),

@@ -89,9 +89,7 @@ def test_every_shipped_id_is_refused(tmp_path: Path) -> None:
         ([item("plan", replaces="hbm-copy")], "plan: the id is reserved"),
     ],
 )
-def test_replacement_that_cannot_be_meant_is_refused(
-    criteria: list[dict[str, Any]], problem: str, tmp_path: Path
-) -> None:
+def test_mistaken_replacement_is_refused(criteria: list[dict[str, Any]], problem: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_packs([write_pack(tmp_path / "mine.yml", *criteria)])
     assert problem in str(refused.value)
@@ -190,7 +188,7 @@ def test_report_lists_what_was_replaced(tmp_path: Path) -> None:
     assert "replaced" not in {*report_of(run)["hosts"][0]}
 
 
-def test_every_command_that_reads_packs_refuses_it(tmp_path: Path) -> None:
+def test_every_command_that_reads_packs_refuses_a_silent_replacement(tmp_path: Path) -> None:
     path = write_pack(tmp_path / "mine.yml", item(**WEAKENED["another figure"]))
     for command in (("doctor", "--criteria"), ("criteria", "lint"), ("criteria", "alerts")):
         assert rackproof(*command, path).returncode == 64
@@ -215,7 +213,7 @@ def host_view(*packs: Pack) -> HostView:
     return HostView(PLAN, PLAN.host("h1"), host_evidence(PLAN), packs)
 
 
-def test_own_pack_does_not_say_what_a_model_lacks() -> None:
+def test_lacks_of_an_operators_pack_has_no_effect() -> None:
     (expected,) = PLAN.expected
     lacks = {"memory.bandwidth": {"op": ("copy",)}}
     for chosen in (True, False):
@@ -224,7 +222,7 @@ def test_own_pack_does_not_say_what_a_model_lacks() -> None:
     assert host_view(pack(lacks=lacks)).lacks(expected)
 
 
-def test_own_criterion_does_not_hide_a_refused_reading() -> None:
+def test_operators_criterion_does_not_hide_a_refused_reading() -> None:
     refused = reading(name="gpu.temperature", absent=f"{ERROR}: Unknown Error")
     evidence = {"h1": host_evidence(PLAN, "h1", refused)}
     own = criterion("gpu.temperature", id="mine", origin="base", operator="lt", stage="soak", optional=True)
@@ -238,7 +236,7 @@ def test_own_criterion_does_not_hide_a_refused_reading() -> None:
     assert refusals(pack(shipped)) == []
 
 
-def test_own_criterion_does_not_raise_what_is_credible() -> None:
+def test_operators_criterion_does_not_change_credible_bounds() -> None:
     sheet = {"memory_bandwidth": {"value": 4.8e12}, "nvlink": {"links": 18, "bandwidth": 9e14}}
     common = {"name": "memory.bandwidth", "unit": "B/s", "operator": "ge", "fraction": 0.5}
     shipped = criterion(**common, id="shipped", datasheet="memory_bandwidth")

@@ -1,4 +1,4 @@
-"""Test what a part must be: by the datasheet of its model, by what the inventory states, and by its identity."""
+"""Test comparisons of parts with the datasheet of their model, with values of the inventory, and by identity."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SIZES = {
 
 @pytest.mark.parametrize("criterion", SIZES)
 @pytest.mark.parametrize("model", MODELS)
-def test_part_that_is_less_than_its_model_fails_on_a_host_with_one_gpu(model: str, criterion: str) -> None:
+def test_part_below_its_datasheet_fails_on_a_host_with_one_gpu(model: str, criterion: str) -> None:
     name, figure, unit = SIZES[criterion]
     plan = one_figure_plan(rackproof_gpu_model=model)
     pack = pack_of(model, criterion)

@@ -10,7 +10,7 @@ import pytest
 from fleet.judge.evidence import Planned
 from fleet.judge.row import MAX_BINS, MAX_EXACT, MAX_FARTHEST, MAX_VALUES, Row, more_severe
 from fleet.judge.tally import Tally
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Far, Judged, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Verdict
 from tests import builders
 
 PLANNED = Planned(builders.plan())
@@ -57,9 +57,9 @@ def test_row_reports_its_verdicts() -> None:
     assert judged.spread is not None
     assert (judged.spread.n, judged.spread.min, judged.spread.p50, judged.spread.max) == (3, 3, 7, 9)
     assert judged.farthest == (
-        Far(host="h1", scope="gpu=0", value=3.0, serial="S1", verdict=FAIL),
-        Far(host="h3", scope="gpu=0", value=7.0, serial="S3", verdict=PASS),
-        Far(host="h0", scope="gpu=0", value=9.0, serial="S0", verdict=PASS),
+        FarthestPart(host="h1", scope="gpu=0", value=3.0, serial="S1", verdict=FAIL),
+        FarthestPart(host="h3", scope="gpu=0", value=7.0, serial="S3", verdict=PASS),
+        FarthestPart(host="h0", scope="gpu=0", value=9.0, serial="S0", verdict=PASS),
     )
 
 

@@ -262,8 +262,8 @@ MEMORY = 2_164_126_347_264
         ({"h2": MEMORY // 2}, ["h2"]),  # half of the modules
         ({"h2": MEMORY * 31 // 32}, ["h2"]),  # one module of 32
         ({"h2": MEMORY - (1 << 30)}, []),  # the kernel reserves more
-        ({"h2": MEMORY * 2}, []),  # more than the others have is no fault
-        (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # the only large host is the exception
+        ({"h2": MEMORY * 2}, []),  # more memory than the others is no fault
+        (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # the only host with more memory
         (dict.fromkeys(("h3", "h4"), MEMORY // 2), ["h3", "h4"]),  # of two equally common sizes, the larger is right
     ],
 )

@@ -107,8 +107,8 @@ def test_report_states_the_result_of_each_waiver() -> None:
 def test_waived_verdict_keeps_its_state_and_carries_the_waiver() -> None:
     verdict = WaiverMatcher([WAIVER], builders.WHEN).apply(failed_verdict())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
-    assert not verdict.stands
-    assert failed_verdict().stands
+    assert not verdict.blocks_acceptance
+    assert failed_verdict().blocks_acceptance
 
 
 def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

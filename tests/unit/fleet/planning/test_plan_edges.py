@@ -15,7 +15,7 @@ from fleet.planning.plan import make_plan, parse_duration, read_profile
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation
 from schemas.errors import UsageError
-from schemas.plans import Choice, Chosen, Part, Plan, choice_from_json, plan_from_json
+from schemas.plans import BenchmarkChoice, BudgetSelection, Part, Plan, plan_from_json, selection_from_json
 from schemas.records import to_json
 from schemas.waivers import Waiver
 from tests import builders
@@ -237,8 +237,8 @@ def test_settings_at_their_limits_are_accepted(tmp_path: Path, settings: str) ->
 
 
 def test_whole_plan_survives_the_round_trip() -> None:
-    item = Chosen(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the cheapest")
-    choice = Choice(budget_s=60.0, cost_s=3.0, runs=2, items=(item,))
+    item = BenchmarkChoice(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the cheapest")
+    choice = BudgetSelection(budget_s=60.0, cost_s=3.0, runs=2, items=(item,))
     plan = plan_of(
         builders.inventory(rackproof_gpu_count=2),
         manifest=parts("h1", 2) + parts("h2", 2),
@@ -247,7 +247,7 @@ def test_whole_plan_survives_the_round_trip() -> None:
         waivers=[Waiver(criterion="ecc", who="ops", why="on order", until="2026-12-31")],
     )
     assert plan_from_json(json.loads(json.dumps(to_json(plan)))) == plan
-    assert choice_from_json(json.loads(json.dumps(to_json(choice)))) == choice
+    assert selection_from_json(json.loads(json.dumps(to_json(choice)))) == choice
 
 
 def test_lookup_of_an_unplanned_name_raises_key_error() -> None:

@@ -24,7 +24,7 @@ from fleet.report.tables.summary_text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
-from schemas.plans import Choice, Chosen, Plan, plan_from_json
+from schemas.plans import BenchmarkChoice, BudgetSelection, Plan, plan_from_json
 from schemas.records import to_json
 from schemas.stages import BENCHMARK
 from tests import ROOT, builders
@@ -51,11 +51,11 @@ def past(days: float, hosts: int = 10, **changes: Any) -> PastRun:
     return replace(whole, **changes)
 
 
-def chosen(choice: Choice) -> list[tuple[str, str]]:
+def chosen(choice: BudgetSelection) -> list[tuple[str, str]]:
     return [(item.stage, item.benchmark) for item in choice.items if item.chosen]
 
 
-def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> Choice:
+def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> BudgetSelection:
     return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
@@ -205,7 +205,7 @@ def test_plan_contains_selection_and_reason(earlier: Path) -> None:
     }
     lines = [str(line) for line in selection_summary(plan)]
     assert lines[0] == "Reason: replaced GPU 3"
-    assert lines[1] == f"Chosen: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
+    assert lines[1] == f"BenchmarkChoice: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
     assert lines[2].startswith("NOT CHOSEN, so not judged: ")
     assert all(item.chosen or f"{item.benchmark} (benchmark)" in lines[2] for item in plan.choice.items)
 
@@ -286,10 +286,10 @@ def test_only_revalidation_profiles_accept_a_budget() -> None:
 def partly(plan: Plan) -> Plan:
     """Return a plan in which one of three benchmarks is not selected."""
     items = [
-        Chosen(stage=BENCHMARK, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        BenchmarkChoice(stage=BENCHMARK, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "stress", "gemm")
     ]
-    return replace(plan, reason="PASS", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
+    return replace(plan, reason="PASS", choice=BudgetSelection(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
 
 
 def test_every_view_shows_the_selection() -> None:
@@ -306,7 +306,7 @@ def test_every_view_shows_the_selection() -> None:
     caveats = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
     assert headline.caveats(report) == [
         "Reason: PASS",
-        "Chosen: 2 of 3 benchmarks of smoke, for 60 s",
+        "BenchmarkChoice: 2 of 3 benchmarks of smoke, for 60 s",
         "NOT CHOSEN, so not judged: gemm (benchmark)",
         "GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3",
     ]
@@ -317,11 +317,11 @@ def test_every_view_shows_the_selection() -> None:
 
 def test_whole_profile_has_no_suffix() -> None:
     plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
-    whole = Choice(
+    whole = BudgetSelection(
         budget_s=600,
         cost_s=20,
         runs=0,
-        items=(Chosen(stage=BENCHMARK, benchmark="gemm", chosen=True, cost_s=1, why=""),),
+        items=(BenchmarkChoice(stage=BENCHMARK, benchmark="gemm", chosen=True, cost_s=1, why=""),),
     )
     for choice in (None, whole):
         assert merge(replace(plan, choice=choice), builders.evidence(plan), read_packs(())).acceptance.status == "PASS"

@@ -160,10 +160,10 @@ def change_size(lines: list[str]) -> list[str]:
     [
         (cut_line, "line 3: not JSON"),
         (lose_line, "is cut off: 1 of"),
-        (change_letter, "line 3: part 2 of the record of h1 does not come to its checksum"),
+        (change_letter, "line 3: part 2 of the record of h1 does not match its checksum"),
         (mix_lines, "the line of a record was cut off or mixed with another"),
-        (change_part_number, "line 3: part 3 of the record of h1 does not come to its checksum"),
-        (change_size, "does not come to its own checksum"),
+        (change_part_number, "line 3: part 3 of the record of h1 does not match its checksum"),
+        (change_size, "does not match its checksum"),
     ],
 )
 def test_damaged_log_line_rejects_its_record_only(
@@ -197,8 +197,8 @@ def beyond_ascii(line: str) -> str:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (without_checksum, "line 2: a line of a record without what such a line has"),
-        (beyond_ascii, "line 2: a line of a record without what such a line has"),
+        (without_checksum, "line 2: a line of a record lacks fields, or has invalid ones"),
+        (beyond_ascii, "line 2: a line of a record lacks fields, or has invalid ones"),
         (lambda line: '{"log":' + "[" * 200_000 + line, "line 2: nested deeper than"),
     ],
     ids=["no checksum", "not ASCII", "nested"],
@@ -221,7 +221,7 @@ def test_decompression_bomb_is_rejected() -> None:
     frame["crc32"] = frames._check(frame["sha256"], 1, frame["data"])
     reported, problems = frames.read([frames.MARK + json.dumps(frame)], source="log")
     assert reported == []
-    assert "does not come to its own checksum" in problems[0]
+    assert "does not match its checksum" in problems[0]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from schemas.reports import (
     FAIL,
     PASS,
     Acceptance,
-    Far,
+    FarthestPart,
     FleetReport,
     Judged,
     LineKind,
@@ -1113,7 +1113,7 @@ def test_strip_shows_values_limit_and_worst_part() -> None:
 
 def test_strip_of_a_large_fleet_is_a_histogram() -> None:
     spread = Spread(n=80, min=6e14, p05=7.4e14, p50=7.5e14, p95=7.6e14, max=7.7e14, bins=(1, 0, 0, 79))
-    far = Far(host="gpu-01", scope="gpu=1", value=6e14, serial="1611", verdict=FAIL)
+    far = FarthestPart(host="gpu-01", scope="gpu=1", value=6e14, serial="1611", verdict=FAIL)
     row = Judged(
         criterion="gemm-bf16",
         name="gemm.throughput",

@@ -17,7 +17,7 @@ from fleet.report import hosts, workers
 from fleet.report.merge import merge
 from fleet.report.run_report import report_of, report_on_host
 from schemas import documents, quick
-from schemas.plans import Choice, Chosen, Plan
+from schemas.plans import BenchmarkChoice, BudgetSelection, Plan
 from schemas.records import Observation, Record, to_json
 from schemas.reports import ALL, EXCEPTIONS, FAIL, PASS, FleetReport
 from schemas.waivers import Waiver
@@ -213,10 +213,10 @@ def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, in_ful
     (criterion,) = {item.criterion for item in full_report(run).verdicts if item.verdict == FAIL and item.host == slow}
     waiver = Waiver(criterion=criterion, host=slow, who="Ada Example", why="agreed in annex 3", until="2099-12-31")
     items = [
-        Chosen(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        BenchmarkChoice(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "gemm")
     ]
-    choice = Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items))
+    choice = BudgetSelection(budget_s=60, cost_s=20, runs=0, items=tuple(items))
     run = replace(run, plan=replace(run.plan, waivers=(waiver,), choice=choice))
     for name, status in ((slow, "PASS WITH WAIVERS"), (healthy, "PASS")):
         page = report_on_host(run, PACKS, name, jobs=1).acceptance

@@ -131,7 +131,7 @@ def check_tables(run: Path, broken: str) -> None:
     ],
 )
 @pytest.mark.parametrize("passes_left_out", [True, False])
-def test_no_gpu_passes_without_a_whole_record(name: str, verdict: str, state: str, passes_left_out: bool) -> None:
+def test_no_gpu_passes_without_a_complete_record(name: str, verdict: str, state: str, passes_left_out: bool) -> None:
     host = HostReport(
         name="h1",
         rack="r1",

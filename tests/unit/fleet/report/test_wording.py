@@ -105,7 +105,7 @@ def content(report: FleetReport) -> dict[str, Any]:
         "reasons": [replace(item, text="", detail="", more=()) for item in reasons(report.verdicts)],
         "devices": devices.device_figures(report),
         "parts": [
-            (part.host, part.place, part.needs_part_work, len(part.findings)) for part in failed_parts(report.verdicts)
+            (part.host, part.scope, part.needs_part_work, len(part.findings)) for part in failed_parts(report.verdicts)
         ],
         "html": structure(render_html(report)),
         "junit": tags("".join(render_junit(report))),

@@ -305,7 +305,7 @@ def test_verdicts_are_grouped_by_part_without_gangs() -> None:
             failed("host", "reboot"),
         ]
     )
-    assert [(part.place, part.action, part.needs_part_work) for part in located] == [
+    assert [(part.scope, part.action, part.needs_part_work) for part in located] == [
         ("gpu=1", "rma", True),
         ("mc=0,dimm=2", "rma", True),
         ("host", "reboot", False),

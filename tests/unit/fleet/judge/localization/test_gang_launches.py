@@ -1366,7 +1366,7 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
         (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, late={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
     ):  # fmt: skip
         (nic,) = [item for item in pair_verdicts(plan_of_racks(), pairs) if item.verdict != PASS]
-        assert (nic.host, nic.scope, nic.place, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
+        assert (nic.host, nic.scope, nic.part_scope, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
         assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
         assert nic.reason.startswith("suspect nic b rail 1 (confidence 0.80): ")
         assert nic.basis == "policy"
