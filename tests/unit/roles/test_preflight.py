@@ -86,7 +86,7 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
             {"NCCL_SOCKET_IFNAME": "=eth"},
             "NCCL_SOCKET_IFNAME is =eth in SOURCE, which matches none of this host (",
         ),
-        ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, which selects none"),
+        ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, which matches none"),
         ({"NCCL_IB_HCA": "mlx5"}, ""),
         ({"NCCL_IB_HCA": "=mlx5_0:1,mlx5_10:1"}, ""),
         ({"NCCL_IB_HCA": "^mlx5_0"}, ""),
