@@ -77,11 +77,18 @@ def tree(root: Path, gpus: int = 8) -> Path:
 
 
 @contextmanager
-def host(gpus: int = 8) -> Iterator[Path]:
-    """Yield a temporary tree, in memory if possible, because it has a thousand small files."""
+def memory_directory() -> Iterator[Path]:
+    """Yield a temporary directory, in memory if possible."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield tree(Path(folder), gpus)
+        yield Path(folder)
+
+
+@contextmanager
+def host(gpus: int = 8) -> Iterator[Path]:
+    """Yield a temporary tree, in memory because it has a thousand small files."""
+    with memory_directory() as folder:
+        yield tree(folder, gpus)
 
 
 # ---- changes ----

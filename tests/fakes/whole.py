@@ -7,6 +7,8 @@ it prints the catalogue of readings, with `metrics` the documentation page of th
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
 from schemas.records import to_json
-from tests.fakes import host, links
+from tests.fakes import host, links, nvml
 
 KEPT = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
@@ -60,6 +62,20 @@ def log(root: Path, *messages: str) -> None:
     known = path.read_text().splitlines()
     lines = [f"4,{len(known) + number},{5_000_000 + number},-;{text}" for number, text in enumerate(messages)]
     path.write_text("\n".join([*known, *lines]) + "\n")
+
+
+def run_program(root: Path, library: Path, *arguments: str, requests: str = "") -> str:
+    """Run this module as a program on a healthy tree; return its output. The scenario of NVML is written below the root."""
+    scenario = nvml.write(root / "scenario", "healthy-h100x8", *NVML)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.fakes.whole", root, *arguments],
+        input=requests,
+        env={**os.environ, **nvml.environment(library, scenario)},
+        cwd=nvml.CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool = False) -> Iterator[Collector]:

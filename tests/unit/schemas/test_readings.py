@@ -6,11 +6,7 @@ The first lists the readings of a complete GPU host, the second the shipped crit
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +21,8 @@ DOCS = ROOT / "docs" / "checks.md"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    shared_memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as folder:
-        root = whole.tree(Path(folder))
+    with links.memory_directory() as folder:
+        root = whole.tree(folder)
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
         whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
         whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
@@ -35,16 +30,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
         whole.log(root, "mlx5_core 0000:0d:00.0: device's health compromised - reached miss count")
         links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
-        library = nvml.build(tmp_path_factory.mktemp("nvml"))
-        scenario = nvml.write(Path(folder) / "scenario", "healthy-h100x8", *whole.NVML)
-        yield subprocess.run(
-            [sys.executable, "-m", "tests.fakes.whole", folder, "readings"],
-            env={**os.environ, **nvml.environment(library, scenario)},
-            cwd=nvml.CHECKOUT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        yield whole.run_program(root, nvml.build(tmp_path_factory.mktemp("nvml")), "readings")
 
 
 def test_readings_catalogue_is_current(expected: str) -> None:

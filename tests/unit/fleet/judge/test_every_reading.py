@@ -7,15 +7,10 @@ host and on all hosts. A criterion must find it. On all hosts, a criterion that 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,20 +59,9 @@ class Fleet:
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Metric]:
     """Return every reading of a healthy host, by name."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        whole.tree(Path(folder))
-        library = nvml.build(tmp_path_factory.mktemp("nvml"))
-        scenario = nvml.write(Path(folder) / "scenario", "healthy-h100x8", *whole.NVML)
-        output = subprocess.run(
-            [sys.executable, "-m", "tests.fakes.whole", folder],
-            input="before\n",
-            env={**os.environ, **nvml.environment(library, scenario)},
-            cwd=nvml.CHECKOUT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    with links.memory_directory() as folder:
+        root, library = whole.tree(folder), nvml.build(tmp_path_factory.mktemp("nvml"))
+        output = whole.run_program(root, library, requests="before\n")
     read = {
         item["name"]: Metric(**{"values": {}, "absent": {}, **item})
         for item in json.loads(output)["snapshot"]["metrics"]
