@@ -142,7 +142,7 @@ def _check(options: argparse.Namespace, *, cpu: bool) -> None:
     if options.model and options.model not in shipped_packs():
         raise UsageError(
             f"unknown --model {options.model}{documents.nearest(options.model, shipped_packs())}: "
-            f"there are {', '.join(shipped_packs())}"
+            f"choose from {', '.join(shipped_packs())}"
         )
     read_packs(options.criteria)
 

@@ -1,7 +1,7 @@
-"""The scope of an observation: which part of a host it is of, or which hosts together.
+"""The scope of an observation: the part of a host, or the gang, that was observed.
 
 In JSON a scope is a string: `host`; `gpu=0` and `gpu=0,link=3` (NVML index; `Record.gpus` maps it to serial and UUID);
-`pci=0000:1b:00.0` (what the bus reports of a device); `cpu=0` (a process of a rehearsal); `gang=rack12`. Only this module splits
+`pci=0000:1b:00.0` (a device, as the bus reports it); `cpu=0` (a process of a rehearsal); `gang=rack12`. Only this module splits
 such strings.
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 HOST = "host"
 MOST_PARSED = 1 << 17
-"""Scopes that are kept parsed: 16 times those of one host, which all hosts of a build share."""
+"""Size of the cache: 16 times the number of scopes of one host. Hosts of one build have the same scopes."""
 LONGEST_INDEX = 5
 """Digits. A longer number is not the index of a device."""
 

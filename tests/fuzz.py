@@ -55,9 +55,9 @@ WITH_MESSAGES = 50
 FULL_RUN = 200
 """One in this many mutations is of a run with every reading and criterion; the others are of a short run."""
 COMPLETE_COMMAND = 20
-"""One in this many of those runs the complete command, which writes files."""
+"""One in this many mutations of a full run is read by the complete command, which writes files."""
 GANG_RUN = 5
-"""One in this many of the others is of a run with a gang."""
+"""One in this many mutations of a short run is of a run with a gang."""
 INCOMPLETE_GANG = 10
 """One in this many gang runs with an invalid record is judged nevertheless, without the record."""
 OTHER_VERB = 250

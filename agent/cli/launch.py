@@ -26,14 +26,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
         "Exit codes: 0 a record was written, whatever the result; 2 not possible on this host; 64 wrong usage, such as launcher "
-        "variables that are missing or contradict each other; 75 another run has this host.",
+        "variables that are missing or contradict each other; 75 another run holds this host.",
     )
     parser.add_argument(
         "--launcher",
         choices=LAUNCHERS,
         default=TORCHRUN,
         help="what started this process: mpi (mpirun) or slurm (srun), which also report the other hosts; "
-        "torchrun (default): nothing did, and torchrun is started here",
+        "torchrun (default): no launcher; this command starts torchrun",
     )
     parser.add_argument(
         "--members",
@@ -50,7 +50,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--number",
         type=int,
         default=0,
-        help="number of this launch of the gang, or of a study's cell; one that was measured is not measured again",
+        help="number of this launch of the gang, or of a study's cell; a launch that was already measured is skipped",
     )
     parser.add_argument(
         "--probe", action="store_true", help="only test, in a short launch, whether these hosts work together"

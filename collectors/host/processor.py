@@ -44,7 +44,7 @@ def topology(files: Files) -> Iterable[Family]:
 
 
 def clocks(files: Files) -> Iterable[Family]:
-    """Yield governors and clocks. Each processor has its files, and the kernel may delay a read: too slow for a scrape."""
+    """Yield governors and clocks. Too slow for a scrape: each processor has its own files, and the kernel may delay a read."""
     governors = _policies(files, "scaling_governor", nonempty)
     value = governors if isinstance(governors, Absent) else ",".join(sorted(set(governors)))
     yield host_family("host.cpu.governor", "1", "Frequency governors of the processors", value)

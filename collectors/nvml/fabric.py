@@ -20,7 +20,7 @@ _C2C_LINKS, _C2C_STATUS = 170, 171
 
 
 class _FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_v2_t. nvidia-ml-py 12 declares the UUID with another length than the driver."""
+    """nvmlGpuFabricInfo_v2_t. The length of the UUID in nvidia-ml-py 12 differs from that of the driver."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -65,7 +65,10 @@ def _if_registered(get: Getter) -> Getter:
 
 
 def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter:
-    """Return a getter of a problem in the health mask: the value 1, or any value but `healthy`; 0 is not supported."""
+    """Return a getter of a problem in the health mask.
+
+    The bits from `shift` on show a problem if their value is 1 or, with `healthy`, any other value than that. 0: not supported.
+    """
 
     def is_unhealthy(gpu: Gpu) -> bool:
         bits = _fabric_info(gpu).health >> shift & width

@@ -91,7 +91,7 @@ def _check_columns(where: str, names: list[str]) -> None:
     for name in columns:
         if name not in COLUMNS:
             raise UsageError(
-                f"{where}: unknown column {name}{documents.nearest(name, COLUMNS)}: there are {', '.join(COLUMNS)}"
+                f"{where}: unknown column {name}{documents.nearest(name, COLUMNS)}: choose from {', '.join(COLUMNS)}"
             )
         if columns.count(name) > 1:
             raise UsageError(f"{where}: duplicate column {name}")
@@ -148,7 +148,7 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
             "correct the name, or leave out the parts of other racks"
         )
     if kind not in (GPU, NIC):
-        raise UsageError(f"{where}: kind {row['kind']}{documents.nearest(kind, (GPU, NIC))}: there are {GPU} and {NIC}")
+        raise UsageError(f"{where}: kind {row['kind']}{documents.nearest(kind, (GPU, NIC))}: choose {GPU} or {NIC}")
     return Part(
         host=host,
         kind=kind,

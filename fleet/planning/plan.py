@@ -56,14 +56,14 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
     if benchmark not in BENCHMARKS:
         raise UsageError(
             f"{where}: unknown benchmark {benchmark}{documents.nearest(benchmark, BENCHMARKS)}: "
-            f"there are {', '.join(sorted(BENCHMARKS))}"
+            f"choose from {', '.join(sorted(BENCHMARKS))}"
         )
     defaults = BENCHMARKS[benchmark].settings
     for key, value in profile_settings.items():
         if key not in defaults:
             raise UsageError(
                 f"{where}: benchmark {benchmark} has no setting {key}{documents.nearest(key, defaults)}: "
-                f"there are {', '.join(sorted(defaults))}"
+                f"choose from {', '.join(sorted(defaults))}"
             )
         default = defaults[key]
         has_type = (
@@ -82,7 +82,7 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
         if unknown:
             raise UsageError(
                 f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), choices)}: "
-                f"there are {', '.join(choices)}"
+                f"choose from {', '.join(choices)}"
             )
 
 
@@ -224,7 +224,7 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
     if count is None:
         raise UsageError(
             f"host {name}: rackproof_gpu_count is missing: state how many GPUs the host was ordered with "
-            "(the GPUs found do not show how many there should be)"
+            "(the number of detected GPUs does not show how many are missing)"
         )
     if devices is not None and len(devices) != count:
         raise UsageError(

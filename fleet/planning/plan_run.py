@@ -78,5 +78,5 @@ def _refuse_unknown_models(hosts: Mapping[str, Variables]) -> None:
         if model and model not in shipped_packs():
             raise UsageError(
                 f"host {name}: unknown rackproof_gpu_model {model}{documents.nearest(model, shipped_packs())}: "
-                f"there are {', '.join(shipped_packs())}"
+                f"choose from {', '.join(shipped_packs())}"
             )

@@ -69,7 +69,7 @@ def full_screen() -> Iterator[Live]:
         live.start()
         yield live
     finally:
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
             live.stop()
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -186,7 +186,7 @@ def _host_table(view: View, hosts: Sequence[HostView], columns: int, rows: int |
 
 
 def _fitting_titles(view: View, hosts: Iterable[HostView], columns: int) -> list[str]:
-    """Return the titles that fit: a narrow window has no `what`, then no `last seen`, `time left` and first stages."""
+    """Return the titles that fit. If the window is narrow, `what`, `last seen`, `time left` and the first stages are left out."""
     titles = ["host", *view.stages, "last seen", "time left"]
     widths = {title: cell_len(title) for title in titles}
     for host in hosts:
@@ -222,7 +222,7 @@ def _time_left(host: HostView) -> str:
     """Return the time until the deadline of the running stage."""
     if host.remaining_s is None:
         return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.benchmark else ""
-    return duration(host.remaining_s) if host.remaining_s > 0 else "over"
+    return duration(host.remaining_s) if host.remaining_s > 0 else "overdue"
 
 
 def _note(host: HostView) -> str:

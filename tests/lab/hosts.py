@@ -39,7 +39,7 @@ class Host:
 
 
 def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
-    """Start a host, with its log in `directory`. It lives until its standard input closes or this process ends."""
+    """Start a host, with its log in `directory`. It runs until its standard input closes or this process ends."""
     (directory / name).mkdir(exist_ok=True)
     visible = hidden([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
     command: list[str | Path] = ["nsenter", f"--net={NAMESPACES / namespace}", "--"]
@@ -58,7 +58,7 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 
 
 def hidden(paths: Iterable[Path]) -> list[Path]:
-    """Return the directories that a copy-on-write view of / does not contain, outermost first."""
+    """Return those of the directories that a copy-on-write view of / does not include; without subdirectories of others."""
     device = Path("/").stat().st_dev
     chosen: list[Path] = []
     for path in sorted({path.absolute() for path in paths}):

@@ -47,7 +47,7 @@ class NcclLog:
         self._position = 0
 
     def read_new(self) -> str:
-        """Return what was written since the last call."""
+        """Return the text that was written since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
@@ -61,7 +61,7 @@ class NcclLog:
 def parse_choice(text: str) -> dict[str, str]:
     """Return algorithm and protocol of the last operation in the log; empty if the log has none.
 
-    NCCL logs none for send and receive, nor for operations made of them.
+    NCCL logs neither for send and receive, nor for operations that are built on them.
     """
     choices = re.findall(r"-> Algo (\w+) proto (\w+)", text)
     if not choices:

@@ -1,8 +1,8 @@
 """The training of a scaling study (Kubeflow's mnist.py, as in the GKE experiment), timed from the launch of the ranks.
 
 Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5; the batch size is that of one rank. As in most training,
-images pass through the host's CPUs: each is converted on its own, by worker processes of each rank. So a host with too few
-CPUs for its GPUs is as slow here as in real training; `fashion_mnist` shows what the GPUs alone can do.
+the host's CPUs prepare the images: worker processes of each rank convert them one by one. A host with too few CPUs for its GPUs
+is therefore as slow here as in real training; `fashion_mnist` measures the GPUs without this limit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the time from launch to the first step, images a second after it, and accuracy and loss on the test images."""
+    """Report the time from launch to the first step, images per second after it, and accuracy and loss on the test images."""
     batch, epochs = settings["batch_size"], settings["epochs"]
     model, images = load_model_and_images(context, "convnet", settings["data_directories"])
     steps_per_epoch = len(images.train) // context.world_size // batch

@@ -9,7 +9,7 @@ GPU, NIC, RAIL, HOST, LINK, FABRIC = "gpu", "nic", "rail", "host", "link", "fabr
 BANDWIDTH, LATENCY = "bandwidth", "latency"
 
 End = tuple[str, int]
-"""One end of a pair: host and rail, that is, its GPU of that index with the NIC that this GPU uses."""
+"""One end of a pair: host and rail. The rail is the GPU of that index, with its NIC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Tolerance:
     latency: float = 0.5
     """Share of 1 / latency that may be missing: 0.5 is twice the latency."""
     sigmas: float = 6
-    """Standard deviations of noise. With 6, a quarter of a million pairs give one false alarm in four thousand runs."""
+    """Standard deviations of noise. With 6, runs of 250 000 pairs have one false alarm in 4000 runs."""
 
 
 def rule_of_succession(agreeing: int, compared: int) -> float:
@@ -89,7 +89,7 @@ def rule_of_succession(agreeing: int, compared: int) -> float:
 
 
 def upper_median(values: Iterable[float]) -> float:
-    """Return the median, the upper one of an even number of values. Raise IndexError if there are none."""
+    """Return the median; of an even number of values, the larger one of the middle two. Raise IndexError without values."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
@@ -97,7 +97,7 @@ def upper_median(values: Iterable[float]) -> float:
 def spread(values: Sequence[float], center: float) -> float:
     """Return a robust standard deviation (1.4826 × median absolute deviation from `center`), 0 without values.
 
-    Of an even number of deviations the lower median counts, so that half of the values may be outliers.
+    If the number of deviations is even, the smaller one of the middle two is used, so that half of the values may be outliers.
     """
     deviations = sorted(abs(value - center) for value in values)
     return 1.4826 * deviations[(len(deviations) - 1) // 2] if deviations else 0.0

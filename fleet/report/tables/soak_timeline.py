@@ -152,7 +152,6 @@ def _part_row(
     events: Sequence[tuple[str, Event]],
     soak: Soak,
 ) -> PartRow:
-
     throttled = next((item for item in by_name.get(THROTTLED, ()) if item.scope == f"{part},reason=other"), None)
     marks = [event for scope, event in events if Scope.parse(scope).device == part and event.name != THROTTLED]
     sparks = []

@@ -5,7 +5,7 @@ For tests only: on a real host the benchmark reports a torchvision that does not
 
 import sys
 
-if not any("resource_tracker" in argument for argument in sys.orig_argv):  # it does not need torch
+if not any("resource_tracker" in argument for argument in sys.orig_argv):  # the resource tracker needs no torch
     import torch
 
     _LIBRARY = torch.library.Library("torchvision", "DEF")

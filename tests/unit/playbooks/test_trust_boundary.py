@@ -113,7 +113,7 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
 def test_facts_of_a_hostile_host_replace_no_variable(
     tmp_path: Path, inventory: Path, bait: Path, injected: bool
 ) -> None:
-    """Ansible injects facts as variables by default; the checkout's ansible.cfg turns it off, but a collection has its user's."""
+    """Ansible injects facts as variables by default; ansible.cfg of the checkout turns it off, but not for the collection."""
     config = f"inject_facts_as_vars = {injected}\n"
     output = play(tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1", config=config)
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]

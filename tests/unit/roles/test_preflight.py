@@ -69,9 +69,9 @@ def network(probe: ModuleType, interface: str = "", address: str = "") -> list[s
 def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: str, address: str, problem: str) -> None:
     if address == "::1" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
-    found = network(probe, interface, address)
-    assert len(found) == bool(problem)
-    assert "".join(found).startswith(problem)
+    problems = network(probe, interface, address)
+    assert len(problems) == bool(problem)
+    assert "".join(problems).startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_variables_of_the_ranks_name_existing_devices_and_files(
     else:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-    found = list(probe.environment_problems(given))
-    assert len(found) == bool(problem)
-    assert "".join(found).startswith(problem.replace("SOURCE", source))
+    problems = list(probe.environment_problems(given))
+    assert len(problems) == bool(problem)
+    assert "".join(problems).startswith(problem.replace("SOURCE", source))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_variable_that_slows_healthy_gpus_is_a_problem_unless_the_inventory_sets
     probe: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, value: str, slows: bool
 ) -> None:
     monkeypatch.setenv(name, value)
-    found = list(probe.environment_problems({}))
-    assert len(found) == slows
-    assert all(f"{name} is {value} in the environment of this host" in problem for problem in found)
+    problems = list(probe.environment_problems({}))
+    assert len(problems) == slows
+    assert all(f"{name} is {value} in the environment of this host" in problem for problem in problems)
     assert list(probe.environment_problems({name: value})) == []
 
 

@@ -1012,21 +1012,21 @@ def test_cause_is_listed_before_its_consequences() -> None:
 
 def test_most_severe_finding_of_a_part_is_first_and_attributed_ones_last() -> None:
     result = [
-        replace(FAILED, criterion="c1", reason="laid", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
+        replace(FAILED, criterion="c1", reason="attributed", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
         replace(FAILED, criterion="c2", reason="slight", action="reboot"),
         replace(FAILED, criterion="c3", reason="grave", action="reseat"),
     ]
     assert [line.split(": ")[-1] for line in reason_texts(result, {})] == [
         "grave; reseat",
         "slight; reboot",
-        "laid; rma",
+        "attributed; rma",
     ]
 
 
 def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
-    laid = replace(FAILED, scope="gpu=7,peer=1", part="gpu=1", reason="laid", action="none")
+    attributed = replace(FAILED, scope="gpu=7,peer=1", part="gpu=1", reason="attributed", action="none")
     own = replace(FAILED, scope="gpu=1,peer=7", reason="own", action="none")
-    assert reason_texts([laid, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
+    assert reason_texts([attributed, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
     ports = [
         replace(FAILED, scope=f"hca=mlx5_0,port={port}", serial="", reason=f"port {port}", action="none")
         for port in "12"
