@@ -24,7 +24,7 @@ _KERNEL_MESSAGE = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed proce
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ControlGroup:
     """The counters of a control group, or of the machine."""
 
     path: str
@@ -36,9 +36,9 @@ class Group:
     """In bytes."""
 
 
-def read_groups(root: Path = Path("/"), process: str = "self") -> list[Group]:
+def read_groups(root: Path = Path("/"), process: str = "self") -> list[ControlGroup]:
     """Return the control groups of the process that count kills, from its own group upwards, and last the machine."""
-    groups: list[Group] = []
+    groups: list[ControlGroup] = []
     for chain in cgroup_chains("memory", root, process):
         groups = [group for path in chain if (group := _read_group(path))]
         if groups:
@@ -47,7 +47,7 @@ def read_groups(root: Path = Path("/"), process: str = "self") -> list[Group]:
     return [*groups, *([machine] if machine else [])]
 
 
-def _read_group(path: Path) -> Group | None:
+def _read_group(path: Path) -> ControlGroup | None:
     """Return the counters of a group; None if it is gone or has no counters, like the root of cgroup v2."""
     if counters := _read_counters(path / "memory.events"):
         hits = (_read_counters(path / "memory.events.local") or counters).get("oom", 0)
@@ -56,7 +56,7 @@ def _read_group(path: Path) -> Group | None:
         hits, limit = _read_number(path / "memory.failcnt") or 0, _read_number(path / "memory.limit_in_bytes")
     if "oom_kill" not in counters:
         return None
-    return Group(
+    return ControlGroup(
         path=str(path), kills=counters["oom_kill"], hits=hits, limit=None if limit and limit > NO_LIMIT else limit
     )
 
@@ -109,7 +109,7 @@ class OomWatch:
         return ""
 
 
-def describe_kills_since(before: Sequence[Group], root: Path = Path("/")) -> str:
+def describe_kills_since(before: Sequence[ControlGroup], root: Path = Path("/")) -> str:
     """Describe the kills that the nearest remaining group has counted since `before`; empty if there are none."""
     pairs = [(group, now) for group in before if (now := _read_again(group, root))]
     # The machine counts the kills of every process: it is used only if no control group of ours ever counted.
@@ -126,13 +126,13 @@ def describe_kills_since(before: Sequence[Group], root: Path = Path("/")) -> str
     return f"{_OOM_KILL} (oom_kill {count}, {reason})"
 
 
-def _read_again(group: Group, root: Path) -> Group | None:
+def _read_again(group: ControlGroup, root: Path) -> ControlGroup | None:
     return _read_group(Path(group.path)) if group.path else _read_machine(root)
 
 
-def _read_machine(root: Path) -> Group | None:
+def _read_machine(root: Path) -> ControlGroup | None:
     kills = _read_counters(root / "proc/vmstat").get("oom_kill")
-    return None if kills is None else Group(path="", kills=kills)
+    return None if kills is None else ControlGroup(path="", kills=kills)
 
 
 def save_counters(path: Path) -> None:
@@ -143,7 +143,7 @@ def save_counters(path: Path) -> None:
 def describe_kill_since_save(path: Path) -> str:
     """Describe the kills since `save_counters`; empty if there are none, or no counters were saved."""
     try:
-        before = [Group(**item) for item in json.loads(path.read_bytes())]
+        before = [ControlGroup(**item) for item in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError):
         return ""
     return describe_kills_since(before)

@@ -11,7 +11,7 @@ from schemas.records import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class SampleSeries:
     """Seconds of each repetition, and why the repetitions stopped: `precision` or `time`."""
 
     seconds: Sequence[float]

@@ -10,7 +10,7 @@ import pynvml as nvml
 from collectors.base import Absent, ReadingError, Value
 from collectors.nvml import gpu as fields
 from collectors.nvml.calls import not_supported, try_read
-from collectors.nvml.gpu import Gpu, field_value
+from collectors.nvml.gpu import NvmlGpu, field_value
 
 THROTTLE_REASONS = {
     "power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
@@ -33,7 +33,7 @@ ANY_THERMAL = "thermal"
 """The combined counter of drivers that do not separate software and hardware slowdown."""
 
 
-def throttling(gpu: Gpu) -> Iterator[tuple[str, Value | Absent]]:
+def throttling(gpu: NvmlGpu) -> Iterator[tuple[str, Value | Absent]]:
     """Yield each of THROTTLE_REASONS, and whether it is active."""
     bits = try_read(lambda: clock_reasons(gpu.handle))
     for reason, mask in THROTTLE_REASONS.items():
@@ -48,7 +48,7 @@ def clock_reasons(handle: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
-def throttle_times(gpu: Gpu) -> Iterator[tuple[str, Value | Absent]]:
+def throttle_times(gpu: NvmlGpu) -> Iterator[tuple[str, Value | Absent]]:
     """Yield each reason, and for how many seconds it has throttled the clocks."""
     times = {reason: try_read(lambda: _seconds(gpu, numbers)) for reason, numbers in THROTTLE_TIMES.items()}  # noqa: B023
     yield from times.items()
@@ -62,7 +62,7 @@ def throttle_times(gpu: Gpu) -> Iterator[tuple[str, Value | Absent]]:
         yield ANY_THERMAL, next(time for time in absent if time.status == "error")
 
 
-def _seconds(gpu: Gpu, numbers: tuple[int, ...]) -> float:
+def _seconds(gpu: NvmlGpu, numbers: tuple[int, ...]) -> float:
     failure = not_supported("NVML: Not Supported")
     for number in numbers:
         field = gpu.field(number)

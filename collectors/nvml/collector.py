@@ -13,7 +13,7 @@ from collectors.base import HOST, Absent, Family, Labels, ReadingError, Value, e
 from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml.calls import ResetRequired, call, decode, translate, try_read
 from collectors.nvml.gpm import GpmCounters
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.peers import peer_paths
 from collectors.nvml.readings import (
     Sample,
@@ -42,7 +42,7 @@ PeerPaths = list[tuple[int, str | Absent]]
 class GpuReadings:
     """The samples of one GPU."""
 
-    gpu: Gpu
+    gpu: NvmlGpu
     labels: Labels
     samples: list[Sample]
 
@@ -147,7 +147,7 @@ class NvmlCollector:
 
     def _read(self, index: int, refused: dict[int, Absent]) -> GpuReadings:
         try:
-            gpu = Gpu(call("nvmlDeviceGetHandleByIndex", index))
+            gpu = NvmlGpu(call("nvmlDeviceGetHandleByIndex", index))
         except ReadingError as error:
             refused[index] = error.absent
             self._forget(index)
@@ -193,7 +193,7 @@ class NvmlCollector:
         return family
 
 
-def _peer_list(index: int, gpus: Mapping[int, Gpu]) -> PeerPaths:
+def _peer_list(index: int, gpus: Mapping[int, NvmlGpu]) -> PeerPaths:
     return list(peer_paths(index, gpus))
 
 

@@ -9,7 +9,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
 from collectors.nvml.calls import not_supported, translate
-from collectors.nvml.gpu import Gpu, field_value
+from collectors.nvml.gpu import NvmlGpu, field_value
 from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Getter, Row, attribute
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
@@ -32,7 +32,7 @@ class _FabricInfo(ctypes.Structure):
     )
 
 
-def _fabric_info(gpu: Gpu) -> _FabricInfo:
+def _fabric_info(gpu: NvmlGpu) -> _FabricInfo:
     """Read the registration. Raises ReadingError if the part belongs to no fabric."""
 
     def query() -> _FabricInfo:
@@ -45,7 +45,7 @@ def _fabric_info(gpu: Gpu) -> _FabricInfo:
     return gpu.cached("fabric", query)
 
 
-def _state(gpu: Gpu) -> str:
+def _state(gpu: NvmlGpu) -> str:
     info = _fabric_info(gpu)
     if info.state == _COMPLETED and info.status:
         return f"failed: {translate(nvml.NVMLError(info.status)).reason.removeprefix('NVML: ')}"
@@ -55,7 +55,7 @@ def _state(gpu: Gpu) -> str:
 def _if_registered(get: Getter) -> Getter:
     """Return a getter of a value that exists once the GPU is registered."""
 
-    def get_if_registered(gpu: Gpu) -> object:
+    def get_if_registered(gpu: NvmlGpu) -> object:
         state = _state(gpu)
         if state != "completed":
             raise ReadingError(Absent.error(f"the registration with the fabric is {state}"))
@@ -70,7 +70,7 @@ def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter
     The bits from `shift` on show a problem if their value is 1 or, with `healthy`, any other value than that. 0: not supported.
     """
 
-    def is_unhealthy(gpu: Gpu) -> bool:
+    def is_unhealthy(gpu: NvmlGpu) -> bool:
         bits = _fabric_info(gpu).health >> shift & width
         if bits == 0:
             raise not_supported("the fabric does not report it")
@@ -79,14 +79,14 @@ def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter
     return is_unhealthy
 
 
-def _c2c_links(gpu: Gpu) -> int:
+def _c2c_links(gpu: NvmlGpu) -> int:
     links = int(field_value(gpu.field(_C2C_LINKS)))
     if not links:
         raise not_supported("the part has no chip-to-chip links")
     return links
 
 
-def _c2c_missing(gpu: Gpu) -> int:
+def _c2c_missing(gpu: NvmlGpu) -> int:
     links = _c2c_links(gpu)
     states = gpu.fields((_C2C_STATUS, link) for link in range(links))
     return sum(not field_value(state) for state in states.values())

@@ -11,7 +11,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError, Value
 from collectors.nvml.calls import binding, call, not_supported, translate, try_read
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 
 MIN_INTERVAL_S = 0.5
 """Two samples must be more than 100 ms apart; an earlier call returns the previous values."""
@@ -67,7 +67,7 @@ class GpmCounters:
         """Whether a sample is allocated."""
         return self._previous is not None
 
-    def read(self, gpu: Gpu) -> GpmValues:
+    def read(self, gpu: NvmlGpu) -> GpmValues:
         """Return all of GPM_KINDS over the time since the previous call, or why they are absent."""
         if self._values and self._clock() - self._sampled_at < MIN_INTERVAL_S:
             return self._values
@@ -84,7 +84,7 @@ class GpmCounters:
                 try_read(lambda: call("nvmlGpmSampleFree", sample))  # noqa: B023
         self._previous = self._spare = None
 
-    def _read(self, gpu: Gpu) -> GpmValues:
+    def _read(self, gpu: NvmlGpu) -> GpmValues:
         try:
             if self._previous is None:
                 self._start(gpu)
@@ -98,7 +98,7 @@ class GpmCounters:
         self._previous, self._spare = sample, self._previous
         return _compare(self._spare, sample)
 
-    def _start(self, gpu: Gpu) -> None:
+    def _start(self, gpu: NvmlGpu) -> None:
         """Take the first sample and wait: values need two samples."""
         if not call("nvmlGpmQueryDeviceSupport", gpu.handle).isSupportedDevice:
             raise not_supported("the part has no GPM, which Hopper introduced")
@@ -106,7 +106,7 @@ class GpmCounters:
         self._sample(gpu, self._previous)
         time.sleep(FIRST_INTERVAL_S)
 
-    def _sample(self, gpu: Gpu, memory: Any) -> Any:
+    def _sample(self, gpu: NvmlGpu, memory: Any) -> Any:
         return binding("nvmlGpmSampleGet")(gpu.handle, memory)
 
 

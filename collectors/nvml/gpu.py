@@ -27,7 +27,7 @@ GROUPED = (
 """Fields that one call reads. Numbers, because older versions of nvidia-ml-py lack the names."""
 
 
-class Gpu:
+class NvmlGpu:
     """A device handle with a cache of its answers."""
 
     def __init__(self, handle: Any) -> None:
@@ -36,9 +36,9 @@ class Gpu:
         """NVLink fields that the part does not have, cached between collections."""
         self._answers: dict[Hashable, Any] = {}
 
-    def without_cache(self) -> Gpu:
+    def without_cache(self) -> NvmlGpu:
         """Return the same GPU with an empty cache."""
-        copy = Gpu(self.handle)
+        copy = NvmlGpu(self.handle)
         copy.missing_fields = self.missing_fields
         return copy
 

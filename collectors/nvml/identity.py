@@ -7,7 +7,7 @@ import ctypes
 import pynvml as nvml
 
 from collectors.nvml.calls import binding, decode
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Row, count, named, text
 
 _BRANDS = {
@@ -31,30 +31,30 @@ _ADDRESSING = {0: "none", 1: "hmm", 2: "ats"}
 _GSP_VERSION_BYTES = 64
 
 
-def _capability(gpu: Gpu) -> str:
+def _capability(gpu: NvmlGpu) -> str:
     major, minor = gpu.query("CudaComputeCapability")
     return f"{major}.{minor}"
 
 
-def _module(gpu: Gpu) -> int:
+def _module(gpu: NvmlGpu) -> int:
     module = ctypes.c_uint()
     gpu.query_into("ModuleId", module)
     return module.value
 
 
-def _gsp_version(gpu: Gpu) -> str:
+def _gsp_version(gpu: NvmlGpu) -> str:
     version = ctypes.create_string_buffer(_GSP_VERSION_BYTES)
     gpu.query_into("GspFirmwareVersion", version)
     return decode(version.value)
 
 
-def _gsp_enabled(gpu: Gpu) -> bool:
+def _gsp_enabled(gpu: NvmlGpu) -> bool:
     enabled, default = ctypes.c_uint(), ctypes.c_uint()
     gpu.query_into("GspFirmwareMode", enabled, default)
     return bool(enabled.value)
 
 
-def _inforom_valid(gpu: Gpu) -> bool:
+def _inforom_valid(gpu: NvmlGpu) -> bool:
     """Return whether the checksums in the InfoROM flash are valid. NVML reads all of it."""
     validate = binding("nvmlDeviceValidateInforom")
     try:

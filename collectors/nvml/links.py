@@ -9,7 +9,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, Labels, ReadingError, Value, first_absent
 from collectors.nvml.calls import not_supported, try_read
-from collectors.nvml.gpu import Gpu, field_value
+from collectors.nvml.gpu import NvmlGpu, field_value
 from collectors.nvml.rows import ONCE, Row, name_of
 
 _NO_NVLINK = "the part has no NVLink"
@@ -57,7 +57,7 @@ LINK_KINDS = (
 )  # fmt: skip
 
 
-def read_link_states(gpu: Gpu) -> LinkStates:
+def read_link_states(gpu: NvmlGpu) -> LinkStates:
     """Return the state of every NVLink of the part. Raises ReadingError if it has none, or reports no state of any link."""
 
     def query() -> LinkStates:
@@ -77,7 +77,7 @@ def read_link_states(gpu: Gpu) -> LinkStates:
     return gpu.cached("nvlink", query)
 
 
-def known_link_states(gpu: Gpu) -> dict[int, bool]:
+def known_link_states(gpu: NvmlGpu) -> dict[int, bool]:
     """Return the state of every NVLink. Raises ReadingError if one is not available."""
     states = read_link_states(gpu)
     if absent := first_absent(*states.values()):
@@ -85,7 +85,7 @@ def known_link_states(gpu: Gpu) -> dict[int, bool]:
     return {link: bool(state) for link, state in states.items()}
 
 
-def _missing_links(gpu: Gpu) -> int:
+def _missing_links(gpu: NvmlGpu) -> int:
     """Count the links that are down while others are up. Only behind a switch are all of them certain to be in use."""
     states = known_link_states(gpu)
     up = [link for link, is_up in states.items() if is_up]
@@ -105,7 +105,7 @@ LINK_ROWS = (
 )  # fmt: skip
 
 
-def link_states(gpu: Gpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
+def link_states(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
     """Yield the state of each NVLink, or one absent reading of the GPU."""
     states = try_read(lambda: read_link_states(gpu))
     if isinstance(states, Absent):
@@ -115,7 +115,7 @@ def link_states(gpu: Gpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
         yield ACTIVE.name, {"link": str(link)}, state
 
 
-def link_readings(gpu: Gpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
+def link_readings(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
     """Yield the other readings of each NVLink, or one absent reading of the GPU for a kind that it lacks."""
     states = try_read(lambda: read_link_states(gpu))
     for kind in LINK_KINDS:
@@ -129,7 +129,7 @@ def link_readings(gpu: Gpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
             yield kind.name, {"link": str(link)}, value
 
 
-def _read_kind(gpu: Gpu, kind: LinkKind, links: Sequence[int]) -> Mapping[int, Value | Absent]:
+def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[int, Value | Absent]:
     """Return the value of each link. Raises ReadingError if the part does not have this kind of reading."""
     if kind.error_counter is not None and (counts := _read_error_counter(gpu, kind.error_counter, links)):
         return counts
@@ -145,7 +145,7 @@ def _read_kind(gpu: Gpu, kind: LinkKind, links: Sequence[int]) -> Mapping[int, V
     raise not_supported("NVML: Not Supported")
 
 
-def _read_error_counter(gpu: Gpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
+def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
     """Return the counter of each link; empty if the part lacks it, for which one link that is up is enough evidence."""
     counts: dict[int, Value | Absent] = {}
     for link in links:

@@ -7,7 +7,7 @@ import ctypes
 import pynvml as nvml
 
 from collectors.nvml.calls import binding
-from collectors.nvml.gpu import MEMORY_TEMPERATURE, Gpu, field_value
+from collectors.nvml.gpu import MEMORY_TEMPERATURE, NvmlGpu, field_value
 from collectors.nvml.rows import ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY, Getter, Row, attribute, count, flag, item
 
 CORRECTED, UNCORRECTED = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -18,14 +18,14 @@ _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 """Causes of a page retirement: several corrected errors, or one uncorrectable error."""
 
 
-def _unrepairable(gpu: Gpu) -> bool:
+def _unrepairable(gpu: NvmlGpu) -> bool:
     """Read the flag. NVML's structure is one word; nvidia-ml-py reads the second of two, which drivers may leave unset."""
     words = (ctypes.c_uint * 2)(_TWO_WORDS, 0)
     gpu.query_into_with("nvmlDeviceGetUnrepairableMemoryFlag_v1", words)
     return bool(words[1] if words[0] == _TWO_WORDS else words[0])
 
 
-def _sram_threshold(gpu: Gpu) -> bool:
+def _sram_threshold(gpu: NvmlGpu) -> bool:
     status = binding("c_nvmlEccSramErrorStatus_v1_t")()
     gpu.query_into("SramEccErrorStatus", status)
     return bool(status.bThresholdExceeded)
@@ -34,14 +34,14 @@ def _sram_threshold(gpu: Gpu) -> bool:
 def is_change_pending(getter: str) -> Getter:
     """Return a getter of whether the next reset changes the setting."""
 
-    def get(gpu: Gpu) -> bool:
+    def get(gpu: NvmlGpu) -> bool:
         current, pending = gpu.query(getter)
         return bool(current != pending)
 
     return get
 
 
-def _pages(gpu: Gpu) -> int:
+def _pages(gpu: NvmlGpu) -> int:
     return sum(len(gpu.query("RetiredPages", cause)) for cause in (_SINGLE_BIT, _DOUBLE_BIT))
 
 

@@ -8,7 +8,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
 from collectors.nvml.calls import call, try_read
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.links import known_link_states
 
 # Paths over PCIe, as `nvidia-smi topo -m` spells them.
@@ -25,7 +25,7 @@ Address = tuple[int, int, int]
 """PCI domain, bus and device: the GPUs of a virtual machine may share a bus."""
 
 
-def peer_paths(index: int, gpus: Mapping[int, Gpu]) -> Iterator[tuple[int, str | Absent]]:
+def peer_paths(index: int, gpus: Mapping[int, NvmlGpu]) -> Iterator[tuple[int, str | Absent]]:
     """Yield the path from a GPU to each of the others: `NV18` for 18 NVLinks, or the PCIe path."""
     gpu = gpus[index]
     ends = try_read(lambda: _link_ends(gpu))
@@ -34,12 +34,12 @@ def peer_paths(index: int, gpus: Mapping[int, Gpu]) -> Iterator[tuple[int, str |
             yield peer_index, try_read(lambda: _path(gpu, peer, ends))  # noqa: B023
 
 
-def _address(gpu: Gpu) -> Address:
+def _address(gpu: NvmlGpu) -> Address:
     pci = gpu.query("PciInfo")
     return pci.domain, pci.bus, pci.device
 
 
-def _link_ends(gpu: Gpu) -> list[Address | None]:
+def _link_ends(gpu: NvmlGpu) -> list[Address | None]:
     """Return the remote end of each link that is up: a GPU, or None for a switch, which reaches all other GPUs."""
     ends: list[Address | None] = []
     for link in (link for link, is_up in known_link_states(gpu).items() if is_up):
@@ -49,7 +49,7 @@ def _link_ends(gpu: Gpu) -> list[Address | None]:
     return ends
 
 
-def _path(gpu: Gpu, peer: Gpu, ends: list[Address | None] | Absent) -> str:
+def _path(gpu: NvmlGpu, peer: NvmlGpu, ends: list[Address | None] | Absent) -> str:
     status = call("nvmlDeviceGetP2PStatus", gpu.handle, peer.handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status != nvml.NVML_P2P_STATUS_OK:
         return _PATHS.get(call("nvmlDeviceGetTopologyCommonAncestor", gpu.handle, peer.handle), "unknown")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
-from collectors.nvml.gpu import Gpu, field_value
+from collectors.nvml.gpu import NvmlGpu, field_value
 from collectors.nvml.rows import ONCE, SLOW, SNAPSHOT_ONLY, Getter, Row, count, number
 
 _SM, _MEMORY, _GRAPHICS = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_CLOCK_GRAPHICS
@@ -26,11 +26,11 @@ def _hertz(getter: str, clock: int) -> Getter:
     return number(getter, clock, factor=1_000_000)
 
 
-def _limit_lowered(gpu: Gpu) -> bool:
+def _limit_lowered(gpu: NvmlGpu) -> bool:
     return bool(gpu.query("PowerManagementLimit") < gpu.query("PowerManagementDefaultLimit"))
 
 
-def _clocks_lowered(gpu: Gpu) -> bool:
+def _clocks_lowered(gpu: NvmlGpu) -> bool:
     """Compare with the default, not the maximum: the default is below the maximum, and the GPU boosts above it."""
     return any(
         gpu.query("ApplicationsClock", clock) < gpu.query("DefaultApplicationsClock", clock)
@@ -38,7 +38,7 @@ def _clocks_lowered(gpu: Gpu) -> bool:
     )
 
 
-def _performance_state(gpu: Gpu) -> int:
+def _performance_state(gpu: NvmlGpu) -> int:
     state = int(gpu.query("PerformanceState"))
     if state == _NO_STATE:
         raise ReadingError(Absent.error("NVML: performance state unknown"))

@@ -10,7 +10,7 @@ from collectors.nvml.calls import ResetRequired, decode, try_read
 from collectors.nvml.clocks import ANY_THERMAL, THROTTLE_REASONS, THROTTLE_TIMES, throttle_times, throttling
 from collectors.nvml.fabric import FABRIC_ROWS
 from collectors.nvml.gpm import GPM_KINDS
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.identity import IDENTITY_ROWS
 from collectors.nvml.links import ACTIVE, LINK_KINDS, LINK_ROWS, link_readings, link_states
 from collectors.nvml.memory import MEMORY_ROWS
@@ -73,13 +73,13 @@ def with_required_reset(samples: list[Sample]) -> list[Sample]:
     ]
 
 
-def read_uuid(gpu: Gpu) -> str | Absent:
+def read_uuid(gpu: NvmlGpu) -> str | Absent:
     """Return the GPU's UUID."""
     uuid: str | Absent = try_read(lambda: decode(gpu.query("UUID")))
     return uuid
 
 
-def read_samples(gpu: Gpu, full_snapshot: bool, constants: MutableMapping[str, Value | Absent]) -> Iterator[Sample]:
+def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value | Absent]) -> Iterator[Sample]:
     """Yield the samples of one GPU; slow ones only in a full snapshot. Values that never change are cached in `constants`."""
     yield UUID.name, {}, read_uuid(gpu)
     for row in GPU_READINGS:
@@ -99,7 +99,7 @@ def read_samples(gpu: Gpu, full_snapshot: bool, constants: MutableMapping[str, V
         yield from _slow_series(gpu)
 
 
-def read_slow(gpu: Gpu) -> Iterator[Sample]:
+def read_slow(gpu: NvmlGpu) -> Iterator[Sample]:
     """Yield the samples that `read_samples` leaves out because they are slow."""
     for row in GPU_READINGS:
         if row.pace == SLOW:
@@ -107,7 +107,7 @@ def read_slow(gpu: Gpu) -> Iterator[Sample]:
     yield from _slow_series(gpu)
 
 
-def _slow_series(gpu: Gpu) -> Iterator[Sample]:
+def _slow_series(gpu: NvmlGpu) -> Iterator[Sample]:
     """Yield the slow readings with several series per GPU."""
     for reason, seconds in throttle_times(gpu):
         yield THROTTLE_TIME.name, {"reason": reason}, seconds

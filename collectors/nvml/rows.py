@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from collectors.base import Value
 from collectors.nvml.calls import decode
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 
-Getter = Callable[[Gpu], Value]
+Getter = Callable[[NvmlGpu], Value]
 
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
 """When a reading is taken. A full snapshot takes all of them; an exporter takes ALWAYS at every scrape, ONCE a single time

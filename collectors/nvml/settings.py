@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.nvml.gpu import RECOVERY_ACTION, Gpu, field_value
+from collectors.nvml.gpu import RECOVERY_ACTION, NvmlGpu, field_value
 from collectors.nvml.memory import is_change_pending
 from collectors.nvml.rows import ONCE, SLOW, SNAPSHOT_ONLY, Getter, Row, count, flag, item, name_of, named
 
@@ -19,11 +19,11 @@ def _utilization(name: str) -> Getter:
     return lambda gpu: getattr(gpu.query("UtilizationRates"), name) / 100
 
 
-def _processes(gpu: Gpu) -> int:
+def _processes(gpu: NvmlGpu) -> int:
     return len(gpu.query("ComputeRunningProcesses"))
 
 
-def _recovery_action(gpu: Gpu) -> str:
+def _recovery_action(gpu: NvmlGpu) -> str:
     return name_of(int(field_value(gpu.field(RECOVERY_ACTION))), _ACTIONS)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from collectors.base import Absent
 from collectors.deadline import PendingCall
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.readings import SLOW_KINDS, Sample, read_slow
 
 REFRESH_S = 300.0
@@ -30,7 +30,7 @@ class SlowReadings:
         self._read_at = self._started_at = 0.0
         self._pending: PendingCall[Sequence[Sample]] | None = None
 
-    def read(self, gpu: Gpu, *, wait: bool) -> Sequence[Sample]:
+    def read(self, gpu: NvmlGpu, *, wait: bool) -> Sequence[Sample]:
         """Return the newest readings. Readings older than REFRESH_S are refreshed for a later call.
 
         Args:
@@ -52,7 +52,7 @@ class SlowReadings:
         return self._samples
 
 
-def _read_all(gpu: Gpu) -> Sequence[Sample]:
+def _read_all(gpu: NvmlGpu) -> Sequence[Sample]:
     return list(read_slow(gpu))
 
 

@@ -52,7 +52,7 @@ def call(options: argparse.Namespace) -> int:
     paths = RunDirectory(options.run_dir)
     with writing(options.run_dir):
         documents.write_text(paths.report, text)
-        formats.write_formats(options.run_dir, formats.Source(report=report, run=run, flags=flags))
+        formats.write_formats(options.run_dir, formats.RenderInput(report=report, run=run, flags=flags))
         run_lock.release(options.run_dir, report.decision)
     if options.json:
         summary = {

@@ -14,7 +14,7 @@ from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
 from fleet.rma.files import package_names, to_json_text, write_package
 from fleet.rma.part_document import ReportFacts, part_document
-from fleet.rma.parts import HOST, Part, failed_parts, is_within
+from fleet.rma.parts import HOST, FailedPart, failed_parts, is_within
 from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.errors import RunError, UsageError
@@ -105,12 +105,12 @@ def _facts(report: Mapping[str, Any]) -> ReportFacts:
     )
 
 
-def _evidence(run: Run, part: Part) -> Evidence:
+def _evidence(run: Run, part: FailedPart) -> Evidence:
     return run.evidence.get(part.host, Evidence())
 
 
 def _unknown(
-    options: argparse.Namespace, failed: Sequence[Part], entries: Sequence[tuple[Part, Mapping[str, Any]]]
+    options: argparse.Namespace, failed: Sequence[FailedPart], entries: Sequence[tuple[FailedPart, Mapping[str, Any]]]
 ) -> str:
     """Return why nothing is written for the named host or part."""
     serials = [document["part"].get("serial", "") for _, document in entries]
@@ -120,7 +120,7 @@ def _unknown(
     return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}"
 
 
-def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
+def _observations(report: Mapping[str, Any], run: Run, part: FailedPart) -> str:
     head = SharedFields(mark=_facts(report).mark, run_id=run.plan.run_id)
     rack = _facts(report).racks.get(part.host, "")
     observed = rows(part.host, rack, _evidence(run, part), [*part.findings, *part.open])

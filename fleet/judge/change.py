@@ -19,7 +19,7 @@ NEWEST = ".last_seen"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class CounterChange:
     """How one counter changed from the first snapshot to the last."""
 
     total: Value
@@ -34,10 +34,10 @@ class Change:
     """Stage and size of the first decrease; empty if there was none."""
 
 
-def change(readings: Sequence[Observation]) -> Change:
+def change(readings: Sequence[Observation]) -> CounterChange:
     """Return the change over at least two readings of one counter, in the order of time."""
     if bad := _non_numeric(readings):
-        return Change(total=bad.value, reading=bad, stage=bad.stage, where=f"no number {_when(bad)}", drop="")
+        return CounterChange(total=bad.value, reading=bad, stage=bad.stage, where=f"no number {_when(bad)}", drop="")
     if readings[0].name.endswith(NEWEST):
         readings = _running_maximum(readings)
     steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(readings)]
@@ -52,7 +52,7 @@ def change(readings: Sequence[Observation]) -> Change:
         most = max(rises, key=lambda when: rises[when])
         _, earlier, chosen = max((step for step in steps if _when(step[2]) == most), key=lambda step: step[0])
     total = sum(rise for rise, _, _ in steps)
-    return Change(
+    return CounterChange(
         total=total,
         reading=chosen,
         stage="" if _is_before(chosen) or not total else chosen.stage,

@@ -24,7 +24,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.paths import is_bandwidth_name
-from fleet.judge.row import MAX_FARTHEST, Row
+from fleet.judge.row import MAX_FARTHEST, TallyRow
 from fleet.judge.tally import Tally
 from fleet.judge.uniformity import group_name
 from schemas.records import MEASURED, Observation, Value
@@ -47,7 +47,7 @@ class _Check:
     scope: str
     limit: Value
     operator: str
-    row: Row
+    row: TallyRow
     is_number: bool
     """Whether the row counts passing numbers without their limit."""
 

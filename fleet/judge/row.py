@@ -30,7 +30,7 @@ Entry = tuple[int, float, int, str, Value, str, str, str]
 
 
 @dataclass(kw_only=True, slots=True)
-class Row:
+class TallyRow:
     """The counts of one row."""
 
     criterion: str
@@ -160,7 +160,7 @@ class Row:
             for value, count in exact.items():
                 self.numbers[_rounded(value)] += count
 
-    def update(self, other: Row) -> None:
+    def update(self, other: TallyRow) -> None:
         """Add the same row of other hosts."""
         other.flush()
         self.counts.update(other.counts)

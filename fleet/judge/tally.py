@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fleet.judge.evidence import Planned, from_benchmark
-from fleet.judge.row import Row, more_severe
+from fleet.judge.row import TallyRow, more_severe
 from schemas.records import Value
 from schemas.reports import FAIL, Judged, Verdict
 
@@ -21,7 +21,7 @@ class Tally:
     def __init__(self, planned: Planned, positions: Mapping[str, int]) -> None:
         """`positions` maps each host to its position in the plan."""
         self._planned, self._positions = planned, positions
-        self.rows: dict[RowKey, Row] = {}
+        self.rows: dict[RowKey, TallyRow] = {}
 
     def add(self, verdict: Verdict) -> None:
         """Count one verdict."""
@@ -37,14 +37,14 @@ class Tally:
         for verdict in passes:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 
-    def row(self, verdict: Verdict) -> Row:
+    def row(self, verdict: Verdict) -> TallyRow:
         """Return the row of a verdict."""
         params = self._settings(verdict)
         stage = verdict.stage if from_benchmark(verdict.name) else ""
         key = (verdict.criterion, verdict.name, stage, *params.items())
         row = self.rows.get(key)
         if row is None:
-            row = self.rows[key] = Row(
+            row = self.rows[key] = TallyRow(
                 criterion=verdict.criterion,
                 name=verdict.name,
                 stage=stage,

@@ -23,7 +23,7 @@ from schemas.run_directory import PAGE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class RenderInput:
     """The input of a renderer."""
 
     report: FleetReport
@@ -36,7 +36,7 @@ class Source:
 class Format:
     """How a file of the report is made."""
 
-    render: Callable[[Source], str | Iterable[str | bytes]]
+    render: Callable[[RenderInput], str | Iterable[str | bytes]]
     """Return the content; in pieces if it grows with the fleet. The same source gives the same bytes."""
     only_with: str = ""
     """The flag without which the file is not written; empty: it is always written."""
@@ -47,7 +47,7 @@ class Format:
     extra: str = ""
     """The extra of Rackproof that installs the library."""
 
-    def pieces(self, source: Source) -> Iterable[str | bytes]:
+    def pieces(self, source: RenderInput) -> Iterable[str | bytes]:
         """Yield the content in pieces."""
         content = self.render(source)
         return [content] if isinstance(content, str) else content
@@ -111,7 +111,7 @@ def flags_of(options: argparse.Namespace) -> frozenset[str]:
     return flags
 
 
-def write_formats(directory: Path, source: Source) -> None:
+def write_formats(directory: Path, source: RenderInput) -> None:
     """Write the files that `source.flags` ask for, each atomically."""
     for name, output in FORMATS.items():
         if not output.only_with or output.only_with in source.flags:

@@ -51,7 +51,7 @@ Unit = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class RunContext:
     """The data that all parts of a run share."""
 
     plan: Plan
@@ -67,9 +67,9 @@ class Context:
 
 def context_of(
     plan: Plan, packs: Sequence[Pack], events: Mapping[str, Sequence[str]], *, in_full: bool | None = None
-) -> Context:
+) -> RunContext:
     """Return the context of a run; the number of its hosts decides whether they are shown in full."""
-    return Context(
+    return RunContext(
         plan=plan,
         packs=packs,
         events=events,
@@ -113,7 +113,7 @@ class JudgedHosts:
 class HostJudge:
     """Judges hosts with the statistics of the whole fleet; `finish` returns the results."""
 
-    def __init__(self, context: Context, stats: FleetStats) -> None:
+    def __init__(self, context: RunContext, stats: FleetStats) -> None:
         self._context, self._stats = context, stats
         self._results = JudgedHosts(tally=Tally(context.planned, context.positions))
         self._facts = FactCollector(stats)

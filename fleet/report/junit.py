@@ -37,7 +37,7 @@ _MAX_REJECTED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class JunitCase:
     """One test case."""
 
     class_name: str
@@ -68,7 +68,7 @@ def _fleet(report: FleetReport) -> str:
     class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)
     cases = [
-        Case(
+        JunitCase(
             class_name=class_name,
             name=_marked(report, "decision"),
             verdict=verdict,
@@ -87,10 +87,10 @@ def _fleet(report: FleetReport) -> str:
     return _suite(_marked(report, "fleet"), cases, about, rejected)
 
 
-def _passed(class_name: str, row: Judged) -> Case:
+def _passed(class_name: str, row: Judged) -> JunitCase:
     params = params_text(row.params)
     name = f"{row.criterion}: {row.name}{f' ({params})' if params else ''}{f', stage {row.stage}' if row.stage else ''}"
-    return Case(
+    return JunitCase(
         class_name=class_name, name=f"{name}: passed", verdict=PASS, note=f"{row.passed} checks passed: {row.source}"
     )
 
@@ -104,7 +104,7 @@ def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) ->
         verdict = _VERDICTS.get(host.decision, INCONCLUSIVE)
         note = f"{message}; its passed checks are counted in the fleet's suite"
         cases.append(
-            Case(
+            JunitCase(
                 class_name=class_name, name="decision", verdict=verdict, kind=host.decision, message=message, note=note
             )
         )
@@ -112,7 +112,7 @@ def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) ->
     return _suite(_marked(report, host.name), cases, about, host.events, host.name, report.began)
 
 
-def _case(class_name: str, verdict: Verdict) -> Case:
+def _case(class_name: str, verdict: Verdict) -> JunitCase:
     params = params_text(verdict.params)
     part = "" if verdict.scope == "host" else f" {verdict.scope}"
     # CI systems match cases by name from run to run, so the name does not depend on which part a failure is attributed to.
@@ -130,7 +130,7 @@ def _case(class_name: str, verdict: Verdict) -> Case:
         "severity": verdict.severity,
     }
     waived = f"{verdict.verdict}, {verdict.waiver}: " if verdict.waiver else ""
-    return Case(
+    return JunitCase(
         class_name=class_name,
         name=f"{verdict.criterion}: {verdict.name}{f' ({params})' if params else ''}{part}{serial}{stage}",
         verdict=WAIVED if verdict.waiver else verdict.verdict,
@@ -142,7 +142,7 @@ def _case(class_name: str, verdict: Verdict) -> Case:
 
 def _suite(
     name: str,
-    cases: Sequence[Case],
+    cases: Sequence[JunitCase],
     about: Mapping[str, str],
     lines: Iterable[str] = (),
     host: str = "",
@@ -166,7 +166,7 @@ def _suite(
     return "".join([*pieces, "  </testsuite>\n"])
 
 
-def _xml(case: Case) -> str:
+def _xml(case: JunitCase) -> str:
     head = f"    <testcase classname={_quoted(case.class_name)} name={_quoted(case.name)}"
     if case.verdict == PASS:
         return f"{head}><system-out>{_text(case.note)}</system-out></testcase>\n" if case.note else f"{head}/>\n"

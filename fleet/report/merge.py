@@ -16,9 +16,9 @@ from fleet.judge.manifest import judge_inventories
 from fleet.report.facts import HostFacts, fleet_figures
 from fleet.report.hosts import (
     MEASURED_HOSTS,
-    Context,
     HostJudge,
     JudgedHosts,
+    RunContext,
     context_of,
     decide,
     units,
@@ -76,7 +76,12 @@ def merge(
 
 
 def fleet_report(
-    context: Context, stats: FleetStats, judged: JudgedHosts, *, quarantined: Iterable[Quarantined], diff: BaselineDiff
+    context: RunContext,
+    stats: FleetStats,
+    judged: JudgedHosts,
+    *,
+    quarantined: Iterable[Quarantined],
+    diff: BaselineDiff,
 ) -> FleetReport:
     """Return the report on a run from the results on all of its hosts."""
     plan, tally = context.plan, judged.tally
@@ -134,7 +139,9 @@ def fleet_report(
     )
 
 
-def _host_reports(context: Context, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]) -> list[HostReport]:
+def _host_reports(
+    context: RunContext, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]
+) -> list[HostReport]:
     """Return the hosts in the order of the plan, with decisions that include the manifest.
 
     In a large fleet only MEASURED_HOSTS keep their measurements, rejected hosts first.

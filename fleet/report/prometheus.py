@@ -39,11 +39,11 @@ _FIGURE = (*_FAILURE, "name", "stage", "params", "unit", "operator")
 def render_prometheus(report: FleetReport) -> str:
     """Return the report in Prometheus' text format: decisions, counts of verdicts, coverage and failures."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Report(report))
+    registry.register(_ReportCollector(report))
     return generate_latest(registry).decode()
 
 
-class _Report:
+class _ReportCollector:
     """A collector of one finished report."""
 
     def __init__(self, report: FleetReport) -> None:

@@ -16,7 +16,7 @@ from fleet.judge.gather import Gatherer
 from fleet.judge.judge import host_view
 from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
-from fleet.report.hosts import Context, HostJudge, JudgedHosts, context_of, units
+from fleet.report.hosts import HostJudge, JudgedHosts, RunContext, context_of, units
 from fleet.report.merge import fleet_report
 from fleet.report.replaced import replaced_lines
 from fleet.report.summary import allowances, pci_slots, reason_lines, status_of
@@ -31,7 +31,7 @@ class _Job:
     """The input that all processes share."""
 
     run: Run
-    context: Context
+    context: RunContext
     stats: FleetStats | None = None
     """Statistics of the whole fleet; None in the first pass."""
 

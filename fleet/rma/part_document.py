@@ -10,7 +10,7 @@ from typing import Any
 from fleet.judge.evidence import Evidence, Planned
 from fleet.quantities import finite
 from fleet.report.formatting import clean, clean_log, is_change
-from fleet.rma.parts import GPU, HOST, Part, is_within, read_identifiers
+from fleet.rma.parts import GPU, HOST, FailedPart, is_within, read_identifiers
 from fleet.rma.reproduce import reproduce_commands
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
@@ -38,7 +38,7 @@ class ReportFacts:
     """Host -> its events."""
 
 
-def part_document(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> dict[str, Any]:
+def part_document(part: FailedPart, plan: Plan, facts: ReportFacts, evidence: Evidence) -> dict[str, Any]:
     """Return the document on one part.
 
     Args:
@@ -97,7 +97,7 @@ def sanitize(value: Any) -> Any:
 
 
 def _slot(
-    part: Part, facts: ReportFacts, identifiers: Mapping[str, str], planned: PlannedHost | None
+    part: FailedPart, facts: ReportFacts, identifiers: Mapping[str, str], planned: PlannedHost | None
 ) -> dict[str, str]:
     slot = {
         "host": part.host,
@@ -143,7 +143,7 @@ def _finding(verdict: Verdict, siblings: _SiblingFigures) -> dict[str, Any]:
 class _SiblingFigures:
     """Figures of the other parts of the same kind in the host."""
 
-    def __init__(self, part: Part, planned: Planned, evidence: Evidence) -> None:
+    def __init__(self, part: FailedPart, planned: Planned, evidence: Evidence) -> None:
         self._part, self._planned = part, planned
         self._serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self._observations: dict[str, list[Observation]] = {}
@@ -206,7 +206,7 @@ def _counters(observations: Iterable[Observation], part_scope: str) -> list[dict
     return counters
 
 
-def _errors(observations: Iterable[Observation], part: Part) -> list[dict[str, Any]]:
+def _errors(observations: Iterable[Observation], part: FailedPart) -> list[dict[str, Any]]:
     """Return the XIDs and SXids of the part in the kernel log; for a host all of them."""
     errors: dict[tuple[str, str], dict[str, Any]] = {}
     for item in observations:
@@ -225,7 +225,7 @@ def _kernel_log_problem(observations: Iterable[Observation]) -> str:
     return f"{unread.status}: {unread.reason}" if unread else ""
 
 
-def _logs(launches: Iterable[Launch], part: Part, planned: PlannedHost | None) -> list[dict[str, Any]]:
+def _logs(launches: Iterable[Launch], part: FailedPart, planned: PlannedHost | None) -> list[dict[str, Any]]:
     """Return the ends of the logs of the ranks on the part, and of failed launches."""
     local_ranks = _local_ranks(part, planned)
     logs = []
@@ -243,7 +243,7 @@ def _logs(launches: Iterable[Launch], part: Part, planned: PlannedHost | None) -
     return logs[-MAX_LOGS:]
 
 
-def _local_ranks(part: Part, planned: PlannedHost | None) -> list[int]:
+def _local_ranks(part: FailedPart, planned: PlannedHost | None) -> list[int]:
     """Return the local ranks on the part. A host has one rank per device, in the order of the plan."""
     return [number for number, scope in enumerate(planned.scopes) if scope == part.scope] if planned else []
 

@@ -49,7 +49,7 @@ IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FailedPart:
     """A part of one host, and the verdicts on it."""
 
     host: str
@@ -81,7 +81,7 @@ class Part:
         return any(verdict.action in PART_ACTIONS and verdict.blocks_acceptance for verdict in self.findings)
 
 
-def failed_parts(verdicts: Iterable[Verdict]) -> list[Part]:
+def failed_parts(verdicts: Iterable[Verdict]) -> list[FailedPart]:
     """Return every part with a failed verdict. Verdicts on a gang belong to no part."""
     failed: dict[tuple[str, str], list[Verdict]] = {}
     inconclusive: dict[tuple[str, str], list[Verdict]] = {}
@@ -90,7 +90,7 @@ def failed_parts(verdicts: Iterable[Verdict]) -> list[Part]:
         if verdicts_by_part is not None and not Scope.parse(verdict.part_scope).is_gang:
             verdicts_by_part.setdefault((verdict.host, verdict.part_scope), []).append(verdict)
     return [
-        Part(
+        FailedPart(
             host=host,
             scope=part_scope,
             findings=tuple(sorted(findings, key=lambda verdict: _action_rank(verdict.action))),
@@ -105,7 +105,7 @@ def is_within(scope: str, part_scope: str) -> bool:
     return Scope.parse(part_scope).contains(scope)
 
 
-def read_identifiers(part: Part, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
+def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the last reading of each identifier of the part, and for the others the reason why they are missing."""
     key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
     identifiers: dict[str, str] = {}

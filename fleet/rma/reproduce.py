@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from fleet.rma.parts import GPU, Part
+from fleet.rma.parts import GPU, FailedPart
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost
 from schemas.scopes import Scope
@@ -18,7 +18,7 @@ AGENT_BIN = "/opt/rackproof/bin"
 
 
 def reproduce_commands(
-    part: Part, identifiers: Mapping[str, str], planned: PlannedHost | None, plan: Plan
+    part: FailedPart, identifiers: Mapping[str, str], planned: PlannedHost | None, plan: Plan
 ) -> list[dict[str, str]]:
     """Return the commands, each with its purpose and where to run it."""
     host = shlex.quote(part.host)
@@ -75,7 +75,7 @@ def _benchmark_command(count: int, benchmarks: Sequence[str]) -> str:
     return f"{launch} -m agent.benchmarks --only {' '.join(benchmarks)}"
 
 
-def _failed_benchmarks(part: Part) -> list[str]:
+def _failed_benchmarks(part: FailedPart) -> list[str]:
     """Return the benchmarks whose figures failed, or drifted in a soak, in the order of the catalogue."""
     names = {verdict.name.removeprefix("drift.").split(".")[0] for verdict in part.findings}
     return [name for name in BENCHMARKS if name in names]

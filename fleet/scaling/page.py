@@ -13,7 +13,7 @@ from fleet.report.html.page import asset, environment, policy
 from fleet.report.markup import HARMLESS, section, table
 from fleet.scaling.plots import FRAME, bars, plots, series_name, styles
 from fleet.scaling.published import RUNS, closest_cell
-from fleet.scaling.results import FAILED, MEASURED, OPEN, SKIPPED, Row, StudyResults
+from fleet.scaling.results import FAILED, MEASURED, OPEN, SKIPPED, CellResult, StudyResults
 from schemas import VERSION
 from schemas.plans import Plan
 from schemas.studies import Cell, Study
@@ -101,7 +101,7 @@ def render_lines(results: StudyResults, currency: str) -> str:
     )
 
 
-def _figures_text(row: Row, currency: str) -> str:
+def _figures_text(row: CellResult, currency: str) -> str:
     if row.throughput is None:
         return f"{row.state}: {clean(row.reason)}"
     cost = f", {_money(row.cost)} {currency}".rstrip() if row.cost is not None else ""
@@ -112,7 +112,7 @@ def _figures_text(row: Row, currency: str) -> str:
     )
 
 
-def _remarks(row: Row) -> str:
+def _remarks(row: CellResult) -> str:
     cut = ", ended by max_steps before its epochs were over" if row.cut else ""
     share = f", {percent(row.share)} of the images/s of cell {row.unconfined}" if row.share is not None else ""
     return cut + share
@@ -137,7 +137,7 @@ def _columns(currency: str, results: StudyResults) -> tuple[str, ...]:
     return (*COLUMNS, *cost, "Result")
 
 
-def row_texts(row: Row, results: StudyResults) -> tuple[str, ...]:
+def row_texts(row: CellResult, results: StudyResults) -> tuple[str, ...]:
     """Return the texts of a row of the table; the last one is the state and its reason."""
     cost = (_format_or_none(row.cost, _money),)
     return (

@@ -9,7 +9,7 @@ from fleet.quantities import number
 from fleet.report.charts.bar import Bar, stacked_bar
 from fleet.report.charts.line import Curve, Frame, LineAxes, Tick
 from fleet.report.formatting import duration
-from fleet.scaling.results import Row, StudyResults
+from fleet.scaling.results import CellResult, StudyResults
 
 FRAME = Frame(width=480.0, height=260.0, left=52.0, right=14.0, top=24.0, bottom=26.0)
 COLOUR_COUNT = 8
@@ -68,9 +68,11 @@ def plots(results: StudyResults) -> list[Plot]:
     ]
 
 
-def _plot(results: StudyResults, title: str, unit: str, note: str, figure: Callable[[Row], float | None]) -> Plot:
+def _plot(
+    results: StudyResults, title: str, unit: str, note: str, figure: Callable[[CellResult], float | None]
+) -> Plot:
     style_by_series = styles(results)
-    values: dict[tuple[int, int, int, str], dict[int, tuple[float, Row]]] = {}
+    values: dict[tuple[int, int, int, str], dict[int, tuple[float, CellResult]]] = {}
     for row in results.rows:
         value = figure(row)
         if row.throughput is not None and value is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.scaling.results import Row
+from fleet.scaling.results import CellResult
 
 DATASET = "fashion-mnist"
 
@@ -59,7 +59,7 @@ RUNS: Sequence[PublishedRun] = (
 """In the published order. The fourth has the accuracy and loss of the third at eight times the epochs, as published."""
 
 
-def closest_cell(run: PublishedRun, rows: Sequence[Row]) -> Row | None:
+def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:
     """Return the cell with the same epochs and batch on the closest number of hosts and GPUs; None if none was measured.
 
     It must have trained on all of Fashion-MNIST, with limited CPUs exactly if the published run had too few.

@@ -32,7 +32,7 @@ NOT_YET = "not measured yet: start the study again with the same run id"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CellResult:
     """The result of one cell. Figures that are missing are None, and `reason` states why."""
 
     number: int
@@ -76,7 +76,7 @@ class Row:
 class StudyResults:
     """The results of a study."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CellResult, ...]
     hours: float
     """Duration of all launches."""
     cost: float | None
@@ -157,16 +157,16 @@ def _launches_by_cell(evidence: Mapping[str, Evidence]) -> dict[int, dict[str, L
     return launches
 
 
-def _row_without_launch(plan: Plan, number: int, cell: Cell) -> Row:
+def _row_without_launch(plan: Plan, number: int, cell: Cell) -> CellResult:
     suitable = sum(len(host.devices) >= cell.gpus for host in plan.hosts)
     if suitable >= cell.hosts:
-        return Row(number=number, cell=cell, state=OPEN, reason=NOT_YET)
+        return CellResult(number=number, cell=cell, state=OPEN, reason=NOT_YET)
     device = "processes" if plan.rehearsal else "GPUs"
     reason = f"capacity: hosts with {cell.gpus} {device}: {cell.hosts} needed, {suitable} in the inventory"
-    return Row(number=number, cell=cell, state=SKIPPED, reason=reason)
+    return CellResult(number=number, cell=cell, state=SKIPPED, reason=reason)
 
 
-def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Row:
+def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> CellResult:
     """Return the result of a cell: of the launch that measured it, else of the last one."""
     launches_by_members: dict[tuple[str, ...], dict[str, Launch]] = {}
     for host, launch in by_host.items():
@@ -176,10 +176,10 @@ def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Row:
     return replace(best, spent_s=sum(row.spent_s for row in rows), host_s=sum(row.host_s for row in rows))
 
 
-def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Row:
+def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> CellResult:
     """Return the result of one launch. All hosts report the same members."""
     first, wall_s = next(iter(by_host.values())), max(launch.duration_s for launch in by_host.values())
-    row = Row(
+    row = CellResult(
         number=number,
         cell=cell,
         state=FAILED,
@@ -238,7 +238,7 @@ def _read_figure(observation: Observation | None, minimum: float, maximum: float
     return float(observation.value)
 
 
-def _stop_reason(study: Study, rows: Collection[Row], hours: float) -> str:
+def _stop_reason(study: Study, rows: Collection[CellResult], hours: float) -> str:
     """Return which part of the budget is used up; empty if none."""
     cost = sum(row.host_s for row in rows) / 3600 * study.price
     if study.stop_cost and cost >= study.stop_cost:
@@ -248,7 +248,7 @@ def _stop_reason(study: Study, rows: Collection[Row], hours: float) -> str:
     return ""
 
 
-def _with_efficiency(row: Row, rows: Collection[Row]) -> Row:
+def _with_efficiency(row: CellResult, rows: Collection[CellResult]) -> CellResult:
     """Add the efficiency of weak scaling: the batch is per rank, so at 100 % twice the ranks process twice the images."""
     if row.throughput is None:
         return row
@@ -260,7 +260,7 @@ def _with_efficiency(row: Row, rows: Collection[Row]) -> Row:
     return replace(row, efficiency=row.throughput / row.cell.ranks / per_rank, against=smallest.number)
 
 
-def _with_cpu_share(row: Row, rows: Collection[Row]) -> Row:
+def _with_cpu_share(row: CellResult, rows: Collection[CellResult]) -> CellResult:
     """Add the throughput of a cell with limited CPUs relative to the same cell with all."""
     if row.throughput is None or not row.cell.cpus:
         return row

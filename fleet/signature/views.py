@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.records.load import load
-from fleet.report.formats import FORMATS, Source
+from fleet.report.formats import FORMATS, RenderInput
 from schemas.reports import FleetReport
 
 
@@ -32,7 +32,7 @@ def compare_views(run_dir: Path, report: FleetReport, checksums: Mapping[str, st
         if library := output.missing_library():
             not_rendered[name] = f"{library} is not installed here"
             continue
-        sources = (Source(report=report, run=run, flags=flags) for flags in output.possible_flags())
+        sources = (RenderInput(report=report, run=run, flags=flags) for flags in output.possible_flags())
         if all(_digest(output.pieces(source)) != checksums[name] for source in sources):
             differ.append(name)
     return Compared(differ=tuple(differ), not_rendered=not_rendered)

@@ -30,7 +30,7 @@ _RATES, _DURATIONS = ("throughput", "flops"), ("duration", "save_time", "restore
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankGroup:
+class SimulatedRanks:
     """The ranks that measure together."""
 
     stage: str
@@ -40,7 +40,7 @@ class RankGroup:
     """Number of other hosts with which this host is measured in pairs."""
 
 
-def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: RankGroup) -> Iterator[Doc]:
+def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: SimulatedRanks) -> Iterator[Doc]:
     """Yield the observations of a healthy host in a stage, in the order in which the benchmarks run."""
     for expectation in plan.expected_of(host):
         if expectation.stage != group.stage or not can_observe(expectation.name, group.ranks):
@@ -50,7 +50,9 @@ def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: Ra
                 yield {"name": expectation.name, "scope": scope, "stage": expectation.stage, **body(draw_group)}
 
 
-def _scopes(plan: Plan, host: PlannedHost, expectation: Expectation, group: RankGroup) -> Iterator[tuple[Any, str]]:
+def _scopes(
+    plan: Plan, host: PlannedHost, expectation: Expectation, group: SimulatedRanks
+) -> Iterator[tuple[Any, str]]:
     """Yield each scope, and the group of slots with which its value is drawn."""
     draw_group = _draw_group(expectation)
     if expectation.scope == "peers":
@@ -76,7 +78,9 @@ def _draw_group(expectation: Expectation) -> str:
     return f"{expectation.name}/{sorted(expectation.params.items())}"
 
 
-def _bodies(data: GpuData, plan: Plan, host: PlannedHost, expectation: Expectation, group: RankGroup) -> Iterator[Any]:
+def _bodies(
+    data: GpuData, plan: Plan, host: PlannedHost, expectation: Expectation, group: SimulatedRanks
+) -> Iterator[Any]:
     """Yield a function for each matching figure: from the group of its slot to the unit, status, params and value."""
     drawn_by = GANG if expectation.scope == "world" and expectation.stage == GANG_STAGE else HOST
     if expectation.name.startswith("collective.") and expectation.name.count(".") == 2:
@@ -102,7 +106,7 @@ def _bodies(data: GpuData, plan: Plan, host: PlannedHost, expectation: Expectati
         yield _body(params, figure["unit"], _member_texts(data, figure, expectation, group), drawn_by)
 
 
-def _figures_for(data: GpuData, expectation: Expectation, group: RankGroup) -> Sequence[Mapping[str, Any]]:
+def _figures_for(data: GpuData, expectation: Expectation, group: SimulatedRanks) -> Sequence[Mapping[str, Any]]:
     """Return the figures for an expectation. Those that do not depend on the GPU are not in the data file."""
     if expectation.name == DURATION.name and not any(
         figure["params"].get("benchmark") == expectation.params.get("benchmark")
@@ -129,7 +133,7 @@ def _body(params: Doc, unit: str, texts: Sequence[str] | str, drawn_by: str) -> 
 
 
 def _member_texts(
-    data: GpuData, figure: Mapping[str, Any], expectation: Expectation, group: RankGroup
+    data: GpuData, figure: Mapping[str, Any], expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[str] | str:
     """Return the members `value` and `samples` as JSON: one text, or one for each level."""
     if "value" in figure:
@@ -160,7 +164,9 @@ def _derived_values(data: GpuData, expectation: Expectation) -> list[float]:
     return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
 
 
-def _scaled_spread(data: GpuData, spread: Sequence[float], expectation: Expectation, group: RankGroup) -> list[float]:
+def _scaled_spread(
+    data: GpuData, spread: Sequence[float], expectation: Expectation, group: SimulatedRanks
+) -> list[float]:
     """Return the spread of a figure of all ranks, scaled from the measured number of ranks by assumed weak scaling."""
     doublings = math.log2(group.ranks / data.measured_ranks)
     kind = expectation.name.rpartition(".")[2]
@@ -190,13 +196,13 @@ def value_members(values: Sequence[float], samples: Mapping[str, Any] | None) ->
     ]
 
 
-def has_nvls(group: RankGroup) -> bool:
+def has_nvls(group: SimulatedRanks) -> bool:
     """Return whether NCCL would use NVLink SHARP."""
     return group.stage != GANG_STAGE and group.ranks >= MIN_NVLS_RANKS
 
 
 def _collective_body(
-    data: GpuData, expectation: Expectation, group: RankGroup, fabric_gbps: float
+    data: GpuData, expectation: Expectation, group: SimulatedRanks, fabric_gbps: float
 ) -> tuple[Doc, str, Sequence[str] | str]:
     """Return params, unit and member texts of one figure of a collective."""
     _, op, kind = expectation.name.split(".")
@@ -252,7 +258,7 @@ def bus_factor(factor: float, measured_ranks: int, ranks: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _cached_latencies(
-    model: str, op: str, placement: str, kind: str, size: int, group: RankGroup, fabric_gbps: float
+    model: str, op: str, placement: str, kind: str, size: int, group: SimulatedRanks, fabric_gbps: float
 ) -> Any:
     data = read_gpu_data(model)
     curve = _curve(data, op, placement, kind)
@@ -271,7 +277,7 @@ def _cached_latencies(
 
 
 def _latencies(
-    data: GpuData, op: str, placement: str, kind: str, size: int, group: RankGroup, fabric_gbps: float
+    data: GpuData, op: str, placement: str, kind: str, size: int, group: SimulatedRanks, fabric_gbps: float
 ) -> tuple[Sequence[float], Sequence[str]]:
     """Return seconds at each level, and their member texts."""
     latencies: tuple[Sequence[float], Sequence[str]] = _cached_latencies(

@@ -17,7 +17,7 @@ from fleet.simulate import records
 from fleet.simulate.faults import FAULTS, Effect, Fault, FaultyHost
 from fleet.simulate.gangs import gang_records
 from fleet.simulate.gpu_data import draw_levels, read_gpu_data
-from fleet.simulate.records import ALL, Shape, host_values, members_json, ranks_json, time_values
+from fleet.simulate.records import ALL, RecordShape, host_values, members_json, ranks_json, time_values
 from fleet.simulate.template import GANG, HOST, Template
 from schemas import documents
 from schemas.catalogue import settings
@@ -166,7 +166,7 @@ class RunWriter:
     plan: Plan
     faults: Mapping[str, Sequence[Injection]]
     """Host -> its faults."""
-    templates: dict[tuple[str, Shape], Template] = field(default_factory=dict)
+    templates: dict[tuple[str, RecordShape], Template] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.data = read_gpu_data(self.fleet.model)
@@ -221,7 +221,7 @@ class RunWriter:
 
     def _host_text(self, host: PlannedHost) -> str:
         """Return the record of a healthy host."""
-        shape = Shape(devices=len(host.devices), partners=0, members=0, readings=self.fleet.readings)
+        shape = RecordShape(devices=len(host.devices), partners=0, members=0, readings=self.fleet.readings)
         key = ("host", shape)
         if key not in self.templates:
             self.templates[key] = records.host_template(self.plan, host, self.data, shape)
@@ -257,7 +257,7 @@ class RunWriter:
         for position, name in enumerate(members):
             host = self.plan.hosts[self.numbers[name]]
             present_partners = [partner for partner in partners(planned, name, rounds) if partner in members]
-            shape = Shape(
+            shape = RecordShape(
                 devices=len(host.devices),
                 partners=len(present_partners),
                 members=len(members),

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_packs
-from fleet.simulate.figures import RankGroup, healthy_observations
+from fleet.simulate.figures import SimulatedRanks, healthy_observations
 from fleet.simulate.gpu_data import LEVELS, GpuData, json_numbers
 from fleet.simulate.template import Placeholder, Slot, Template, compile_template
 from fleet.simulate.timelines import make_timeline
@@ -51,7 +51,7 @@ DEFAULT_DURATION_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class RecordShape:
     """What hosts must have in common to share a template."""
 
     devices: int
@@ -63,7 +63,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class RunTiming:
     """When stages begin and end, in seconds after the plan was made."""
 
     benchmark: float
@@ -76,14 +76,14 @@ Snapshots = Sequence[tuple[str, str, str, float]]
 """Stage, phase, the phase whose readings are used, and the time of each snapshot."""
 
 
-def timing(plan: Plan, data: GpuData) -> Timing:
+def timing(plan: Plan, data: GpuData) -> RunTiming:
     """Return when the stages of a plan begin and end, the same on every host."""
     durations = {
         stage.name: START_S + sum(benchmark_durations(plan, stage.name, data).values()) for stage in plan.stages
     }
     after_benchmark = FIRST_LAUNCH_S + durations.get(BENCHMARK, 0.0)
     gang = after_benchmark + STAGE_GAP_S
-    return Timing(
+    return RunTiming(
         benchmark=FIRST_LAUNCH_S,
         after_benchmark=after_benchmark,
         gang=gang,
@@ -100,7 +100,7 @@ def benchmark_durations(plan: Plan, stage: str, data: GpuData) -> dict[str, floa
     return {name: medians.get(name, DEFAULT_DURATION_S) for name in plan.stage(stage).benchmarks}
 
 
-def _timeline(plan: Plan, stage: str, data: GpuData, shape: Shape) -> Doc:
+def _timeline(plan: Plan, stage: str, data: GpuData, shape: RecordShape) -> Doc:
     """Return the member `timeline` of a launch, if the record has all readings."""
     if shape.readings != ALL:
         return {}
@@ -113,7 +113,7 @@ def time_after(start: str, seconds: float) -> str:
     return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond:06}Z"
 
 
-def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) -> Template:
+def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordShape) -> Template:
     """Return the template of the host record: what a host measures by itself."""
     times, has_benchmarks = timing(plan, data), any(stage.name == BENCHMARK for stage in plan.stages)
     snapshots = [("preflight", "before", "before", 5.0)]
@@ -125,7 +125,7 @@ def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) ->
             (BENCHMARK, "during", "during", (times.benchmark + times.after_benchmark) / 2),
             (BENCHMARK, "after", "after", times.after_benchmark),
         ]
-        group = RankGroup(stage=BENCHMARK, ranks=shape.devices, ranks_per_host=shape.devices)
+        group = SimulatedRanks(stage=BENCHMARK, ranks=shape.devices, ranks_per_host=shape.devices)
         members, ranks = Placeholder("host", '["%s"]'), _ranks(range(shape.devices))
         launch = _launch(plan, BENCHMARK, members, ranks, times.benchmark, times.after_benchmark)
         launches = [launch | _timeline(plan, BENCHMARK, data, shape)]
@@ -134,7 +134,7 @@ def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) ->
     return compile_template(_record(shape, data, snapshots, observations, launches, last))
 
 
-def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) -> Template:
+def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordShape) -> Template:
     """Return the template of the gang record: what a host measures with the others, in one launch."""
     times = timing(plan, data)
     snapshots = [
@@ -142,7 +142,7 @@ def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) ->
         (GANG, "during", "during", (times.gang + times.after_gang) / 2),
         (GANG, "after", "after", times.after_gang),
     ]
-    group = RankGroup(
+    group = SimulatedRanks(
         stage=GANG,
         ranks=shape.members * shape.devices,
         ranks_per_host=shape.devices,
@@ -160,7 +160,7 @@ def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: Shape) ->
 
 
 def _record(
-    shape: Shape,
+    shape: RecordShape,
     data: GpuData,
     snapshots: Snapshots,
     observations: Sequence[Doc],
@@ -281,7 +281,7 @@ def _is_wanted(name: str, readings: str) -> bool:
     return readings == ALL or name.startswith(_UNJUDGED_PREFIXES) or name in judged_names()
 
 
-def _metrics(data: GpuData, shape: Shape, phase: str, at: float) -> Iterator[Doc]:
+def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float) -> Iterator[Doc]:
     """Yield the metrics of every collector in one snapshot."""
     for family in data.readings:
         readings = family.get(phase)

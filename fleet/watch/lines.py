@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fleet.watch.progress import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.text import clock, duration, join_names, percent, shorten
-from fleet.watch.view import HostView, View, state_text
+from fleet.watch.view import HostStatus, View, state_text
 
 LINE_LIMIT = 600
 """Maximum number of characters of a line."""
@@ -54,7 +54,7 @@ def _state_changes(old: View | None, new: View) -> Iterator[str]:
         yield f"{join_names(hosts, NAMED_HOSTS)} {stage}: {state}"
 
 
-def _has_failed(before: dict[str, HostView], host: HostView) -> bool:
+def _has_failed(before: dict[str, HostStatus], host: HostStatus) -> bool:
     old_cells = before[host.name].cells
     return any(
         cell.state in (FAILED, UNREACHABLE) and cell.state != old_cells[stage].state
@@ -102,7 +102,7 @@ def _heartbeat(view: View) -> tuple[str, str]:
     return f"{view.waiting_for}: {done}, {_progress(pending, view.waiting_for)}", time_left
 
 
-def _progress(pending: list[HostView], stage: str) -> str:
+def _progress(pending: list[HostStatus], stage: str) -> str:
     """Return the progress of each host, or for many hosts that of the slowest and of the fastest."""
     if len(pending) <= NAMED_HOSTS // 2:
         return ", ".join(f"{host.name} {_host_progress(host, stage)}" for host in pending)
@@ -114,7 +114,7 @@ def _progress(pending: list[HostView], stage: str) -> str:
     return f"{len(shares)} hosts at {percent(shares[slowest])} ({slowest}) to {percent(max(shares.values()))}{unknown}"
 
 
-def _host_progress(host: HostView, stage: str) -> str:
+def _host_progress(host: HostStatus, stage: str) -> str:
     cell = host.cells[stage]
     if cell.state == RUNNING and cell.progress is None:
         return UNKNOWN

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from fleet.watch.progress import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.text import clean, clock, duration, join_names
-from fleet.watch.view import HostView, View, attention_rank, state_text
+from fleet.watch.view import HostStatus, View, attention_rank, state_text
 
 STATE_ORDER = (FAILED, UNREACHABLE, UNKNOWN, RUNNING, WAITING, DONE, LEFT)
 STYLES = {
@@ -167,9 +167,9 @@ def _state_counts(view: View, stage: str) -> Text:
 # --- hosts
 
 
-def _host_table(view: View, hosts: Sequence[HostView], columns: int, rows: int | None = None) -> RenderableType:
+def _host_table(view: View, hosts: Sequence[HostStatus], columns: int, rows: int | None = None) -> RenderableType:
     """Return the table of hosts. If it exceeds `rows`, its last row counts the hosts that are not shown."""
-    hidden: Sequence[HostView] = ()
+    hidden: Sequence[HostStatus] = ()
     if rows is not None and len(hosts) > rows - 1:
         by_attention = sorted(hosts, key=attention_rank)  # stable: ties keep the order of the inventory
         hosts, hidden = by_attention[: max(rows - 2, 0)], by_attention[max(rows - 2, 0) :]
@@ -185,7 +185,7 @@ def _host_table(view: View, hosts: Sequence[HostView], columns: int, rows: int |
     return Group(table, _one_line(f"… and {len(hidden)} more hosts: {_count_by_stage(hidden)}", "bold"))
 
 
-def _fitting_titles(view: View, hosts: Iterable[HostView], columns: int) -> list[str]:
+def _fitting_titles(view: View, hosts: Iterable[HostStatus], columns: int) -> list[str]:
     """Return the titles that fit. If the window is narrow, `what`, `last seen`, `time left` and the first stages are left out."""
     titles = ["host", *view.stages, "last seen", "time left"]
     widths = {title: cell_len(title) for title in titles}
@@ -206,7 +206,7 @@ def _max_width(title: str, columns: int) -> int | None:
     return max(MIN_HOST_COLUMNS, columns // 4) if title == "host" else MAX_STATE_COLUMNS
 
 
-def _cell_text(view: View, host: HostView, title: str) -> tuple[str, str]:
+def _cell_text(view: View, host: HostStatus, title: str) -> tuple[str, str]:
     """Return the text of a host in a column, and its style."""
     if title in host.cells:
         cell = host.cells[title]
@@ -218,14 +218,14 @@ def _cell_text(view: View, host: HostView, title: str) -> tuple[str, str]:
     return _time_left(host) if title == "time left" else _note(host), ""
 
 
-def _time_left(host: HostView) -> str:
+def _time_left(host: HostStatus) -> str:
     """Return the time until the deadline of the running stage."""
     if host.remaining_s is None:
         return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.benchmark else ""
     return duration(host.remaining_s) if host.remaining_s > 0 else "overdue"
 
 
-def _note(host: HostView) -> str:
+def _note(host: HostStatus) -> str:
     """Return why a host needs attention, else its benchmark."""
     if host.trouble:
         return host.trouble
@@ -234,7 +234,7 @@ def _note(host: HostView) -> str:
     return host.decision if host.decision not in ("", "accepted") else host.benchmark
 
 
-def _count_by_stage(hosts: Iterable[HostView]) -> str:
+def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
     """Count hosts by their current or last stage: `9 benchmark running, 390 benchmark done`."""
     counts: Counter[str] = Counter()
     for host in hosts:

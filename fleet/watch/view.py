@@ -14,7 +14,7 @@ SCHEMA = "rackproof.watch/2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class StageCell:
     """The state of a host in a stage."""
 
     state: str
@@ -25,12 +25,12 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostView:
+class HostStatus:
     """One host of the table."""
 
     name: str
     rack: str
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, StageCell]
     last_seen: float | None
     """When the host last answered."""
     remaining_s: float | None
@@ -75,7 +75,7 @@ class View:
     stages: tuple[str, ...]
     deadlines: Mapping[str, float]
     """Stage -> its deadline in seconds after its start."""
-    hosts: tuple[HostView, ...]
+    hosts: tuple[HostStatus, ...]
     decision: str
     status: str
     ended: float | None
@@ -104,14 +104,14 @@ class View:
         return asdict(self)
 
 
-def state_text(cell: Cell) -> str:
+def state_text(cell: StageCell) -> str:
     """Return the progress of a running stage as `43 %`, else the state."""
     if cell.state == NONE:
         return "-"
     return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
 
 
-def attention_rank(host: HostView) -> int:
+def attention_rank(host: HostStatus) -> int:
     """Return how urgently a host needs attention: 0 first."""
     states = {cell.state for cell in host.cells.values()}
     if states & {FAILED, UNREACHABLE} or host.trouble or host.decision == "rejected":

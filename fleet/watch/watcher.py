@@ -27,7 +27,7 @@ from fleet.watch.progress import (
     RunProgress,
 )
 from fleet.watch.tail import Tail, parse_time
-from fleet.watch.view import Cell, HostView, View
+from fleet.watch.view import HostStatus, StageCell, View
 from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
@@ -186,7 +186,7 @@ class Watcher:
         findings: LiveFindings,
         report: ReportSummary | None,
         now: float,
-    ) -> HostView:
+    ) -> HostStatus:
         progress = self._run_progress.hosts[host.name]
         all_reports = self._exporters.stage_reports(host.name) if self._exporters else {}
         reports = {stage: item for stage, item in all_reports.items() if now - item.at <= MAX_REPORT_AGE_S}
@@ -198,11 +198,11 @@ class Watcher:
         if is_running is False:  # the stages that the playbook started are known only from the exporter
             for stage, cell in cells.items():
                 if cell.state == RUNNING and stage not in reports:
-                    cells[stage] = Cell(state=UNKNOWN, since=cell.since)
+                    cells[stage] = StageCell(state=UNKNOWN, since=cell.since)
         running = next((stage for stage, cell in cells.items() if cell.state == RUNNING), "")
         running_report = reports.get(running)
         last_seen = max(progress.last_seen, running_report.at if running_report else 0.0)
-        return HostView(
+        return HostStatus(
             name=host.name,
             rack=host.rack,
             cells=cells,
@@ -221,16 +221,18 @@ class Watcher:
         stage: str,
         stage_report: StageReport | None,
         outcomes: Mapping[str, str],
-    ) -> Cell:
+    ) -> StageCell:
         if stage == GANG and not host.gang:
-            return Cell(state=NONE)
+            return StageCell(state=NONE)
         state, since = progress.states.get(stage, WAITING), progress.since.get(stage)
         if progress.left_task and state == WAITING and self._is_later_stage(stage, progress.left_stage):
-            return Cell(state=LEFT)
+            return StageCell(state=LEFT)
         if state in (WAITING, UNKNOWN):
             state = self._state_without_event(host, stage, state, stage_report, outcomes)
         has_progress = stage_report and state == RUNNING and stage_report.state == "running"
-        return Cell(state=state, progress=stage_report.progress if stage_report and has_progress else None, since=since)
+        return StageCell(
+            state=state, progress=stage_report.progress if stage_report and has_progress else None, since=since
+        )
 
     def _state_without_event(
         self, host: PlannedHost, stage: str, state: str, stage_report: StageReport | None, outcomes: Mapping[str, str]

@@ -107,7 +107,7 @@ def never_raise(method: Callable[..., None]) -> Callable[..., None]:
     """Turn an exception of a `RunProgress` method into one warning, after which it does nothing."""
 
     @functools.wraps(method)
-    def guarded(self: RunProgress, *arguments: Any) -> None:
+    def guarded(self: ProgressWriter, *arguments: Any) -> None:
         if self.is_disabled:
             return
         try:
@@ -122,7 +122,7 @@ def never_raise(method: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-class RunProgress:
+class ProgressWriter:
     """Writes `progress.jsonl`, and prints progress lines from a thread. Its methods never raise."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -167,7 +167,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._failures = EventLog("events.jsonl")
-        self._progress = RunProgress(self._display.warning)
+        self._progress = ProgressWriter(self._display.warning)
         self._directory: Path | None = None
         self._targets: Path | None = None
         self._play_name = ""

@@ -18,7 +18,7 @@ from agent.benchmarks.runtime.context import Context, Value, cuda_stream
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.benchmarks.runtime.timing import Work
 from agent.gang.heartbeat import describe_error
-from agent.sampling.statistics import Series, summarize
+from agent.sampling.statistics import SampleSeries, summarize
 from schemas.catalogue import supports_placement
 from schemas.records import ERROR, SKIPPED
 
@@ -124,7 +124,7 @@ def _measure(
     )
 
 
-def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str, Any]) -> Series:
+def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str, Any]) -> SampleSeries:
     return context.sample(
         work,
         precision=settings["precision"],

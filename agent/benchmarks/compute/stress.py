@@ -16,7 +16,7 @@ from agent.benchmarks.compute.gemm import build_product, unsupported_reason
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.gang.heartbeat import describe_error
-from agent.sampling.statistics import Series
+from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, UNSUPPORTED
 
 BLOCK_S = 0.5
@@ -72,7 +72,7 @@ def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, com
     context.request_telemetry(begin, time.monotonic(), dtype=dtype)
     context.synchronize()
     check()
-    series = Series(seconds=seconds)
+    series = SampleSeries(seconds=seconds)
     context.report_rate("stress.throughput", 2 * size**3, series, unit="FLOP/s", devices=devices, **common)
     context.report("stress.wrong_products", int(wrong), unit="1", **common)
 

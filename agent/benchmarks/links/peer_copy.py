@@ -10,7 +10,7 @@ import torch
 from agent.benchmarks.runtime.context import Context, cuda_stream
 from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.gang.heartbeat import describe_error
-from agent.sampling.statistics import Series, interval, summarize
+from agent.sampling.statistics import SampleSeries, interval, summarize
 from schemas.records import ERROR, SKIPPED
 
 COPIES = 3
@@ -90,7 +90,7 @@ class DevicePair:
             self._ways.append((data, torch.empty_like(data, device=target), cuda_stream(source), cuda_stream(target)))
         self._used = self._ways[:1]
 
-    def sample(self, direction: str, precision: float, seconds: float) -> Series:
+    def sample(self, direction: str, precision: float, seconds: float) -> SampleSeries:
         """Return the seconds of one copy (or one in each direction), until the median is precise or the time is spent."""
         self._used = self._ways if direction == "both_ways" else self._ways[:1]
         self._time_span()
@@ -99,9 +99,9 @@ class DevicePair:
             times += [self._time_span() for _ in range(BLOCK)]
             half_interval = interval(times)
             if half_interval is not None and half_interval <= precision:
-                return Series(seconds=times, stopped="precision")
+                return SampleSeries(seconds=times, stopped="precision")
             if sum(times) * (COPIES + 1) >= seconds:
-                return Series(seconds=times, stopped="time")
+                return SampleSeries(seconds=times, stopped="time")
 
     def _time_span(self) -> float:
         events = []

@@ -18,7 +18,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.timing import Timing
-from agent.sampling.statistics import Series, summarize
+from agent.sampling.statistics import SampleSeries, summarize
 from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
@@ -154,7 +154,9 @@ class Context(Timing):
             )
         )
 
-    def report_rate(self, name: str, amount: float, series: Series, *, unit: str, scope: str, **params: Any) -> None:
+    def report_rate(
+        self, name: str, amount: float, series: SampleSeries, *, unit: str, scope: str, **params: Any
+    ) -> None:
         """Report the median rate, given that each time in the series is that of `amount`."""
         rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
         self.report(name, rates, unit=unit, scope=scope, **params)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from agent.gang.heartbeat import RankHeartbeat
-from agent.sampling.statistics import Series, interval
+from agent.sampling.statistics import SampleSeries, interval
 
 Work = Callable[[], object]
 
@@ -50,7 +50,7 @@ class Timing:
         span_s: float = SPAN_S,
         rest_s: float = 0.0,
         together: bool = False,
-    ) -> Series:
+    ) -> SampleSeries:
         """Time `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
 
         Calls that a GPU runs faster than the host launches them are queued behind a kernel that only waits, so that all
@@ -78,9 +78,9 @@ class Timing:
                 continue
             half_interval = interval(times)
             if half_interval is not None and half_interval <= precision:
-                return Series(seconds=times, stopped="precision")
+                return SampleSeries(seconds=times, stopped="precision")
             if spent >= seconds:
-                return Series(seconds=times, stopped="time")
+                return SampleSeries(seconds=times, stopped="time")
 
     def _calls_per_span(self, works: Sequence[Work], warm_up: int, span_s: float, together: bool) -> tuple[int, float]:
         """Return how many calls fill a span, and the host's head start over the GPU in seconds."""

@@ -60,7 +60,7 @@ class Alert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class AlertGroup:
     """Alerts that are evaluated together, and the series that are recorded first."""
 
     name: str
@@ -81,11 +81,11 @@ class Rule:
     criteria: tuple[Criterion, ...] = ()
 
 
-def read_table(path: Path = TABLE) -> tuple[Group, ...]:
+def read_table(path: Path = TABLE) -> tuple[AlertGroup, ...]:
     """Return the groups of alerts. The file is part of Rackproof, so an error in it is a bug: TypeError or KeyError."""
     document = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 - a SafeLoader
     return tuple(
-        Group(
+        AlertGroup(
             name=name,
             alerts=tuple(_alert(item) for item in group.get("alerts", ())),
             record=group.get("record"),
@@ -214,7 +214,7 @@ def _wanted(criterion: Criterion) -> str:
     return f"wanted: {words[criterion.operator]}{text}" + (f" in {WINDOW}" if criterion.delta else "")
 
 
-def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK, groups: Sequence[Group] | None = None) -> str:
+def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK, groups: Sequence[AlertGroup] | None = None) -> str:
     """Return the rule file as YAML; `runbook` is the URL of docs/alerts.md. Raise UsageError like `rules_of`."""
     criteria = criteria_of(packs)
     document = {
@@ -229,7 +229,7 @@ def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK, groups: Sequence[Gr
     return text.replace("---\n", f"---\n{_HEAD.format(runbook=runbook)}", 1)
 
 
-def _rules(group: Group, criteria: Mapping[str, Criterion], runbook: str) -> Iterator[dict[str, Any]]:
+def _rules(group: AlertGroup, criteria: Mapping[str, Criterion], runbook: str) -> Iterator[dict[str, Any]]:
     for name, expr in (group.record or {}).items():
         yield {"record": name, "expr": expr.strip()}
     for alert in group.alerts:

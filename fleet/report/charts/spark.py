@@ -34,7 +34,7 @@ class Spark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class SparkColumn:
     """The heading that the sparklines of one column share."""
 
     name: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleet.judge.drift import format_span
 from fleet.quantities import NONE, number, scale
-from fleet.report.charts.spark import HEIGHT, THROTTLED, Axes, Column, Spark, bounds, range_text, spark
+from fleet.report.charts.spark import HEIGHT, THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.tables.figure import detailed_hosts, serial_of
 from fleet.report.titles import benchmark_title
 from schemas.records import Launch
@@ -51,7 +51,7 @@ class LaunchTrace:
     """Path of vertical lines where benchmarks began."""
     benchmarks: tuple[tuple[str, str], ...]
     """Start time and name of each."""
-    columns: tuple[Column, ...]
+    columns: tuple[SparkColumn, ...]
     gpus: tuple[GpuTrace, ...]
     left_out: int
     """GPUs beyond those that are shown."""
@@ -87,7 +87,7 @@ def _launch_trace(host: HostReport, launch: Launch, trace: Trace) -> LaunchTrace
         ends=format_span(ends_s),
         benchmark_lines="".join(f"M{x} 0v{HEIGHT}" for x in sorted({time_axis.x(at) for _, at in began})),
         benchmarks=tuple((format_span(at), benchmark_title(name)) for name, at in began),
-        columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
+        columns=tuple(SparkColumn(name=head, range=range_text(by_name[name])) for name, head in columns),
         gpus=tuple(_gpu_trace(host, trace, timeline, index, axes) for index in indexes[:MAX_GPUS]),
         left_out=max(0, len(indexes) - MAX_GPUS),
     )

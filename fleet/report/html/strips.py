@@ -79,7 +79,7 @@ class ConstantFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class StripGroup:
     """The figures of one benchmark, or of the health readings."""
 
     title: str
@@ -93,7 +93,7 @@ class Group:
         return sum(bool(strip.failed) for strip in self.strips)
 
 
-def groups(report: FleetReport) -> list[Group]:
+def groups(report: FleetReport) -> list[StripGroup]:
     """Return health first, then the benchmarks in their order; within each, figures with failures first."""
     by_title: dict[str, tuple[list[Strip], list[ConstantFigure]]] = {}
     for distribution in distributions(report):
@@ -105,7 +105,7 @@ def groups(report: FleetReport) -> list[Group]:
             strips.append(_strip(distribution))
     order = [HEALTH, *TITLES.values()]
     return [
-        Group(
+        StripGroup(
             title=name,
             strips=tuple(sorted((strip for strip in strips if strip.criteria), key=lambda strip: not strip.failed)),
             unjudged=tuple(strip for strip in strips if not strip.criteria),

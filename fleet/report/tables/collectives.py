@@ -27,7 +27,7 @@ Operation = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class BandwidthSeries:
     """The bandwidth of one group of ranks at each message size."""
 
     label: str
@@ -93,7 +93,7 @@ def charts(report: FleetReport) -> list[Chart]:
     ]
 
 
-def _series(report: FleetReport) -> dict[Operation, list[Series]]:
+def _series(report: FleetReport) -> dict[Operation, list[BandwidthSeries]]:
     values: dict[Operation, dict[RankGroup, dict[int, float]]] = {}
     members: dict[RankGroup, set[str]] = {}
     for host in report.hosts:
@@ -110,7 +110,7 @@ def _series(report: FleetReport) -> dict[Operation, list[Series]]:
     }
     return {
         op: [
-            Series(
+            BandwidthSeries(
                 label=group.label(len(members[group])),
                 kind=group.kind,
                 failed=(op, group) in failed,
@@ -146,7 +146,7 @@ def _limits(verdicts: Iterable[Verdict], op: Operation, kind: str) -> list[Limit
     return [Limit(message, limit, criterion) for (message, limit), criterion in criteria.items()]
 
 
-def _chart(op: Operation, kind: str, series: Sequence[Series], limits: Sequence[Limit]) -> Chart:
+def _chart(op: Operation, kind: str, series: Sequence[BandwidthSeries], limits: Sequence[Limit]) -> Chart:
     sizes = sorted({message for line in series for message in line.values})
     limits = [limit for limit in limits if limit.size in sizes]
     peak_line = max(series, key=lambda line: max(line.values.values()))
@@ -175,12 +175,12 @@ def _chart(op: Operation, kind: str, series: Sequence[Series], limits: Sequence[
     )
 
 
-def _scaled(line: Series, factor: float) -> Series:
+def _scaled(line: BandwidthSeries, factor: float) -> BandwidthSeries:
     values = {message: value / factor for message, value in line.values.items()}
-    return Series(label=line.label, kind=line.kind, failed=line.failed, values=values)
+    return BandwidthSeries(label=line.label, kind=line.kind, failed=line.failed, values=values)
 
 
-def _curves(series: Sequence[Series], axes: LineAxes, factor: float) -> Iterable[Curve]:
+def _curves(series: Sequence[BandwidthSeries], axes: LineAxes, factor: float) -> Iterable[Curve]:
     if len(series) > MANY_LINES:
         low, median, high = _statistics(series)
         outline = f"{axes.path(high)}{axes.path(dict(reversed(low.items())), 'L')}Z"
@@ -191,7 +191,7 @@ def _curves(series: Sequence[Series], axes: LineAxes, factor: float) -> Iterable
             yield _curve(line, axes, factor)
 
 
-def _curve(line: Series, axes: LineAxes, factor: float) -> Curve:
+def _curve(line: BandwidthSeries, axes: LineAxes, factor: float) -> Curve:
     last = max(line.values)
     value = quantity(line.values[last] * factor, "B/s")
     return Curve(
@@ -202,7 +202,7 @@ def _curve(line: Series, axes: LineAxes, factor: float) -> Curve:
     )
 
 
-def _statistics(series: Sequence[Series]) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+def _statistics(series: Sequence[BandwidthSeries]) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
     """Return the lowest, median and highest figure at each size."""
     sizes = sorted({message for line in series for message in line.values})
     values = {message: [line.values[message] for line in series if message in line.values] for message in sizes}
@@ -224,7 +224,7 @@ def _limit_line(axes: LineAxes, limit: Limit, factor: float) -> LimitLine:
     )
 
 
-def _columns(series: Sequence[Series]) -> list[tuple[str, Mapping[int, float]]]:
+def _columns(series: Sequence[BandwidthSeries]) -> list[tuple[str, Mapping[int, float]]]:
     """Return the table's columns: one per line, or for many lines the lowest, median, highest and the lines that failed."""
     if len(series) <= MANY_LINES:
         return [(line.label, line.values) for line in series]

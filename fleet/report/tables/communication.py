@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, quantity, size
-from fleet.report.tables.figure import Cell, Table, TableRow, rank_group
+from fleet.report.tables.figure import Table, TableCell, TableRow, rank_group
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
@@ -112,7 +112,7 @@ def _latency_table(caption: str, groups: Sequence[Sequence[Observation]]) -> Tab
                 head=op.replace("_", " "),
                 note="",
                 cells=tuple(
-                    Cell(text=_median(values.get(op, {}).get(message, ())))
+                    TableCell(text=_median(values.get(op, {}).get(message, ())))
                     for message in sizes
                     for values in (launched, in_graph)
                 ),

@@ -75,7 +75,7 @@ class RankGroup(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class TableCell:
     """One cell of a table."""
 
     text: str
@@ -96,7 +96,7 @@ class TableRow:
 
     head: str
     note: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Table:
     rows: tuple[TableRow, ...]
 
 
-EMPTY = Cell(text=NONE)
+EMPTY = TableCell(text=NONE)
 
 
 def figure_key(item: Observation | Verdict) -> FigureKey:
@@ -132,13 +132,13 @@ def serial_of(host: HostReport, scope: str) -> str:
     return next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == scope), "")
 
 
-def value_cell(observation: Observation, factor: float = 1.0, state: str = "") -> Cell:
+def value_cell(observation: Observation, factor: float = 1.0, state: str = "") -> TableCell:
     """Return the observation's value divided by `factor`, or its status if it was not measured."""
     value = finite(observation.value)
     if observation.status != MEASURED:
-        return Cell(text=observation.status, css="inconclusive")
+        return TableCell(text=observation.status, css="inconclusive")
     text = number(value / factor) if value is not None else quantity(observation.value, observation.unit)
-    return Cell(text=text, note=precision_text(observation.samples), css=state)
+    return TableCell(text=text, note=precision_text(observation.samples), css=state)
 
 
 def precision_text(samples: Samples | None) -> str:

@@ -12,9 +12,9 @@ from fleet.report.scope_text import describe_scope
 from fleet.report.tables.figure import (
     EMPTY,
     MANY_HOSTS,
-    Cell,
     FigureKey,
     Table,
+    TableCell,
     TableRow,
     detailed_hosts,
     figure_key,
@@ -89,7 +89,7 @@ class _Figures:
         )
         return scale(max(values, key=abs, default=0.0), unit)
 
-    def cell(self, device: Device, key: FigureKey, factor: float) -> Cell:
+    def cell(self, device: Device, key: FigureKey, factor: float) -> TableCell:
         """Return one device's figure as a cell."""
         item = self.by_device.get(device, {}).get(key)
         state = self.states.get((*device, key), "")
@@ -159,15 +159,15 @@ def _rows(
             yield TableRow(head=head, note=serial_of(host, scope), cells=(*cells, *more))
 
 
-def _fleet_cell(values: list[float], statistic: Callable[[list[float]], float], factor: float) -> Cell:
-    return Cell(text=number(float(statistic(values)) / factor)) if values else EMPTY
+def _fleet_cell(values: list[float], statistic: Callable[[list[float]], float], factor: float) -> TableCell:
+    return TableCell(text=number(float(statistic(values)) / factor)) if values else EMPTY
 
 
 def _devices(host: HostReport, figures: _Figures) -> list[str]:
     return [scope for name, scope in figures.by_device if name == host.name]
 
 
-def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]) -> Cell:
+def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]) -> TableCell:
     """Return `power_cap 38 %`: each throttle reason that was active for any share of the time."""
     items = figures.by_device.get(device, {})
     shares = {key: finite(items[key].value) for key in keys if key in items and items[key].status == MEASURED}
@@ -177,7 +177,7 @@ def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]
     left_out = ("dtype",) if one_dtype else ()
     active = [f"{params_text(key.params, left_out)} {percent(share)}" for key, share in shares.items() if share]
     failed = any(figures.states.get((*device, key)) == FAIL for key in keys)
-    return Cell(text="; ".join(active) or "nothing", css=FAIL if failed else "")
+    return TableCell(text="; ".join(active) or "nothing", css=FAIL if failed else "")
 
 
 def error_counters(report: FleetReport) -> list[ErrorCounter]:

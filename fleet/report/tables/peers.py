@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import finite, number, quantity
-from fleet.report.tables.figure import EMPTY, TIMED_OUT, Cell, detailed_hosts
+from fleet.report.tables.figure import EMPTY, TIMED_OUT, TableCell, detailed_hosts
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
 from schemas.scopes import Scope
@@ -27,7 +27,7 @@ _MAX_DENIED = 4
 Pair = tuple[int, int]
 Readings = Mapping[str, Observation]
 """Kind of figure -> observation, of one pair."""
-Cells = tuple[tuple[Cell, ...], ...]
+Cells = tuple[tuple[TableCell, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,18 +124,18 @@ def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: s
             yield Layer(caption=caption, rows=tuple(rows))
 
 
-def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: float, failed: set[str]) -> Cell:
+def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: float, failed: set[str]) -> TableCell:
     if pair[0] == pair[1]:
-        return Cell(text="")
+        return TableCell(text="")
     if item is None:
         return EMPTY
     value = _value(item)
     if value is None:
-        return Cell(text=item.status, css="inconclusive")
+        return TableCell(text=item.status, css="inconclusive")
     css = ""
     if _kind(item) != _LATENCY:  # latencies are not compared
         css = FAIL if _scope(pair) in failed else _heat(value, fastest)
-    return Cell(text=number(value / factor, 3), css=css)
+    return TableCell(text=number(value / factor, 3), css=css)
 
 
 def _link(readings: Mapping[Pair, Readings], links: Mapping[str, str]) -> str:
@@ -159,16 +159,16 @@ def _pair(scope: str) -> Pair | None:
     return (int(ends[0]), int(ends[1])) if valid else None
 
 
-def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: set[str]) -> Cell:
+def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: set[str]) -> TableCell:
     if pair[0] == pair[1]:
-        return Cell(text="")
+        return TableCell(text="")
     speed = readings.get(_ONE_WAY)
     value = _value(speed) if speed else None
     text = number(value / 1e9) if value is not None else (speed.status if speed else EMPTY.text)
     if speed and speed.samples and speed.samples.stopped == "time":
         text += TIMED_OUT
     css = FAIL if _scope(pair) in failed else (_heat(value, fastest) if value is not None else "inconclusive")
-    return Cell(text=text, note=", ".join(_notes(readings, host.links.get(_scope(pair), ""))), css=css)
+    return TableCell(text=text, note=", ".join(_notes(readings, host.links.get(_scope(pair), ""))), css=css)
 
 
 def _notes(readings: Readings, link: str) -> Sequence[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleet.judge.drift import DRIFT, format_clock, format_span, is_rate, reference_name
 from fleet.judge.evidence import pci_address
 from fleet.quantities import NONE, finite, number, scale
-from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, range_text, spark
+from fleet.report.charts.spark import THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.formatting import params_text
 from fleet.report.links import host_anchor
 from fleet.report.scope_text import describe_scope
@@ -72,7 +72,7 @@ class HostTimeline:
     complete: bool
     """Whether the soak ran for its planned time and every round finished."""
     ends: str
-    columns: tuple[Column, ...]
+    columns: tuple[SparkColumn, ...]
     rows: tuple[PartRow, ...]
     rates: tuple[Rate, ...]
     events: tuple[EventLine, ...]
@@ -99,7 +99,7 @@ def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline
         summary=summary(soak),
         complete=bool(soak.ended) and not soak.reason and not soak.failed,
         ends=format_clock(_end_s(soak)),
-        columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
+        columns=tuple(SparkColumn(name=head, range=range_text(by_name[name])) for name, head in columns),
         rows=tuple(_part_row(host, part, columns, by_name, events, soak) for part in parts),
         rates=tuple(_rates(host.name, soak, drifts)),
         events=tuple(_event_line(scope, event) for scope, event in events[:MAX_EVENTS]),

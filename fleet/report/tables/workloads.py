@@ -9,10 +9,10 @@ from fleet.quantities import finite, quantity
 from fleet.report.formatting import params_text
 from fleet.report.tables.figure import (
     EMPTY,
-    Cell,
     FigureKey,
     RankGroup,
     Table,
+    TableCell,
     TableRow,
     figure_key,
     precision_text,
@@ -76,10 +76,12 @@ def _row(
     return TableRow(head=benchmark_title(key.benchmark), note=note, cells=tuple(cells))
 
 
-def _cell(item: Observation, failed: bool) -> Cell:
+def _cell(item: Observation, failed: bool) -> TableCell:
     if item.status != MEASURED:
-        return Cell(text=f"{item.status}: {item.reason}", css="inconclusive")
-    return Cell(text=_text(item, finite(item.value)), note=precision_text(item.samples), css=FAIL if failed else "")
+        return TableCell(text=f"{item.status}: {item.reason}", css="inconclusive")
+    return TableCell(
+        text=_text(item, finite(item.value)), note=precision_text(item.samples), css=FAIL if failed else ""
+    )
 
 
 def _text(item: Observation, value: float | None) -> str:
@@ -88,14 +90,14 @@ def _text(item: Observation, value: float | None) -> str:
     return quantity(item.value if value is None else value, item.unit)
 
 
-def _range(items: Sequence[Observation]) -> tuple[Cell, ...]:
+def _range(items: Sequence[Observation]) -> tuple[TableCell, ...]:
     """Return lowest, median and highest value, and how many groups reported one; for texts the distinct values."""
     measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]
     css = "" if len(measured) == len(items) else "inconclusive"
-    reported = Cell(text=f"{len(measured)} of {len(items)}", css=css)
+    reported = TableCell(text=f"{len(measured)} of {len(items)}", css=css)
     if not values:
         texts = sorted({quantity(item.value, item.unit) for item in measured})
-        return (Cell(text=" and ".join(texts)) if texts else EMPTY, EMPTY, EMPTY, reported)
+        return (TableCell(text=" and ".join(texts)) if texts else EMPTY, EMPTY, EMPTY, reported)
     statistics_ = (min(values), statistics.median(values), max(values))
-    return (*(Cell(text=_text(measured[0], value)) for value in statistics_), reported)
+    return (*(TableCell(text=_text(measured[0], value)) for value in statistics_), reported)

@@ -18,7 +18,7 @@ from collectors.base import Absent
 from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml import slow_readings
 from collectors.nvml.calls import ResetRequired, translate
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import NvmlGpu
 from schemas import documents
 from schemas.readings import PROMETHEUS_SUFFIX
 from tests.fakes import nvml
@@ -1328,7 +1328,7 @@ def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
     now = [1000.0]
     monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (calls.append(now[0]), [("gpu.energy", {}, now[0])])[1])
     cache = slow_readings.SlowReadings(clock=lambda: now[0])
-    gpu = Gpu(object())
+    gpu = NvmlGpu(object())
     reported = []
     for _ in range(3):  # a scrape every half hour
         reported += [value for _, _, value in cache.read(gpu, wait=False)]
@@ -1339,7 +1339,7 @@ def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, calls, now = threading.Event(), [], [1000.0]
 
-    def read_all(gpu: Gpu) -> list[tuple[str, dict[str, str], float]]:
+    def read_all(gpu: NvmlGpu) -> list[tuple[str, dict[str, str], float]]:
         calls.append(now[0])
         if len(calls) > 1:
             gate.wait()
@@ -1348,7 +1348,7 @@ def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pyte
     monkeypatch.setattr(slow_readings, "_read_all", read_all)
     cache, reported = slow_readings.SlowReadings(clock=lambda: now[0]), []
     for _ in range(4):
-        reported.append(cache.read(Gpu(object()), wait=False)[0][2])
+        reported.append(cache.read(NvmlGpu(object()), wait=False)[0][2])
         now[0] += 400
     gate.set()
     assert reported[:3] == [1000.0] * 3

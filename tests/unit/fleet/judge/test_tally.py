@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Planned
-from fleet.judge.row import MAX_BINS, MAX_EXACT, MAX_FARTHEST, MAX_VALUES, Row, more_severe
+from fleet.judge.row import MAX_BINS, MAX_EXACT, MAX_FARTHEST, MAX_VALUES, TallyRow, more_severe
 from fleet.judge.tally import Tally
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Verdict
 from tests import builders
@@ -16,15 +16,17 @@ from tests import builders
 PLANNED = Planned(builders.plan())
 
 
-def new_row(**over: Any) -> Row:
+def new_row(**over: Any) -> TallyRow:
     fields = {
         "criterion": "c", "name": "gemm.throughput", "stage": "benchmark", "params": {"dtype": "bf16"}, "unit": "FLOP/s",
         "operator": "ge", "source": "ours", "basis": "policy",
     }  # fmt: skip
-    return Row(**{**fields, **over})
+    return TallyRow(**{**fields, **over})
 
 
-def add_value(to: Row, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
+def add_value(
+    to: TallyRow, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0"
+) -> None:
     to.add(verdict, value, limit, position, f"h{position}", scope, f"S{position}")
 
 
@@ -270,7 +272,7 @@ def test_values_are_rounded_from_a_thousand_on(more: int) -> None:
 
 
 def test_rounded_and_exact_rows_merge() -> None:
-    def filled(count: int, first: float) -> Row:
+    def filled(count: int, first: float) -> TallyRow:
         made = new_row()
         for position in range(count):
             add_value(made, position, first + position / 1000)
