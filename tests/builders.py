@@ -198,9 +198,15 @@ def with_benchmarks(of: Plan, **stages: Mapping[str, Mapping[str, Any]]) -> Plan
 
 
 def launch(
-    stage: str, members: tuple[str, ...], outcome: str = "finished", reason: str = "", *, devices: int = 1
+    stage: str,
+    members: tuple[str, ...],
+    outcome: str = "finished",
+    reason: str = "",
+    *,
+    devices: int = 1,
+    first: int = 0,
 ) -> Launch:
-    """Return a launch with its outcome."""
+    """Return a launch with its outcome; `first` is the first rank of the host."""
     return Launch(
         stage=stage,
         outcome=outcome,
@@ -209,7 +215,7 @@ def launch(
         began=WHEN,
         duration_s=1.0,
         deadline_s=600.0,
-        ranks=ranks(devices) if outcome == "finished" else (),
+        ranks=ranks(devices, first) if outcome == "finished" else (),
         log_tail="",
     )
 
@@ -286,7 +292,7 @@ def records(of: Plan, host: str) -> tuple[Record, ...]:
         software=SOFTWARE,
         snapshots=(snapshot(devices, stage="gang"), snapshot(devices, stage="gang", phase="after")),
         observations=tuple(results(of, host, "gang")),
-        launches=(launch("gang", members, devices=len(devices)),),
+        launches=(launch("gang", members, devices=len(devices), first=of.ranks(members[: members.index(host)])),),
     )
     return (alone, together)
 
@@ -302,7 +308,10 @@ def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
     kept = [
         snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)
     ]
-    return replace(evidence, records=(*others, replace(last, snapshots=(*kept, taken))))
+    after = kept[-1:] if taken.phase == "during" else []
+    return replace(
+        evidence, records=(*others, replace(last, snapshots=(*kept[: len(kept) - len(after)], taken, *after)))
+    )
 
 
 def with_observations(evidence: Evidence, change: Any, gang: bool = False) -> Evidence:

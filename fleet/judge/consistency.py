@@ -14,6 +14,7 @@ from fleet.judge.credibility import incredible
 from fleet.judge.figure_consistency import FigureStructure, Problem, figure_problems
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import without_partners
+from fleet.judge.sequence import sequence_problems
 from schemas.records import Launch, Record, Snapshot, Value
 from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import Scope
@@ -57,6 +58,7 @@ def _problems(view: HostView, figures: FigureStructure | None) -> Iterator[Probl
         for snapshot in record.snapshots:
             yield from incredible(snapshot)
         yield from _launch_problems(view, record)
+        yield from sequence_problems(view, record)
         yield from _time_problems(record)
         yield from _identity_problems(record)
         yield from _reading_problems(record)

@@ -552,6 +552,12 @@ def gang_evidence(
         figures = builders.results(plan, host, "gang")
         result = tuple(replace(figure, params={**figure.params, "world_size": ranks}) for figure in figures)
     taken = tuple(replace(own.snapshots[-1], stage="gang", phase=phase, metrics=()) for phase in ("before", "after"))
+    launches = tuple(
+        replace(item, ranks=builders.ranks(len(item.ranks), plan.ranks(item.members[: item.members.index(host)])))
+        if host in item.members
+        else item
+        for item in launches
+    )
     together = replace(own, gang=plan.host(host).gang, observations=result, launches=launches, snapshots=taken)
     return Evidence(records=(own, together))
 

@@ -269,7 +269,7 @@ def test_unknown_gpu_model_is_inconclusive_and_names_the_remedy() -> None:
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
     other = replace(first, gpus=tuple(replace(gpu, name="NVIDIA Z900") for gpu in first.gpus))
-    evidence["h1"] = Evidence(records=(other, *(replace(record, gpus=()) for record in rest)))
+    evidence["h1"] = Evidence(records=(other, *(replace(record, gpus=other.gpus) for record in rest)))
     verdicts = findings(plan, evidence)
     assert [(item.host, item.name, item.verdict) for item in verdicts] == [("h1", "gpu.name", INCONCLUSIVE)]
     assert "no criteria pack for NVIDIA Z900" in verdicts[0].reason
@@ -327,7 +327,7 @@ def test_gpus_of_one_board_may_share_its_serial() -> None:
 def test_thermal_slowdown_in_any_snapshot_fails_and_power_cap_does_not() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    hot = builders.snapshot(range(2), stage="benchmark", phase="during")
+    hot = builders.snapshot(range(2), stage="gang", phase="during")
     metrics = tuple(
         replace(metric, values=dict(metric.values) | {"gpu=0,reason=hw_thermal": True, "gpu=1,reason=power_cap": True})
         if metric.name == "gpu.throttle.active"
@@ -636,7 +636,11 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
     for host in evidence:
         alone, together = evidence[host].records
         members = ("h1", "h2") if host in ("h1", "h2") else ("h3", "h4")
-        launches = [builders.launch("gang", those, devices=2) for those in (before, members) if those]
+        launches = [
+            builders.launch("gang", those, devices=2, first=2 * those.index(host))
+            for those in (before, members)
+            if those
+        ]
         together = replace(together, launches=tuple(launches), observations=of_ranks(4, together.observations))
         evidence[host] = Evidence(records=(alone, together))
     verdicts = findings(plan, evidence)
@@ -658,7 +662,7 @@ def test_gpus_of_two_models_have_no_pack() -> None:
     evidence = builders.evidence(plan)
     first, *_ = evidence["h1"].records
     mixed = replace(first, gpus=(*first.gpus[:2], replace(first.gpus[2], name="NVIDIA H200 NVL")))
-    evidence["h1"] = Evidence(records=(mixed, replace(evidence["h1"].records[1], gpus=())))
+    evidence["h1"] = Evidence(records=(mixed, replace(evidence["h1"].records[1], gpus=mixed.gpus)))
     assert [(item.name, item.verdict) for item in findings(plan, evidence)] == [("gpu.name", INCONCLUSIVE)]
 
 

@@ -1211,7 +1211,8 @@ def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> No
 def test_excluded_host_is_not_missing_on_the_others() -> None:
     three = NAMES[:3]
     own = {name: [item for item in speeds(name) if not item.scope.endswith("=h4")] for name in three}
-    records = {name: record(name, launch(0, three), observations=own[name]) for name in three}
+    of_host = {name: launch(0, three, ranks=builders.ranks(1, position)) for position, name in enumerate(three)}
+    records = {name: record(name, of_host[name], observations=own[name]) for name in three}
     verdicts = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
     assert {item.host for item in verdicts} == {"h4"}
     # A host that took part but was not measured is missing.

@@ -1,0 +1,106 @@
+"""Whether the snapshots, launches and ranks of a record follow each other as the agent makes them.
+
+A record whose parts were exchanged, repeated or left out has the right parts at the wrong place or time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from fleet.judge.host_view import HostView
+from schemas.records import Launch, Record, Snapshot
+from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
+from schemas.timeline import Soak
+from schemas.times import epoch_seconds
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+KEPT_ROUNDS = 4
+"""A soak keeps the launches of its first round and of its last three."""
+
+
+def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
+    """Yield every part of a record that is not at its place."""
+    yield from _order_of_snapshots(record)
+    yield from _order_of_launches(record)
+    for launch in record.launches:
+        for reason in _places_of_ranks(view, launch):
+            yield f"stage.{launch.stage}", "host", reason, launch.stage
+    if record.soak:
+        for reason in _rounds(record.soak, [launch for launch in record.launches if launch.stage == SOAK]):
+            yield f"stage.{SOAK}", "host", reason, SOAK
+    listed = {gpu.index for gpu in record.gpus}
+    if any(launch.outcome == "finished" and launch.ranks for launch in record.launches) and not view.renumbered:
+        for index in sorted({gpu.index for gpu in view.gpus} & {*view.host.devices} - listed):
+            yield "gpu.serial", f"gpu={index}", "another record of the host lists this GPU, and this one does not", ""
+
+
+def _order_of_snapshots(record: Record) -> Iterator[Problem]:
+    """Snapshots are in order of time: the first of the run, then those before, during and after each launch."""
+    snapshots = record.snapshots
+    for earlier, later in itertools.pairwise(snapshots):
+        if _is_earlier(later.at, earlier.at):
+            reason = f"the snapshot {later.phase} {later.stage} is of {later.at}, and the one before it of {earlier.at}"
+            yield f"stage.{later.stage}", "host", reason, later.stage
+    if snapshots and snapshots[0].stage != PREFLIGHT and any(item.stage == PREFLIGHT for item in snapshots):
+        yield f"stage.{PREFLIGHT}", "host", f"the first snapshot is of {snapshots[0].stage}", PREFLIGHT
+    by_stage: dict[str, list[Snapshot]] = defaultdict(list)
+    for snapshot in snapshots:
+        by_stage[snapshot.stage].append(snapshot)
+    for stage, of_stage in by_stage.items():
+        phases = [snapshot.phase for snapshot in of_stage]
+        if stage == PREFLIGHT:
+            is_right = set(phases) == {"before"}
+        elif stage == SOAK:  # it keeps some of many snapshots
+            is_right = phases[0] == "before"
+        else:
+            pairs = itertools.pairwise(phases)
+            is_right = phases[0] == "before" and not any(first == "after" and then != "before" for first, then in pairs)
+        if not is_right:
+            yield f"stage.{stage}", "host", f"its snapshots are not in order: {', '.join(phases)}", stage
+
+
+def _is_earlier(moment: str, other: str) -> bool:
+    """Return whether a moment is earlier than another. A text that is no time is reported elsewhere."""
+    if moment >= other:  # the usual case: both have the same precision
+        return False
+    with contextlib.suppress(ValueError):
+        return epoch_seconds(moment) < epoch_seconds(other)
+    return False
+
+
+def _order_of_launches(record: Record) -> Iterator[Problem]:
+    for earlier, later in itertools.pairwise(record.launches):
+        if _is_earlier(later.began, earlier.began):
+            reason = f"a launch began at {later.began}, and the one before it at {earlier.began}"
+            yield f"stage.{later.stage}", "host", reason, later.stage
+
+
+def _places_of_ranks(view: HostView, launch: Launch) -> Iterator[str]:
+    """The members of a launch are in rank order, and each has as many ranks as devices."""
+    if len(set(launch.members)) < len(launch.members):
+        yield "the launch has a member twice"
+    elif launch.ranks and launch.stage in (BENCHMARK, SOAK, GANG) and view.host.name in launch.members:
+        first = view.plan.ranks(launch.members[: launch.members.index(view.host.name)])
+        for rank in launch.ranks:
+            if rank.rank != first + rank.local_rank:
+                yield f"local rank {rank.local_rank} has rank {rank.rank}, expected {first + rank.local_rank}"
+
+
+def _rounds(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
+    """A soak keeps its first and last launches, each with the number of its round."""
+    good = sum(launch.good for launch in launches)
+    if good > soak.finished:
+        yield f"{good} rounds finished by their launches, {soak.finished} by the soak"
+    if len(launches) < min(soak.finished, KEPT_ROUNDS):
+        yield f"{soak.finished} rounds finished, and the record has {len(launches)} launches"
+    numbers = [launch.number for launch in launches]
+    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+        yield f"the rounds are not in order: {', '.join(map(str, numbers))}"
+    series = [(item.name, item.scope, *sorted(item.params.items())) for item in soak.timeline.series]
+    if len(set(series)) < len(series):
+        yield "the timeline has a series twice"

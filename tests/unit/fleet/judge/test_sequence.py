@@ -1,0 +1,197 @@
+"""Snapshots, launches and ranks that do not follow each other as the agent makes them are inconclusive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.judge import Evidence, host_views, judge
+from fleet.judge.sequence import sequence_problems
+from schemas.records import Launch, Record, Snapshot
+from schemas.reports import VerdictKind
+from schemas.timeline import Series, Soak, Timeline
+from tests import builders
+
+PACKS = read_packs([])
+PLAN = builders.plan("h1", "h2", profile="smoke", gpu_count=2)
+LATER, LAST = "2026-11-21T04:00:10Z", "2026-11-21T04:00:20Z"
+Change = Callable[[Record], Record]
+
+
+def changed(change: Change, *, gang: bool = False) -> dict[str, Evidence]:
+    """Return healthy evidence in which one record of h2 is changed."""
+    evidence = builders.evidence(PLAN)
+    records = tuple(change(item) if bool(item.gang) == gang else item for item in evidence["h2"].records)
+    return {**evidence, "h2": Evidence(records=records)}
+
+
+def reasons(evidence: dict[str, Evidence]) -> list[str]:
+    """Return what `sequence_problems` finds in the records of h2."""
+    view = next(item for item in host_views(PLAN, evidence, PACKS) if item.host.name == "h2")
+    return [reason for record in evidence["h2"].records for _, _, reason, _ in sequence_problems(view, record)]
+
+
+def snapshots(change: Callable[[tuple[Snapshot, ...]], tuple[Snapshot, ...]]) -> Change:
+    return lambda record: replace(record, snapshots=change(record.snapshots))
+
+
+def launches(change: Callable[[Launch], Launch]) -> Change:
+    return lambda record: replace(record, launches=tuple(change(item) for item in record.launches))
+
+
+def timed(items: tuple[Any, ...], *moments: str) -> tuple[Any, ...]:
+    return tuple(replace(item, at=moment) for item, moment in zip(items, moments, strict=True))
+
+
+PROBLEMS: dict[str, tuple[bool, Change, str]] = {
+    "time of a snapshot": (
+        False,
+        snapshots(lambda items: timed(items, builders.WHEN, LAST, LATER)),
+        f"the snapshot after benchmark is of {LATER}, and the one before it of {LAST}",
+    ),
+    "first snapshot last": (
+        False,
+        snapshots(lambda items: (*items[1:], items[0])),
+        "the first snapshot is of benchmark",
+    ),
+    "phases of the preflight": (
+        False,
+        snapshots(lambda items: (items[0], replace(items[0], phase="after"), *items[1:])),
+        "its snapshots are not in order: before, after",
+    ),
+    "after without a new before": (
+        True,
+        snapshots(lambda items: (*items, items[1])),
+        "its snapshots are not in order: before, after, after",
+    ),
+    "after before before": (
+        True,
+        snapshots(lambda items: (items[1], items[0])),
+        "its snapshots are not in order: after, before",
+    ),
+    "time of a launch": (
+        True,
+        lambda record: replace(
+            record,
+            launches=(replace(record.launches[0], began=LATER), replace(record.launches[0], number=2)),
+        ),
+        f"a launch began at {builders.WHEN}, and the one before it at {LATER}",
+    ),
+    "member twice": (
+        True,
+        launches(lambda item: replace(item, members=("h1", "h2", "h2"))),
+        "the launch has a member twice",
+    ),
+    "members in another order": (
+        True,
+        launches(lambda item: replace(item, members=("h2", "h1"))),
+        "local rank 0 has rank 2, expected 0",
+    ),
+    "ranks of two devices exchanged": (
+        True,
+        launches(
+            lambda item: replace(
+                item, ranks=tuple(replace(rank, local_rank=1 - rank.local_rank) for rank in item.ranks)
+            )
+        ),
+        "local rank 1 has rank 2, expected 3",
+    ),
+    "GPU that only the other record lists": (
+        True,
+        lambda record: replace(record, gpus=record.gpus[:1]),
+        "another record of the host lists this GPU, and this one does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_part_at_the_wrong_place_is_a_contradiction(kind: str) -> None:
+    gang, change, reason = PROBLEMS[kind]
+    evidence = changed(change, gang=gang)
+    assert reason in reasons(evidence)
+    verdicts = judge(PLAN, evidence, PACKS)
+    assert any(item.kind == VerdictKind.CONTRADICTORY and item.reason == reason for item in verdicts)
+
+
+HARMLESS: dict[str, tuple[bool, Change]] = {
+    "nothing changed": (False, lambda record: record),
+    "a launch repeated after a failure": (
+        True,
+        lambda record: replace(
+            record,
+            snapshots=(*record.snapshots, *timed(record.snapshots, LATER, LAST)),
+            launches=(
+                replace(record.launches[0], outcome="failed", reason="rank 1 ended", number=1),
+                replace(record.launches[0], began=LATER, number=2),
+            ),
+        ),
+    ),
+    "a stage that was cut off and began again": (
+        False,
+        snapshots(
+            lambda items: (
+                *items[:2],
+                replace(items[1], phase="during"),
+                *timed((items[1], replace(items[1], phase="during"), items[2]), LATER, LATER, LAST),
+            )
+        ),
+    ),
+    "fractions of a second": (
+        False,
+        snapshots(lambda items: timed(items, *[f"2026-11-21T04:00:00{part}Z" for part in ("", ".2", ".25")])),
+    ),
+    "a launch that ended without ranks": (True, launches(lambda item: replace(item, outcome="failed", ranks=()))),
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_a_healthy_host_records_has_no_problem(kind: str) -> None:
+    gang, change = HARMLESS[kind]
+    assert reasons(changed(change, gang=gang)) == []
+
+
+def soak_record(numbers: tuple[int, ...], finished: int, series: tuple[Series, ...] = ()) -> Change:
+    """Return the record of a soak with these rounds, of which each kept one finished."""
+    soak = Soak(
+        began=builders.WHEN,
+        planned_s=60.0,
+        soaked_s=60.0,
+        finished=finished,
+        timeline=Timeline(bucket_s=1.0, series=series),
+    )
+    kept = tuple(replace(builders.launch("soak", ("h2",), devices=2), number=number) for number in numbers)
+    return lambda record: replace(record, launches=(*record.launches, *kept), soak=soak)
+
+
+ONE = Series(name="gemm.throughput", scope="gpu=0", unit="FLOP/s", params={"dtype": "bf16"})
+SOAKS: dict[str, tuple[Change, list[str]]] = {
+    "few rounds": (soak_record((1, 2), 2), []),
+    "many rounds, of which four are kept": (soak_record((1, 7, 8, 9), 9), []),
+    "one figure of two settings": (soak_record((1,), 1, (ONE, replace(ONE, params={"dtype": "fp8"}))), []),
+    "more launches than rounds": (
+        soak_record((1, 2, 3), 2),
+        ["3 rounds finished by their launches, 2 by the soak"],
+    ),
+    "a launch is missing": (
+        soak_record((1, 8, 9), 9),
+        ["9 rounds finished, and the record has 3 launches"],
+    ),
+    "a round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
+    "two rounds exchanged": (soak_record((2, 1), 2), ["the rounds are not in order: 2, 1"]),
+    "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a series twice"]),
+}
+
+
+@pytest.mark.parametrize("kind", SOAKS)
+def test_rounds_of_a_soak_are_in_order_and_complete(kind: str) -> None:
+    change, expected = SOAKS[kind]
+    assert reasons(changed(change)) == expected
+
+
+def test_text_that_is_no_time_is_left_to_the_check_of_times() -> None:
+    evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
+    assert reasons(evidence) == []
