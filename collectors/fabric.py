@@ -1,4 +1,4 @@
-"""The NVLink fabric as the host sees it: NVSwitches on the PCI bus, and the daemons that GPUs need to use them.
+"""The NVLink fabric of the host: NVSwitches on its PCI bus, and the daemons that GPUs need to use them.
 
 NVML reads each GPU's own view of the fabric. NVSwitches that are not on the bus are not visible here: those passed through to
 another machine, in a tray of their own, or behind a NIC as on HGX B200.

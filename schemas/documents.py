@@ -256,8 +256,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     longer = longer or [name for name in names if len(parts) > 1 and parts <= set(_parts(name))]
     close = difflib.get_close_matches(folded, names)
     if not longer and len(parts) > 1 and (not close or _likeness(folded, close[0]) < VERY_SIMILAR):
-        telling = {part for part in parts if len(part) > 2}
-        longer = [name for name in names if telling.intersection(_parts(name)[:1])]
+        distinctive = {part for part in parts if len(part) > 2}
+        longer = [name for name in names if distinctive.intersection(_parts(name)[:1])]
     if 0 < len(longer) <= MAX_SUGGESTIONS:
         *most, last = [names[name] for name in longer]
         return f" (did you mean {', '.join(most)}{' or ' if most else ''}{last}?)"

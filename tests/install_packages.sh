@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the tests need and this machine lacks; without root, names them and fails.
+# Install the Debian packages that the tests need and that are missing. Without root, list them and fail.
 set -euo pipefail
 list=$(dirname "$0")/debian-packages.txt
 mapfile -t needed < <(grep -v '^#' "$list")

@@ -201,9 +201,9 @@ def is_unlinked(view: HostView, criterion: Criterion, observation: Observation) 
 
 
 def _full_version(wanted: str, measured: Sequence[Observation]) -> str:
-    """Return the version found that begins with the components that the inventory states; without one, what it states."""
-    found = (str(item.value) for item in measured)
-    return next((text for text in found if text == wanted or text.startswith(f"{wanted}.")), wanted)
+    """Return the first measured version that begins with the wanted components; the wanted version if there is none."""
+    versions = (str(item.value) for item in measured)
+    return next((text for text in versions if text == wanted or text.startswith(f"{wanted}.")), wanted)
 
 
 def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:

@@ -264,10 +264,10 @@ def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
 
 def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
     """Yield scope and identity of each network adapter in the last snapshot that has them."""
-    found: dict[str, Metric] = {}
+    last: dict[str, Metric] = {}
     for snapshot in evidence.snapshots():
-        found |= {metric.name: metric for metric in snapshot.metrics if metric.name in ADAPTER_IDENTITIES}
-    for name, metric in found.items():
+        last |= {metric.name: metric for metric in snapshot.metrics if metric.name in ADAPTER_IDENTITIES}
+    for name, metric in last.items():
         for scope, value in metric.values.items():
             if _is_unique(name, str(value)):
                 yield scope, (name, str(value).lower())

@@ -97,8 +97,8 @@ def _log_causes(view: HostView) -> dict[str, str]:
     answering = {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or _layout(view).keys()
     causes: dict[str, str] = {}
     for scope in (*_last(view, "xid.message"), *_last(view, "xid.count")):
-        place = Scope.parse(scope)
-        address, cause = place.get("pci"), LOG_CAUSES.get(place.below)
+        parsed = Scope.parse(scope)
+        address, cause = parsed.get("pci"), LOG_CAUSES.get(parsed.below)
         if cause and address not in answering:
             causes[address] = min(cause, causes.get(address, cause), key=[*LOG_CAUSES.values()].index)
     return causes

@@ -22,7 +22,7 @@ def replaced_criteria(packs: Sequence[Pack], hosts: Iterable[HostReport]) -> tup
     if not any(item.replaces for pack in of_operator for item in pack.criteria):
         return ()
     shipped = {pack.name: pack for pack in packs if not pack.chosen}
-    found: dict[tuple[str, ...], Replaced] = {}
+    replaced: dict[tuple[str, ...], Replaced] = {}
     # The first pack of a host is the one of its GPU model, the others are those of the operator.
     for name, count in Counter(host.packs[0] for host in hosts if host.packs and host.packs[0] in shipped).items():
         selection = resolve([shipped[name], *of_operator])
@@ -30,8 +30,8 @@ def replaced_criteria(packs: Sequence[Pack], hosts: Iterable[HostReport]) -> tup
             for old in olds:
                 item = _replaced(old, selection.criteria[new_id], count)
                 key = item.criterion, item.pack, item.by
-                found[key] = replace(item, hosts=item.hosts + found[key].hosts) if key in found else item
-    return tuple(sorted(found.values(), key=lambda item: (item.criterion, item.pack, item.by)))
+                replaced[key] = replace(item, hosts=item.hosts + replaced[key].hosts) if key in replaced else item
+    return tuple(sorted(replaced.values(), key=lambda item: (item.criterion, item.pack, item.by)))
 
 
 def _replaced(old: Criterion, new: Criterion, hosts: int) -> Replaced:

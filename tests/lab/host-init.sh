@@ -1,22 +1,22 @@
 #!/bin/bash
 # The first process of one lab host: builds a copy-on-write root over this machine's, moves into it and starts sshd.
 # Arguments: the lab's directory, the host's name, then directories to show that the private mounts would hide.
-# Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host lives until its standard input closes, so it
-# cannot outlive the process that holds the lab, however that one ends.
+# Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, so it
+# ends with the process that holds the lab, even if that process is killed.
 set -euo pipefail
 umask 022
 lab=$1 name=$2 stage=$1/$2 root=$1/$2/root
 shift 2
 
-read -r pid _ </proc/self/stat # /proc is still the machine's, so this is our PID as the machine sees it
+read -r pid _ </proc/self/stat # /proc is still that of the machine, so this is the PID in the machine's namespace
 echo "$pid" >"$lab/$name.pid"
 hostname "$name"
 
-# --- files: what a host writes stays in this tmpfs and dies with its mount namespace
+# --- files: everything that a host writes is in this tmpfs, which is removed with its mount namespace
 mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
 cd "$stage"
 layers=0
-copy_on_write() { # directory: the same path in the host. The layers are relative: the stage's path may hold commas
+copy_on_write() { # directory: the same path in the host. The layers are relative, because the path of the stage may contain commas
   layers=$((layers + 1))
   mkdir -p "up$layers" "work$layers" "$root$1"
   mount -t overlay overlay -o "lowerdir=$1,upperdir=up$layers,workdir=work$layers" "$root$1"
@@ -24,7 +24,7 @@ copy_on_write() { # directory: the same path in the host. The layers are relativ
 private() { mkdir -p "$root$2" && mount -t tmpfs -o "mode=$1" tmpfs "$root$2"; } # mode, directory
 mkdir root
 copy_on_write /
-private 700 /root # a real one's shell start-up files would be paid for on every SSH command
+private 700 /root # the shell start-up files of a real /root would slow down every SSH command
 private 755 /run
 private 1777 /tmp
 for path in "$@"; do copy_on_write "$path"; done
@@ -46,7 +46,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 
 mount -t proc proc "$root/proc"
 mount --bind "$root/proc/sys" "$root/proc/sys"
-mount --bind "$root/proc/sys/net" "$root/proc/sys/net" # belongs to the network namespace, so the host may write it
+mount --bind "$root/proc/sys/net" "$root/proc/sys/net" # part of the network namespace, so the host may write to it
 mount -o remount,bind,ro "$root/proc/sys"
 cat /proc/sys/kernel/random/uuid >"$root/run/boot_id"
 mount --bind "$root/run/boot_id" "$root/proc/sys/kernel/random/boot_id"
@@ -66,7 +66,7 @@ cp "$lab/hosts" "$root/etc/hosts"
 # --- SSH
 for file in .bashrc .profile .bash_profile; do : >"$root/root/$file"; done
 : >"$root/etc/bash.bashrc" # Debian's bash reads it for SSH commands too
-sed -i 's/^root:[^:]*:/root:*:/' "$root/etc/shadow" # without PAM, sshd refuses a locked account ("!") its key too
+sed -i 's/^root:[^:]*:/root:*:/' "$root/etc/shadow" # without PAM, sshd rejects a locked account ("!") even with a valid key
 install -D -m 600 "$lab/key.pub" "$root/root/.ssh/authorized_keys"
 chmod 700 "$root/root/.ssh"
 ssh-keygen -q -t ed25519 -N '' -C "root@$name" -f "$root/etc/ssh/ssh_host_ed25519_key"
@@ -91,4 +91,4 @@ umount -l /mnt
 cd /
 # Bash starts background programs with SIGINT ignored, which every program run over SSH would inherit.
 env --default-signal /usr/sbin/sshd -D -e </dev/null &
-read -r || true # bash reaps orphans meanwhile, as a first process must
+read -r || true # meanwhile bash reaps orphans, as the first process must
