@@ -93,9 +93,9 @@ def _places_of_ranks(view: HostView, launch: Launch) -> Iterator[str]:
 
 def _rounds(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """A soak keeps its first and last launches, each with the number of its round."""
-    good = sum(launch.good for launch in launches)
-    if good > soak.finished:
-        yield f"{good} rounds finished by their launches, {soak.finished} by the soak"
+    finished = sum(launch.succeeded for launch in launches)
+    if finished > soak.finished:
+        yield f"{finished} rounds finished by their launches, {soak.finished} by the soak"
     if len(launches) < min(soak.finished, KEPT_ROUNDS):
         yield f"{soak.finished} rounds finished, and the record has {len(launches)} launches"
     numbers = [launch.number for launch in launches]

@@ -561,7 +561,9 @@ def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[st
         alone = replace(
             alone,
             observations=tuple(builders.results(plan, host.name, SOAK)),
-            launches=(builders.launch(SOAK, (host.name,), devices=2),),
+            launches=tuple(
+                replace(builders.launch(SOAK, (host.name,), devices=2), number=number) for number in (1, 286, 287, 288)
+            ),
             soak=Soak(
                 began=builders.WHEN, planned_s=DAY, soaked_s=DAY, finished=288, ended="2026-11-22T04:00:00Z",
                 ended_by="time", timeline=recorder.timeline(),
@@ -623,12 +625,9 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
 
     def reasons_with(**changes: Any) -> list[str]:
-        alone, *rest = evidence["h1"].records
-        other = {
-            **evidence,
-            "h1": replace(evidence["h1"], records=(replace(alone, soak=replace(alone.soak, **changes)), *rest)),
-        }
-        result = unpassed(plan, other)
+        alone = evidence["h1"].records[0]
+        soak = replace(alone.soak, **changes)
+        result = unpassed(plan, with_h1(evidence, soak=soak, launches=alone.launches[: soak.finished]))
         assert {(item.host, item.name, item.verdict) for item in result} <= {("h1", "stage.soak", INCONCLUSIVE)}
         return [item.reason for item in result]
 
@@ -665,7 +664,8 @@ def with_h1(evidence: Any, **changes: Any) -> Any:
 def test_failed_launch_is_inconclusive_whatever_the_counters(plan: Plan, outcome: str, reason: str) -> None:
     evidence = evidence_of_soak(plan)
     failed = replace(builders.launch(SOAK, ("h1",), outcome, reason, devices=2), number=7)
-    result = unpassed(plan, with_h1(evidence, launches=(failed, *evidence["h1"].records[0].launches)))
+    first, *others = evidence["h1"].records[0].launches
+    result = unpassed(plan, with_h1(evidence, launches=(first, failed, *others)))
     assert [(item.host, item.name, item.verdict, item.reason) for item in result] == [
         ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not finish: round 7: {reason}")
     ]
@@ -706,7 +706,7 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
         few = Recorder()
         few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
         soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
-        evidence[name] = replace(result, records=(replace(alone, soak=soak), *rest))
+        evidence[name] = replace(result, records=(replace(alone, soak=soak, launches=alone.launches[:2]), *rest))
     report = merge(short, evidence, read_packs([]))
     assert report.decision == "accepted"
     assert (
