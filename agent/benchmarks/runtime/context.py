@@ -187,7 +187,8 @@ class Context(Timing):
             waiting = [rank for rank in waiting if not self._has_left(rank)]
             if time.monotonic() > deadline:
                 late = [rank for rank in waiting if not self.store.check([f"{key}/{rank}"])]
-                reason = f"did not reach {self.benchmark} {name} within {self.timeout_s:g} s"
+                barrier = f"{self.benchmark} {name}".strip()
+                reason = f"did not reach {barrier} within {self.timeout_s:g} s"
                 self.lost |= dict.fromkeys(late, reason)
                 return
             time.sleep(0.0005)
