@@ -38,6 +38,8 @@ MAX_BYTES = 8_000_000
 """A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CODES = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""C1 control characters, line separators and marks of text direction. JSON requires to escape those below U+0020 anyway."""
 
 Json = Any
 
@@ -153,7 +155,14 @@ def write(path: Path, value: Json, *, mode: int = READABLE) -> None:
 
 def text(value: Json) -> str:
     """Return `value` as JSON text. Raises ValueError if it holds NaN or an infinity."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain) + "\n"
+    return escaped(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain)) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Return JSON text in which codes that control a terminal or the direction of text are escaped: hosts may send them."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _CODES.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READABLE) -> None:

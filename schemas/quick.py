@@ -44,7 +44,7 @@ def text(value: documents.Json) -> str:
     if not available():
         return documents.text(value)
     encoded: bytes = msgspec.json.format(msgspec.json.encode(value), indent=1)
-    return encoded.decode() + "\n"
+    return documents.escaped(encoded.decode()) + "\n"
 
 
 def token(metric: Metric) -> int:

@@ -1,17 +1,23 @@
 """The action `fetch_record`: `ansible.builtin.fetch` of one record, refused before it is copied if it is too large.
 
 `fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`).
-A faulty or hostile host may have a file of any size in its place.
+A faulty or hostile host may have a file of any size in its place, and may report another size than it sends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action.fetch import ActionModule as Fetch
 
 MAX_BYTES = 8_000_000
+MAX_MEMORY_BYTES = 96_000_000
+"""Address space that fetching a record may add. Ansible holds a record of 8 MB several times, encoded and as JSON."""
 
 
 class ActionModule(Fetch):  # type: ignore[misc]
@@ -31,5 +37,30 @@ class ActionModule(Fetch):  # type: ignore[misc]
             raise AnsibleActionFail(
                 f"{source} has {size} bytes, more than {MAX_BYTES}: this is no record of Rackproof and is not fetched"
             )
-        result: dict[str, Any] = super().run(tmp, task_vars)
+        try:
+            with limited():
+                result: dict[str, Any] = super().run(tmp, task_vars)
+        except MemoryError:
+            raise AnsibleActionFail(
+                f"{source} is larger than the host reports, {size} bytes: this is no record of Rackproof and is not fetched"
+            ) from None
         return result
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Limit the memory of this process, and the size of files that it and its children write. Each task has its own process."""
+    limits = {resource.RLIMIT_FSIZE: MAX_BYTES}
+    with contextlib.suppress(OSError):  # without /proc, only files are limited
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEMORY_BYTES
+    before = {kind: resource.getrlimit(kind) for kind in limits}
+    try:
+        for kind, limit in limits.items():
+            soft, hard = before[kind]
+            ceilings = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
+            resource.setrlimit(kind, (min([limit, *ceilings]), hard))
+        yield
+    finally:
+        for kind, limit_before in before.items():
+            resource.setrlimit(kind, limit_before)
