@@ -21,14 +21,18 @@ from schemas.scopes import Scope
 SCHEMA = "rackproof.simulate/1"
 MODEL = "h200-sxm"
 DIRECTORY = Path(__file__).parent
-FIGURE_RUNS = ("h200x4-one-host", "h200x4-second-host", "h200x4-beside-references")
-"""Runs of four GPUs each. Figures of a GPU come from all of them, figures of a host from the first.
+FIGURE_RECORDS = (
+    "h200x4-one-host/hosts/h200.json",
+    "reference-second-host/h200.json",
+    "h200x4-beside-references/hosts/h200.json",
+)
+"""Records of four GPUs each. Figures of a GPU come from all of them, figures of a host from the first.
 
 The hosts differ in their CPUs, so differences between them do not show how hosts of one type vary. The spread of a figure of a
 host is that of its repetitions.
 """
-READINGS_RUN = "h200x4-burnin"
-"""The run with the snapshots: the only one with every collector."""
+READINGS_RECORD = "h200x4-burnin/hosts/h200.json"
+"""The record with the snapshots."""
 HOST_PREFIXES = ("dataloader.",)
 """Figures of a GPU that depend on its host, and are treated as figures of the host."""
 SMALL_BYTES = 1 << 20
@@ -117,7 +121,7 @@ def _to_json(value: Any) -> str:
 
 def make_data() -> Doc:
     """Return the figures, curves and readings of the records, and the assumed figures."""
-    records = [_record(run) for run in FIGURE_RUNS]
+    records = [_record(path) for path in FIGURE_RECORDS]
     observations = [
         {**item, "run": run}
         for run, record in enumerate(records)
@@ -129,19 +133,18 @@ def make_data() -> Doc:
         "schema": SCHEMA,
         "model": MODEL,
         "gpu": gpu,
-        "source": f"{gpu}: the records of the runs named here under docs/measurements of Rackproof's repository",
-        "records": [*FIGURE_RUNS, READINGS_RUN],
+        "source": f"{gpu}: the records named here under docs/measurements of Rackproof's repository",
+        "records": [*FIGURE_RECORDS, READINGS_RECORD],
         "measured_ranks": len(records[0]["gpus"]),
         "software": records[0]["software"],
         "figures": [*_figures(item for item in observations if not _is_on_curve(item)), *ASSUMED_FIGURES],
         "curves": list(_curves(item for item in observations if _is_on_curve(item))),
-        "readings": list(_readings(_record(READINGS_RUN))),
+        "readings": list(_readings(_record(READINGS_RECORD))),
     }
 
 
-def _record(run: str) -> Doc:
-    (path,) = (DIRECTORY / run / "hosts").glob("*.json")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+def _record(path: str) -> Doc:
+    return dict(json.loads((DIRECTORY / path).read_text(encoding="utf-8")))
 
 
 # --- figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
 from schemas.records import Launch, Metric, Observation, Record, Snapshot
-from schemas.reports import ACCEPTED, INCONCLUSIVE, VerdictKind
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, REJECTED, VerdictKind
 from tests import ROOT, builders
 
 PACKS = read_packs([])
@@ -210,11 +211,32 @@ def test_contradiction_is_named_and_never_accepted(kind: str) -> None:
     assert any(reason in item for item in reasons), reasons
 
 
-@pytest.mark.parametrize("name", ["h200x4-burnin", "h200x4-compared", "h200x4-one-host"])
-def test_runs_of_real_hardware_have_no_contradiction(name: str) -> None:
-    run = load(ROOT / "docs" / "measurements" / name)
-    verdicts = judge(run.plan, run.evidence, PACKS)
-    assert [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
+MEASURED_RUNS = ROOT / "docs" / "measurements"
+ROW = re.compile(r"^\| \[`(\S+)`\]\(\S+\) \|.*\| (\w+) \| (.*)\|$", re.MULTILINE)
+"""A row of the table of kept runs in docs/measurements/README.md: run, decision, failures."""
+KEPT_RUNS = {
+    run: (decision, failures) for run, decision, failures in ROW.findall((MEASURED_RUNS / "README.md").read_text())
+}
+HEADLINES = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+
+
+def test_table_lists_every_run_of_real_hardware() -> None:
+    runs = {
+        path.parent.name for path in MEASURED_RUNS.glob("*/plan.json") if not (path.parent / "scaling.json").exists()
+    }
+    assert set(KEPT_RUNS) == runs
+
+
+@pytest.mark.parametrize("name", KEPT_RUNS)
+def test_run_of_real_hardware_is_judged_as_the_table_states(name: str) -> None:
+    decision, failures = KEPT_RUNS[name]
+    run = load(MEASURED_RUNS / name)
+    report = merge(run.plan, run.evidence, PACKS, events=run.events, quarantined=run.quarantined)
+    failed = {f"{item.scope} {item.name}" for item in report.verdicts if item.verdict == FAIL}
+    assert (report.decision, failed) == (decision, set(re.findall("`(.+?)`", failures)))
+    assert [item.reason for item in report.verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
+    headline = (MEASURED_RUNS / name / "report.md").read_text(encoding="utf-8").splitlines()[0]
+    assert headline == f"# FINAL ACCEPTANCE: {HEADLINES[decision]}"
 
 
 @pytest.mark.parametrize("profile", ["smoke", "standard"])
