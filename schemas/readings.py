@@ -35,6 +35,8 @@ class Reading:
     labels: tuple[str, ...] = ()
     """Labels of its scopes, widest first; empty: the reading is of the host."""
     counter: bool = False
+    full_only: bool = False
+    """Only the snapshots before and after a launch have it, because it takes long to read or never changes."""
 
 
 def _read() -> dict[str, Reading]:

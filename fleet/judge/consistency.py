@@ -6,19 +6,17 @@ was edited, an agent that lost a part of it, or a host whose clock or parts chan
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from fleet.judge.credibility import incredible
 from fleet.judge.figure_consistency import FigureStructure, Problem, figure_problems
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import without_partners
+from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.sequence import sequence_problems
-from schemas.records import Launch, Record, Snapshot, Value
+from schemas.records import Launch, Record
 from schemas.reports import Verdict, VerdictKind
-from schemas.scopes import Scope
-from schemas.semantic_validation import COLLECTOR
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
 
@@ -26,21 +24,6 @@ DEADLINE_GRACE_S = 120.0
 """A supervisor that ends its ranks at the deadline needs at most this long."""
 CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
-FULL_PHASES = ("before", "after")
-"""Phases of the snapshots that have every reading; one taken during a launch has only the fast ones."""
-IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
-"""Reading -> field of the record that states the same."""
-LASTING_DEVICES = ("host", "gpu", "cpu")
-"""Device kinds whose readings are in every snapshot."""
-
-EVENT_LABELS = ("xid", "sxid", "event")
-"""Labels of scopes that exist once the event has occurred."""
-CONSTANT_READINGS = (
-    "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
-    "compute_capability", "brand", "id",
-)  # fmt: skip
-"""Last parts of the names of readings of the host and its GPUs that are the same in every snapshot: text that names a part or its
-software. A volume or an interface may be replaced by another of the same name."""
 
 
 def contradictions(view: HostView, figures: FigureStructure | None = None) -> Iterator[Verdict]:
@@ -61,7 +44,7 @@ def _problems(view: HostView, figures: FigureStructure | None) -> Iterator[Probl
         yield from sequence_problems(view, record)
         yield from _time_problems(record)
         yield from _identity_problems(record)
-        yield from _reading_problems(record)
+        yield from reading_problems(record)
         yield from _software_problems(record)
     yield from _figure_problems(view, figures)
     yield from _snapshot_problems(view)
@@ -147,114 +130,12 @@ def _time_problems(record: Record) -> Iterator[Problem]:
 
 
 def _identity_problems(record: Record) -> Iterator[Problem]:
-    """A GPU has an index and an address of its own. What names a part or its software does not change during a record."""
+    """A GPU has an index and an address of its own."""
     for field in ("index", "pci_bus_id"):  # a serial or UUID that two GPUs share fails as a duplicate
         values = Counter(getattr(gpu, field) for gpu in record.gpus)
         for value, count in values.items():
             if count > 1 and value != "":
                 yield f"gpu.{field}", "host", f"{count} GPUs of this host have {field} {value}", ""
-    constant: dict[str, list[tuple[str, Mapping[str, Value]]]] = defaultdict(list)
-    for snapshot in record.snapshots:
-        for metric in snapshot.metrics:
-            if _is_constant(metric.name):
-                constant[metric.name].append((snapshot.stage, metric.values))
-    for name, readings in constant.items():
-        if name in IDENTITY_READINGS:  # a reading that changes is reported as a change of identity
-            yield from _misstated_identities(record, name, [values for _, values in readings])
-        elif any(values != readings[0][1] for _, values in readings):
-            yield from _changed_readings(name, readings)
-
-
-@cache
-def _is_constant(name: str) -> bool:
-    return name in IDENTITY_READINGS or name.rpartition(".")[2] in CONSTANT_READINGS
-
-
-def _misstated_identities(record: Record, name: str, readings: Sequence[Mapping[str, Value]]) -> Iterator[Problem]:
-    field = IDENTITY_READINGS[name]
-    for gpu in record.gpus:
-        scope, stated = f"gpu={gpu.index}", getattr(gpu, field)
-        read = {values[scope] for values in readings if scope in values}
-        if stated and len(read) == 1 and stated not in read:
-            yield name, scope, f"every snapshot has {next(iter(read))}, and the record states {stated}", ""
-
-
-def _changed_readings(name: str, readings: Sequence[tuple[str, Mapping[str, Value]]]) -> Iterator[Problem]:
-    first: dict[str, Value] = {}
-    for stage, values in readings:
-        for scope, value in values.items():
-            is_lasting = Scope.parse(scope).device_kind in LASTING_DEVICES
-            if is_lasting and first.setdefault(scope, value) != value:
-                yield name, scope, f"changed during the run: {first[scope]}, then {value}", stage
-
-
-def _reading_problems(record: Record) -> Iterator[Problem]:
-    """Every full snapshot of a record has the same readings, each in the same scopes."""
-    # A collector that failed takes its readings with it. That has a verdict of its own, which names the collector.
-    snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
-    full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
-    if not full:
-        return
-    if not _have_same_readings(full):
-        scopes: dict[str, set[str]] = defaultdict(set)
-        for metric in (metric for snapshot in full for metric in snapshot.metrics):
-            scopes[metric.name].update(metric.values, metric.absent)
-        for snapshot in full:
-            yield from _missing_readings(snapshot, scopes)
-    during = [snapshot for snapshot in snapshots if snapshot.phase not in FULL_PHASES]
-    fast = {metric.name for snapshot in during for metric in snapshot.metrics}
-    for snapshot in during:
-        for name in sorted(fast - {metric.name for metric in snapshot.metrics})[:3]:
-            yield name, "host", f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots", snapshot.stage
-    for name in sorted(fast - {metric.name for snapshot in full for metric in snapshot.metrics})[:3]:
-        yield name, "host", "read only during a launch", ""
-
-
-def _have_same_readings(snapshots: Sequence[Snapshot]) -> bool:
-    """Return whether the snapshots have the same readings in the same order. It is the usual case, and quickly found."""
-    first = snapshots[0].metrics
-    return all(
-        len(first) == len(snapshot.metrics)
-        and all(
-            one is other
-            or (
-                one.name == other.name
-                and one.values.keys() == other.values.keys()
-                and one.absent.keys() == other.absent.keys()
-            )
-            for one, other in zip(first, snapshot.metrics, strict=True)
-        )
-        for snapshot in snapshots[1:]
-    )
-
-
-def _has_failed_collector(snapshot: Snapshot) -> bool:
-    return any(metric.name.startswith(COLLECTOR) and metric.absent for metric in snapshot.metrics)
-
-
-def _missing_readings(snapshot: Snapshot, scopes: Mapping[str, set[str]]) -> Iterator[Problem]:
-    when = f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots of the record"
-    here = {metric.name: metric for metric in snapshot.metrics}
-    present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
-    for name, known in scopes.items():
-        metric = here.get(name)
-        read = {*metric.values, *metric.absent} if metric else set()
-        missing = sorted(scope for scope in known - read if _is_there(name, scope, present))
-        if missing and metric is None:
-            yield name, "host", when, snapshot.stage
-        else:
-            for scope in missing:
-                yield name, scope, when, snapshot.stage
-
-
-def _is_there(name: str, scope: str, present: set[str]) -> bool:
-    """Return whether the part of that scope was there when the snapshot was taken.
-
-    A remote volume or a virtual interface may go and come by design, with all its readings; an error code appears with the error.
-    """
-    if Scope.parse(scope).kind in EVENT_LABELS:
-        return False
-    return scope in present or Scope.parse(scope).device_kind in LASTING_DEVICES
 
 
 def _software_problems(record: Record) -> Iterator[Problem]:

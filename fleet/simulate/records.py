@@ -18,6 +18,7 @@ from fleet.simulate.timelines import make_timeline
 from schemas import VERSION
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
+from schemas.readings import READINGS
 from schemas.records import RECORD_SCHEMA
 from schemas.scopes import Scope
 from schemas.stages import BENCHMARK, GANG
@@ -40,6 +41,8 @@ PROPORTIONAL_READINGS = (
 )
 """Readings that grow in proportion to the GPUs of the host."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
+DURING_GANG = "during the gang launch"
+"""Readings as during a launch, except for counters: these have the values after the host's own launch, and do not fall."""
 UPTIME_S = 86_400.0
 """Uptime of each host when the run begins."""
 START_S, STAGE_GAP_S = 12.0, 4.0
@@ -139,7 +142,7 @@ def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordSha
     times = timing(plan, data)
     snapshots = [
         (GANG, "before", "after", times.gang - 2),
-        (GANG, "during", "during", (times.gang + times.after_gang) / 2),
+        (GANG, "during", DURING_GANG, (times.gang + times.after_gang) / 2),
         (GANG, "after", "after", times.after_gang),
     ]
     group = SimulatedRanks(
@@ -284,7 +287,10 @@ def _is_wanted(name: str, readings: str) -> bool:
 def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float) -> Iterator[Doc]:
     """Yield the metrics of every collector in one snapshot."""
     for family in data.readings:
-        readings = family.get(phase)
+        readings = family.get("during" if phase == DURING_GANG else phase)
+        known = READINGS.get(family["name"])
+        if phase == DURING_GANG and readings is not None and known and known.counter:
+            readings = family["after"]
         readings = family["before"] if readings == "before" else readings
         if readings is None or not _is_wanted(family["name"], shape.readings):
             continue

@@ -1,0 +1,238 @@
+"""Whether the snapshots of a record have the same readings, and whether what cannot change is the same in all of them.
+
+Most readings of two snapshots are one object (`schemas.quick`): a record is compared in one pass that looks at few values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from schemas.readings import READINGS
+from schemas.records import Metric, Record, Snapshot, Value
+from schemas.scopes import Scope
+from schemas.semantic_validation import COLLECTOR
+from schemas.times import epoch_seconds
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+FULL_PHASES = ("before", "after")
+"""Phases of the snapshots that have every reading; one taken during a launch has only the fast ones."""
+IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
+"""Reading -> field of the record that states the same."""
+REPORTED_AS_IDENTITY = ("gpu.serial", "gpu.uuid", "gpu.name")
+"""Readings whose change is reported as a change of identity (`expectations.identity_changes`)."""
+LASTING_LABELS = ("host", "gpu", "cpu", "numa", "runtime")
+"""Device kinds whose readings are in every snapshot."""
+REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
+"""Device kinds that may be replaced by another one of the same name while the host runs."""
+EVENT_LABELS = ("xid", "sxid", "event")
+"""Labels of scopes that exist once the event has occurred."""
+CONSTANT_OF_OTHERS = (
+    "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
+    "compute_capability", "brand", "id",
+)  # fmt: skip
+"""Last parts of the names of constant readings of other versions of Rackproof: text that names a part or its software."""
+
+CHANGING = (
+    # what the host does at that moment
+    "clock.*", "gpu.bar1.used", "gpu.clock.memory", "gpu.clock.sm", "gpu.fan.speed", "gpu.memory.temperature", "gpu.memory.used",
+    "gpu.*utilization", "gpu.pcie.generation", "gpu.performance_state", "gpu.power", "gpu.processes", "gpu.temperature",
+    "gpu.temperature_margin", "gpu.throttle.*", "host.cpu.clock_now_*", "host.hugepages.*", "host.load", "host.memory.available",
+    "host.numa.memory_*", "host.pressure.*", "host.process.*", "host.swap.*", "host.uptime", "pcie.generation",
+    "pcie.power_state", "pcie.slowed", "storage.mount.*", "storage.nvme.temperature",
+    # what a site or a power manager sets while the host runs
+    "gpu.power_limit", "gpu.power_limit_lowered", "host.cpu.clock_allowed",
+    # the state of a part or a service, which criteria judge in each snapshot
+    "*.missing_links", "fabric.*.running", "fabric.manager.missing", "fabric.nvswitch.count", "fabric.nvswitch.probed",
+    "gpu.*_pending", "gpu.count", "gpu.ecc.enabled", "gpu.ecc.sram_threshold_exceeded", "gpu.fabric.access_timeout_recovery",
+    "gpu.fabric.degraded_bandwidth", "gpu.fabric.incorrect_configuration", "gpu.fabric.route_*", "gpu.fabric.state",
+    "gpu.inforom.valid", "gpu.memory.unrepairable", "gpu.nvlink.active*", "gpu.nvlink.effective_error_ratio", "gpu.pci_count",
+    "gpu.pcie.width", "gpu.peer.link", "gpu.recovery_action", "gpu.remapped_rows.*", "host.kernel.bad_page",
+    "host.kernel.machine_check", "host.kernel.oops", "host.kernel.soft_lockup", "host.kernel.tainted", "host.memory.poisoned",
+    "infiniband.*", "kernel.event.*", "network.*", "pcie.device_count", "pcie.narrowed", "pcie.width", "storage.*", "sxid.*",
+    "xid.*",
+)  # fmt: skip
+"""Readings that may change while the host runs; counters do too. All others say what a part is and how it is configured."""
+COUNTING_DELAY_S = 120.0
+"""Drivers add throttled time to its counter late: on H100 and H200 up to 38 s at once."""
+CLOCK_TOLERANCE_S = 300.0
+"""The system clock may be corrected during a run. The clock itself is judged by criteria."""
+UPTIME = "host.uptime"
+
+
+@cache
+def is_constant(name: str) -> bool:
+    """Return whether a reading is the same in every snapshot of a record."""
+    reading = READINGS.get(name)
+    if reading is None:
+        return not name.startswith(COLLECTOR) and name.rpartition(".")[2] in CONSTANT_OF_OTHERS
+    return not reading.counter and not any(fnmatchcase(name, pattern) for pattern in CHANGING)
+
+
+@cache
+def _is_time(name: str) -> bool:
+    """Return whether a reading counts seconds, and so grows at most as fast as time passes."""
+    reading = READINGS.get(name)
+    is_of_disk = "disk" in reading.labels if reading else False
+    return name == UPTIME or (reading is not None and reading.counter and reading.unit == "s" and not is_of_disk)
+
+
+@cache
+def _is_in_every_snapshot(name: str) -> bool:
+    """Return whether a snapshot during a launch has the reading, if the host has it. Not known of other versions' readings."""
+    reading = READINGS.get(name)
+    return name.startswith(COLLECTOR) or (reading is not None and not reading.full_only)
+
+
+def reading_problems(record: Record) -> Iterator[Problem]:
+    """Yield every reading that a snapshot lacks, and every one that changed although it cannot."""
+    # A collector that failed takes its readings with it. That has a verdict of its own, which names the collector.
+    snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
+    full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
+    if not full:
+        return
+    changed, irregular = _differences(full[0], snapshots)
+    if irregular:
+        yield from _missing_readings(full, irregular)
+        changed = {metric.name: None for snapshot in snapshots for metric in snapshot.metrics}
+    for metric in full[0].metrics:
+        if metric.name in IDENTITY_READINGS and metric.name not in changed:
+            yield from _misstated_identities(record, metric.name, metric.values)
+    series: dict[str, list[tuple[Snapshot, Metric]]] = defaultdict(list)
+    checked = {name for name in changed if is_constant(name) or _is_time(name)}
+    for snapshot in snapshots if checked else ():
+        for metric in snapshot.metrics:
+            if metric.name in checked:
+                series[metric.name].append((snapshot, metric))
+    for name, readings in series.items():
+        if _is_time(name):
+            yield from _wrong_times(name, readings, series.get(UPTIME, ()))
+        elif name not in REPORTED_AS_IDENTITY:
+            yield from _changed_readings(name, readings)
+        if name in IDENTITY_READINGS:
+            yield from _misstated_identities(record, name, _agreed([metric.values for _, metric in readings]))
+
+
+def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
+    """Return the names whose values differ from the first snapshot's, and the snapshots that have other readings than it."""
+    changed: dict[str, None] = {}
+    irregular = []
+    fast: list[Metric] | None = None
+    for snapshot in snapshots:
+        expected: Sequence[Metric] = first.metrics
+        if snapshot.phase not in FULL_PHASES:
+            fast = fast or [metric for metric in first.metrics if _is_in_every_snapshot(metric.name)]
+            expected = first.metrics if len(snapshot.metrics) == len(first.metrics) else fast
+        if len(expected) != len(snapshot.metrics):
+            irregular.append(snapshot)
+            continue
+        for one, other in zip(expected, snapshot.metrics, strict=True):
+            if one is other:
+                continue
+            if (
+                one.name != other.name
+                or one.values.keys() != other.values.keys()
+                or one.absent.keys() != other.absent.keys()
+            ):
+                irregular.append(snapshot)
+                break
+            changed[one.name] = None
+    return changed, irregular
+
+
+def _has_failed_collector(snapshot: Snapshot) -> bool:
+    return any(metric.absent and metric.name.startswith(COLLECTOR) for metric in snapshot.metrics)
+
+
+def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -> Iterator[Problem]:
+    """Yield what the snapshots lack, compared with all full snapshots. If the first one lacks it, all others are irregular."""
+    known: dict[str, set[str]] = defaultdict(set)
+    for metric in (metric for snapshot in full for metric in snapshot.metrics):
+        known[metric.name].update(metric.values, metric.absent)
+    during = {metric.name for snapshot in irregular if snapshot.phase not in FULL_PHASES for metric in snapshot.metrics}
+    for name in sorted(during - known.keys())[:3]:
+        yield name, "host", "read only during a launch", ""
+    for snapshot in (full[0], *irregular):
+        is_full = snapshot.phase in FULL_PHASES
+        when = f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots of the record"
+        here = {metric.name: metric for metric in snapshot.metrics}
+        present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
+        for name, scopes in known.items():
+            if name not in here:
+                if is_full or _is_in_every_snapshot(name):
+                    yield name, "host", when, snapshot.stage
+                continue
+            metric = here[name]
+            for scope in sorted(scopes - metric.values.keys() - metric.absent.keys()):
+                if _is_there(scope, present):
+                    yield name, scope, when, snapshot.stage
+
+
+def _is_there(scope: str, present: set[str]) -> bool:
+    """Return whether the part of that scope was there when the snapshot was taken.
+
+    A remote volume or a virtual interface may go and come by design, with all its readings; an error code appears with the error.
+    """
+    parsed = Scope.parse(scope)
+    if parsed.kind in EVENT_LABELS:
+        return False
+    return scope in present or parsed.device_kind in LASTING_LABELS
+
+
+def _agreed(readings: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+    """Return the scopes that have one value in all snapshots."""
+    values: dict[str, set[Value]] = defaultdict(set)
+    for scope, value in (item for reading in readings for item in reading.items()):
+        values[scope].add(value)
+    return {scope: next(iter(of_scope)) for scope, of_scope in values.items() if len(of_scope) == 1}
+
+
+def _misstated_identities(record: Record, name: str, values: Mapping[str, Value]) -> Iterator[Problem]:
+    field = IDENTITY_READINGS[name]
+    for gpu in record.gpus:
+        scope, stated = f"gpu={gpu.index}", getattr(gpu, field)
+        if stated and scope in values and values[scope] != stated:
+            yield name, scope, f"every snapshot has {values[scope]}, and the record states {stated}", ""
+
+
+def _changed_readings(name: str, readings: Sequence[tuple[Snapshot, Metric]]) -> Iterator[Problem]:
+    first: dict[str, Value] = {}
+    for snapshot, metric in readings:
+        for scope, value in metric.values.items():
+            known = first.setdefault(scope, value)
+            if metric.unit == "B/s" and 0 in (known, value):
+                continue  # a link that is down has no speed
+            if known != value and Scope.parse(scope).device_kind not in REPLACEABLE_LABELS:
+                yield name, scope, f"changed during the run: {known}, then {value}", snapshot.stage
+
+
+def _wrong_times(
+    name: str, readings: Sequence[tuple[Snapshot, Metric]], uptimes: Sequence[tuple[Snapshot, Metric]]
+) -> Iterator[Problem]:
+    """Yield each counted time that fell, or grew by more than the time between two snapshots."""
+    moments = {id(snapshot): metric.values.get("host") for snapshot, metric in uptimes}
+    for (earlier, before), (later, after) in itertools.pairwise(readings):
+        elapsed, tolerance = _seconds_between(earlier, later), CLOCK_TOLERANCE_S
+        first, second = moments.get(id(earlier)), moments.get(id(later))
+        if name != UPTIME and isinstance(first, int | float) and isinstance(second, int | float):
+            elapsed, tolerance = second - first, COUNTING_DELAY_S  # no correction of the clock changes it
+        for scope, value in after.values.items():
+            old = before.values.get(scope)
+            if not isinstance(value, int | float) or not isinstance(old, int | float):
+                continue
+            if value - old > elapsed + later.duration_s + tolerance:
+                yield name, scope, f"grew by {value - old:g} s within {max(elapsed, 0):g} s", later.stage
+            elif value < old and name != UPTIME:  # a fall of the uptime is reported as a reboot
+                yield name, scope, f"fell from {old:g} s to {value:g} s during the run", later.stage
+
+
+def _seconds_between(earlier: Snapshot, later: Snapshot) -> float:
+    try:
+        return epoch_seconds(later.at) - epoch_seconds(earlier.at)
+    except ValueError:  # reported elsewhere
+        return float("inf")

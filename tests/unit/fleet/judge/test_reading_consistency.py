@@ -1,0 +1,156 @@
+"""The snapshots of a record have the same readings, and what cannot change is the same in all of them."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import replace
+
+import pytest
+
+from fleet.judge.reading_consistency import CHANGING, is_constant, reading_problems
+from schemas.readings import READINGS
+from schemas.records import Gpu, Metric, Record, Snapshot
+
+GPU = Gpu(index=0, serial="S1", uuid="U1", name="H200", pci_bus_id="0000:06:00.0")
+READ = {
+    "gpu.memory.total": {"gpu=0": 1e11},
+    "gpu.temperature": {"gpu=0": 40},
+    "gpu.pci_bus_id": {"gpu=0": "0000:06:00.0"},
+    "gpu.temperature_slowdown": {"gpu=0": 95},
+    "gpu.throttle.time": {"gpu=0,reason=power_cap": 50.0},
+    "host.uptime": {"host": 1000.0},
+    "gpu.nvlink.speed": {"gpu=0,link=0": 2.5e10},
+    "pcie.bar1.size": {"pci=0000:06:00.0": 1e11},
+    "storage.disk.serial": {"disk=sda": "D1"},
+    "xid.count": {},
+}
+FULL_ONLY = ("gpu.temperature_slowdown", "pcie.bar1.size", "storage.disk.serial")
+Changes = dict[str, dict[str, object] | None]
+
+
+def snapshot(number: int, phase: str, changes: Changes) -> Snapshot:
+    """Return a snapshot 20 s after the one before it, with other values of some readings; None leaves a reading out."""
+    readings: Changes = {**READ, "host.uptime": {"host": 1000.0 + 20 * number}, **changes}
+    metrics = tuple(
+        Metric(name=name, unit=READINGS[name].unit, values=values)  # type: ignore[arg-type]
+        for name, values in readings.items()
+        if values is not None and (phase != "during" or name not in FULL_ONLY or name in changes)
+    )
+    at = f"2026-01-01T00:{20 * number // 60:02}:{20 * number % 60:02}.5Z"
+    return Snapshot(stage="benchmark", phase=phase, at=at, duration_s=0.5, metrics=metrics)
+
+
+def record_of(*snapshots: Snapshot, gpu: Gpu = GPU) -> Record:
+    times = {"began": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:02:00Z"}
+    return Record(run_id="r", nonce="n", host="h1", rackproof="1", gpus=(gpu,), snapshots=snapshots, **times)
+
+
+def problems(
+    before: Changes | None = None, during: Changes | None = None, after: Changes | None = None, gpu: Gpu = GPU
+) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason of the problems of a record of three snapshots with these changes."""
+    snapshots = (
+        snapshot(0, "before", before or {}),
+        snapshot(1, "during", during or {}),
+        snapshot(2, "after", after or {}),
+    )
+    return [problem[:3] for problem in reading_problems(record_of(*snapshots, gpu=gpu))]
+
+
+HEALTHY: dict[str, dict[str, Changes]] = {
+    "nothing changes": {},
+    "it gets warm": {"during": {"gpu.temperature": {"gpu=0": 70}}},
+    "throttled for the whole launch": {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 90.0}}},
+    "a driver counts late": {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 150.0}}},
+    "an error occurs": {"after": {"xid.count": {"pci=0000:06:00.0,xid=31": 1}}},
+    "a disk is replaced by another of the same name": {"after": {"storage.disk.serial": {"disk=sda": "D2"}}},
+    "a link goes down": {"after": {"gpu.nvlink.speed": {"gpu=0,link=0": 0}}},
+    "a disk is removed": {"after": {"storage.disk.serial": {}}},
+}
+
+
+@pytest.mark.parametrize("changes", HEALTHY.values(), ids=HEALTHY)
+def test_what_may_change_is_no_problem(changes: dict[str, Changes]) -> None:
+    assert problems(**changes) == []
+
+
+MISSING = "not read {}, and in other snapshots of the record"
+WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
+    "a reading is missing before": (
+        {"before": {"gpu.memory.total": None}},
+        ("gpu.memory.total", "host", MISSING.format("before benchmark")),
+    ),
+    "a reading is missing during": (
+        {"during": {"gpu.memory.total": None}},
+        ("gpu.memory.total", "host", MISSING.format("during benchmark")),
+    ),
+    "a reading without values is missing": (
+        {"after": {"xid.count": None}},
+        ("xid.count", "host", MISSING.format("after benchmark")),
+    ),
+    "a value is missing during": (
+        {"during": {"gpu.temperature": {}}},
+        ("gpu.temperature", "gpu=0", MISSING.format("during benchmark")),
+    ),
+    "a reading is only there during": (
+        {"before": {"gpu.temperature": None}, "after": {"gpu.temperature": None}},
+        ("gpu.temperature", "host", "read only during a launch"),
+    ),
+    "a size changes": (
+        {"during": {"gpu.memory.total": {"gpu=0": 1e8}}},
+        ("gpu.memory.total", "gpu=0", "changed during the run: 100000000000.0, then 100000000.0"),
+    ),
+    "a limit changes": (
+        {"after": {"gpu.temperature_slowdown": {"gpu=0": 0.095}}},
+        ("gpu.temperature_slowdown", "gpu=0", "changed during the run: 95, then 0.095"),
+    ),
+    "an address changes": (
+        {"during": {"gpu.pci_bus_id": {"gpu=0": "0000:07:00.0"}}},
+        ("gpu.pci_bus_id", "gpu=0", "changed during the run: 0000:06:00.0, then 0000:07:00.0"),
+    ),
+    "a device on the bus changes": (
+        {"after": {"pcie.bar1.size": {"pci=0000:06:00.0": 1e8}}},
+        ("pcie.bar1.size", "pci=0000:06:00.0", "changed during the run: 100000000000.0, then 100000000.0"),
+    ),
+    "a link gets another speed": (
+        {"after": {"gpu.nvlink.speed": {"gpu=0,link=0": 2.5e13}}},
+        ("gpu.nvlink.speed", "gpu=0,link=0", "changed during the run: 25000000000.0, then 25000000000000.0"),
+    ),
+    "throttled for longer than possible": (
+        {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 50_000.0}}},
+        ("gpu.throttle.time", "gpu=0,reason=power_cap", "grew by 49950 s within 20 s"),
+    ),
+    "throttled time falls": (
+        {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 0.05}}},
+        ("gpu.throttle.time", "gpu=0,reason=power_cap", "fell from 50 s to 0.05 s during the run"),
+    ),
+    "the uptime jumps": (
+        {"after": {"host.uptime": {"host": 1_040_000.0}}},
+        ("host.uptime", "host", "grew by 1.03898e+06 s within 20 s"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "problem"), WRONG.values(), ids=WRONG)
+def test_a_reading_that_contradicts_another_snapshot_is_named(
+    changes: dict[str, Changes], problem: tuple[str, str, str]
+) -> None:
+    assert problem in problems(**changes)
+
+
+def test_a_snapshot_whose_collector_failed_is_not_compared() -> None:
+    before, after = snapshot(0, "before", {}), snapshot(2, "after", {"gpu.temperature": None})
+    failed = Metric(name="collector.nvml", unit="s", absent={"host": "error: did not return within 20 s"})
+    assert list(reading_problems(record_of(before, after))) != []
+    assert list(reading_problems(record_of(before, replace(after, metrics=(*after.metrics, failed))))) == []
+
+
+def test_a_record_that_states_another_gpu_than_every_snapshot_is_named() -> None:
+    reason = "every snapshot has 0000:06:00.0, and the record states 0000:08:00.0"
+    assert problems(gpu=replace(GPU, pci_bus_id="0000:08:00.0")) == [("gpu.pci_bus_id", "gpu=0", reason)]
+
+
+def test_every_changing_reading_exists() -> None:
+    """A pattern that no reading matches is misspelt; counters need none."""
+    changing = [name for name, reading in READINGS.items() if not reading.counter and not is_constant(name)]
+    assert [pattern for pattern in CHANGING if not fnmatch.filter(changing, pattern)] == []
