@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.simulate.records import pci, serial
+from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan, PlannedHost
@@ -293,7 +293,7 @@ def _thermal(host: FaultyHost) -> None:
     host.scale(0.91, "stress.efficiency")
     host.scale(1.21, "straggler.compute")
     for item in host.observations("stress.temperature", "straggler.temperature"):
-        item["value"] = 88.0
+        scale_observation(item, 88.0 / item["value"])
     for item in host.observations("stress.throttled_share", "straggler.throttled_share", reason="hw_thermal"):
         item["value"] = 0.63
     host.scale(0.8, "straggler.clock")
@@ -409,6 +409,7 @@ def _hung(host: FaultyHost) -> None:
         if item["name"].split(".")[0] not in unfinished and item.get("params", {}).get("benchmark") not in unfinished
     ]
     for launch in document["launches"]:
+        _delay_what_follows(host, launch["stage"], launch["deadline_s"] + 10 - launch["duration_s"])
         launch.pop("timeline", None)  # the wait for the deadline has no simulated timeline
         for rank in launch["ranks"]:
             rank |= {"exit_code": None, "phase": phase}
@@ -419,6 +420,23 @@ def _hung(host: FaultyHost) -> None:
             + ", ".join(f"rank {rank['rank']} in {phase}" for rank in launch["ranks"])
             + ")",
         }
+
+
+def _delay_what_follows(host: FaultyHost, stage: str, seconds: float) -> None:
+    """Move all that the host does after the launch of the stage to a later time."""
+    for name, document in host.documents.items():
+        is_later = name != "host"
+        for snapshot in document["snapshots"]:
+            if is_later or (snapshot["stage"], snapshot["phase"]) == (stage, "after"):
+                snapshot["at"] = time_after(snapshot["at"], seconds)
+                for metric in snapshot["metrics"]:
+                    if metric["name"] == "host.uptime":
+                        metric["values"]["host"] += seconds
+        if is_later:
+            document["began"] = time_after(document["began"], seconds)
+            for launch in document["launches"]:
+                launch["began"] = time_after(launch["began"], seconds)
+        document["ended"] = time_after(document["ended"], seconds)
 
 
 def _on_every_rail(speed: float) -> Callable[[int], Effect]:

@@ -28,7 +28,7 @@ from rackproof.main import main
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.records import Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
 from tests import ROOT, builders
 
 CREATED = "2026-11-21T04:00:00Z"
@@ -144,7 +144,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "pcie_narrow": "pcie-width uniform-pcie-width host-to-device device-to-host",
     "pcie_replays": "pcie-replay",
     "nvlink_down": "nvlink-active nvlink-missing uniform-nvlink-up uniform-nvlink-speed peer-copy",
-    "thermal": "hw-thermal-time stress-hw-thermal stress-bf16 stress-power gemm-bf16 straggler-compute",
+    "thermal": "hw-thermal-time stress-hw-thermal stress-bf16 stress-power gemm-bf16 straggler-compute gemm-fp32-vs-fleet",
     "slow_gpu": "stress-work-per-cycle work-per-cycle-vs-fleet stress-bf16 gemm-bf16 gemm-fp32-vs-fleet straggler-compute",
     "slow_hbm": "hbm-copy memory-vs-fleet",
     "power_limit": "power-limit-lowered uniform-gpu-power-in-force stress-bf16 stress-power",
@@ -225,6 +225,8 @@ def test_fault_is_reported_on_its_host_and_gpu(
     assert set(EXPECTED_CRITERIA[kind].split()) <= criteria
     if "plan" not in criteria:
         assert criteria == set(EXPECTED_CRITERIA[kind].split()), "no other criterion fails on the host"
+    contradictions = [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY]
+    assert contradictions == [], "a record is as an agent writes it"
     assert not any("go on with the run" in item.reason for item in verdicts), "simulated hosts cannot resume a run"
     assert all(
         EXPECTED_REASONS[kind] in item.reason
