@@ -254,7 +254,18 @@ def _unit(name: str) -> str:
 def _value(name: str, params: Any) -> Any:
     if name in RATES:
         return RATES[name][next(params[key] for key in SETTINGS if key in params)]
+    if name.startswith("collective.") and name.endswith(".latency"):
+        return params["size_bytes"] / FIGURES_BY_SUFFIX["algbw"]
     return FIGURES.get(name, FIGURES_BY_SUFFIX.get(name.rsplit(".", 1)[-1], 1.0))
+
+
+def slowed_collective(observation: Observation, *, op: str) -> Observation:
+    """Return the observation; if it is a bandwidth or latency of this collective, as if 1 GB/s were reached."""
+    if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
+        return replace(observation, value=1e9)
+    if observation.name == f"collective.{op}.latency":
+        return replace(observation, value=observation.params["size_bytes"] / 1e9)  # type: ignore[operator]
+    return observation
 
 
 def records(of: Plan, host: str) -> tuple[Record, ...]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fleet.judge.credibility import incredible
-from fleet.judge.figure_consistency import FigureStructure, Problem, figure_problems
+from fleet.judge.figure_consistency import FigureStructure, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import without_partners
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
@@ -54,7 +54,10 @@ def _problems(view: HostView, figures: FigureStructure | None) -> Iterator[Probl
 def _figure_problems(view: HostView, figures: FigureStructure | None) -> Iterator[Problem]:
     records = view.evidence.records
     items = [item for record in records if record.soak is None for item in record.observations]
-    if figures is None or any(record.soak for record in records):
+    of_soak = [item for record in records if record.soak for item in record.observations]
+    if of_soak:
+        yield from figure_problems(view, of_soak, figure_structure(view, of_soak, is_soak=True))
+    if figures is None or of_soak:
         yield from figure_problems(view, items)
         return
     own, with_partners = without_partners(items)

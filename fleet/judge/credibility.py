@@ -16,16 +16,26 @@ from fleet.judge.matching import matches
 from schemas.catalogue import output_of
 from schemas.readings import READINGS
 from schemas.records import Observation, Snapshot
+from schemas.semantic_validation import COLLECTOR
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 SIGNED_READINGS = frozenset(
-    {"clock.offset", "gpu.numa_node", "gpu.temperature_margin_slowdown", "gpu.temperature_margin_shutdown"}
+    {
+        "clock.offset",
+        "gpu.numa_node",
+        "gpu.temperature_margin",
+        "gpu.temperature_margin_slowdown",
+        "gpu.temperature_margin_shutdown",
+    }
 )
 """Readings that may be negative. No figure of a benchmark is."""
-LEAST = {"Cel": -60.0}
-"""Unit -> lowest possible value for a running host; 0 for the other units."""
+LEAST = {"Cel": 2.0, "W": 1.0}
+"""Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A part
+without a sensor reports 0."""
+BOUNDS = {"network.mtu": (68.0, 65_536.0)}
+"""Reading -> lowest and highest possible value. An MTU: RFC 791, and that of the loopback interface."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
@@ -57,7 +67,8 @@ def incredible(snapshot: Snapshot) -> Iterator[Problem]:
             yield metric.name, "host", reason, snapshot.stage
         elif metric.least < least or metric.greatest > most:
             for scope, value in metric.values.items():
-                if type(value) in (int, float) and (problem := _amount_problem(value, least, most, metric.unit)):  # type: ignore[arg-type]
+                is_number = type(value) in (int, float) and bool(value)
+                if is_number and (problem := _amount_problem(value, least, most, metric.unit)):  # type: ignore[arg-type]
                     yield metric.name, scope, problem, snapshot.stage
 
 
@@ -82,9 +93,13 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
 def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
     """Return why the unit is wrong (empty: it is right), and the bounds of the value. Readings of other versions have none."""
     reading = READINGS.get(name)
-    if reading and unit != reading.unit:
-        return f"has the unit {unit}, and this reading is in {reading.unit}", 0.0, 0.0
-    least = LEAST.get(unit, 0.0) if reading and name not in SIGNED_READINGS else float("-inf")
+    right = "s" if name.startswith(COLLECTOR) else reading.unit if reading else unit
+    if unit != right:
+        return f"has the unit {unit}, and this reading is in {right}", 0.0, 0.0
+    if name in BOUNDS:
+        return "", *BOUNDS[name]
+    is_known = reading is not None or name.startswith(COLLECTOR)
+    least = LEAST.get(unit, 0.0) if is_known and name not in SIGNED_READINGS else float("-inf")
     return "", least, MOST.get(unit, float("inf")) + ROUNDING
 
 

@@ -15,6 +15,7 @@ from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_prob
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
+from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import DURATION
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.scopes import Scope
@@ -29,8 +30,11 @@ OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "
 """Parameters that only some measurements of a figure have."""
 CREDIBLE_RATIO = 20.0
 """A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
-compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits."""
+compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
+collective are one measurement, and agree as closely."""
 RELATIVE = 1e-3
+STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
+"""Figure -> the parameter of other figures of its benchmark that states the same."""
 LEAST_FOR_PRECISION = 6
 """Samples that the 95 % interval of a median takes."""
 
@@ -47,11 +51,20 @@ class FigureStructure:
     """Positions of the same rate on several devices."""
     sampled: tuple[int, ...]
     """Positions of the figures with samples."""
+    stated: tuple[tuple[int, Value], ...]
+    """Position of a figure -> the value that the parameters of other figures state for it."""
+    products: tuple[tuple[int, int, float], ...]
+    """Positions of a rate and of a time -> the amount that is their product."""
+    ratios: tuple[tuple[int, int, float], ...]
+    """Positions of two figures -> the first divided by the second."""
+    is_soak: bool = False
+    """The figures are aggregates of several rounds."""
 
 
-def figure_structure(view: HostView, items: Sequence[Observation]) -> FigureStructure:
-    """Return the structure of figures of a host, which must not be those of a soak: these are aggregates of its rounds."""
-    launches = Counter(launch.stage for launch in view.evidence.launches())
+def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
+    """Return the structure of figures of a host. Those of a soak are aggregates of its rounds."""
+    # A launch of the stage that was repeated has its figures itself. The figures of a soak are in the record once for all rounds.
+    launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings: dict[tuple[str, ...], tuple[str, ...]] = {}
     required: dict[tuple[str, str], frozenset[str]] = {}
@@ -79,7 +92,7 @@ def figure_structure(view: HostView, items: Sequence[Observation]) -> FigureStru
             if required.setdefault(kind, names) != names:
                 difference = ", ".join(sorted(required[kind] ^ names))
                 problems.append((position, f"only some of these figures have the parameter {difference}"))
-        if sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
+        if not is_soak and sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
             problems.append((position, "only some of these figures have samples"))
         figure = (*kind, item.scope, *params.values())
         seen[figure] += 1
@@ -91,11 +104,16 @@ def figure_structure(view: HostView, items: Sequence[Observation]) -> FigureStru
     for group in siblings:
         problems += _different_settings(items, group)
     problems += _wrong_participants(view, items)
+    products, ratios = _relations(items)
     return FigureStructure(
         problems=tuple(problems),
         most=tuple(most),
         siblings=tuple(group for group in siblings if items[group[0]].unit in RATE_UNITS),
         sampled=tuple(position for position, item in enumerate(items) if item.samples and item.status == MEASURED),
+        stated=tuple(_stated_values(items)),
+        products=tuple(products),
+        ratios=tuple(ratios),
+        is_soak=is_soak,
     )
 
 
@@ -117,9 +135,14 @@ def figure_problems(
     for position in structure.sampled:
         item = items[position]
         if item.samples is not None and type(item.value) in (int, float):
-            reason = _sample_problem(item.samples, float(item.value))  # type: ignore[arg-type]
+            reason = _sample_problem(item.samples, float(item.value), has_rounds=structure.is_soak)  # type: ignore[arg-type]
             if reason:
                 yield _problem(item, reason)
+    for position, value in structure.stated:
+        item = items[position]
+        if item.value != value and not (isinstance(item.value, str) and str(value) in item.value):
+            yield _problem(item, f"it is {item.value}, and other figures of the benchmark state {value}")
+    yield from _wrong_relations(items, structure)
     for group in structure.siblings:
         yield from _different_magnitude([items[position] for position in group])
 
@@ -168,8 +191,76 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
         yield position, f"measured by {size} ranks, and the launch had {expected}"
 
 
-def _sample_problem(samples: Samples, value: float) -> str:
-    """Return why the samples and the value made of them cannot belong together; empty if they can."""
+def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
+    """Yield each figure that is a parameter of other figures of its benchmark, with the value that these have.
+
+    The choices of NCCL (`collective.transport`, `collective.nvls`) and the access of two GPUs are figures and parameters.
+    """
+    benchmarks: dict[tuple[str, ...], dict[str, Value]] = defaultdict(dict)
+    for item in items:
+        if item.status == MEASURED and item.name not in STATED:
+            stated = benchmarks[(item.stage, item.scope, item.name.partition(".")[0])]
+            stated |= {name: item.params[name] for name in STATED.values() if name in item.params}
+    for position, item in enumerate(items):
+        if item.status == MEASURED and item.name in STATED:
+            stated = benchmarks[(item.stage, item.scope, item.name.partition(".")[0])]
+            if STATED[item.name] in stated:
+                yield position, stated[STATED[item.name]]
+
+
+def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
+    """Return the products and ratios of the bandwidths and latencies of each collective."""
+    parts: dict[tuple[str, str, str, Value, Value, Value], dict[str, int]] = defaultdict(dict)
+    for position, item in enumerate(items):
+        benchmark, _, rest = item.name.partition(".")
+        op, _, kind = rest.partition(".")
+        if benchmark == "collective" and kind in ("algbw", "busbw", "latency") and item.status == MEASURED:
+            params = item.params
+            key = (
+                op,
+                item.stage,
+                item.scope,
+                params.get("size_bytes"),
+                params.get("placement"),
+                params.get("world_size"),
+            )
+            parts[key][kind] = position
+    products, ratios = [], []
+    for (op, _, _, size, _, ranks), positions in parts.items():
+        if not isinstance(size, int) or "algbw" not in positions:
+            continue
+        algbw = positions["algbw"]
+        moved = items[algbw].params.get("moved_bytes", size)
+        if "latency" in positions and isinstance(moved, int):
+            products.append((algbw, positions["latency"], float(moved)))
+        if "busbw" in positions and isinstance(ranks, int) and ranks > 1:
+            ratios.append((positions["busbw"], algbw, bus_factor(op, ranks)))
+    return products, ratios
+
+
+def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
+    for first, second, amount in structure.products:
+        rate, time = items[first], items[second]
+        if isinstance(rate.value, str) or isinstance(time.value, str) or rate.value is None or time.value is None:
+            continue
+        product = rate.value * time.value
+        if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
+            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} are {product:g} B, and {amount:g} B were moved"
+            yield _problem(rate, reason)
+    for first, second, ratio in structure.ratios:
+        bus, rate = items[first], items[second]
+        if isinstance(bus.value, str) or isinstance(rate.value, str) or bus.value is None or not rate.value:
+            continue
+        if not ratio / CREDIBLE_RATIO <= bus.value / rate.value <= ratio * CREDIBLE_RATIO:
+            reason = f"{bus.value:g} {bus.unit} is not {ratio:g} times the {rate.value:g} {rate.unit} of {rate.name}"
+            yield _problem(bus, reason)
+
+
+def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
+    """Return why the samples and the value made of them cannot belong together; empty if they can.
+
+    `has_rounds`: each sample is the value of a round, averaged with others.
+    """
     least, greatest = samples.min, samples.max
     margin = RELATIVE * max(abs(least), abs(greatest))
     if not least - margin <= samples.p50 <= greatest + margin:
@@ -180,7 +271,7 @@ def _sample_problem(samples: Samples, value: float) -> str:
         return f"it has {samples.n} samples"
     if least < 0:
         return f"a sample is negative: {least:g}"
-    if least > 0 and not _possible_variation(samples):
+    if least > 0 and not has_rounds and not _possible_variation(samples):
         return f"{samples.n} samples cannot vary by {samples.cv:g} between {least:g} and {greatest:g}"
     return ""
 

@@ -14,6 +14,14 @@ _NCCL_CHOICE = {
     "nccl_log": str,
 }
 
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Return busbw / algbw of a collective, as nccl-tests defines it (doc/PERFORMANCE.md)."""
+    if op in ("broadcast", "reduce", "send_recv"):
+        return 1.0
+    return (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
 COMMUNICATION: Mapping[str, Benchmark] = {
     "collective": Benchmark(
         group="collectives",

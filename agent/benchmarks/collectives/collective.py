@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from agent.benchmarks.collectives.operations import OPERATIONS, CollectiveBuffers
+from agent.benchmarks.collectives.operations import CollectiveBuffers
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context, Value, cuda_stream
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.benchmarks.runtime.timing import Work
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import SampleSeries, summarize
+from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import supports_placement
 from schemas.records import ERROR, SKIPPED
 
@@ -115,7 +116,7 @@ def _measure(
         params["places"] = len(buffer_pairs)
     values: dict[str, Value] = {
         "algbw": algbw,
-        "busbw": algbw * OPERATIONS[case.op].factor(context.world_size),
+        "busbw": algbw * bus_factor(case.op, context.world_size),
         "latency": times,
         "wrong_elements": int(wrong),
     }

@@ -21,8 +21,6 @@ Call = Callable[[torch.Tensor, torch.Tensor], object]
 class Operation:
     """One collective. `n` is the world size, `r` the rank."""
 
-    factor: Callable[[int], float]
-    """busbw / algbw."""
     sends_chunks: bool = False
     """The send buffer holds a chunk for each rank."""
     receives_chunks: bool = False
@@ -77,50 +75,36 @@ def _hypercube(send: torch.Tensor, receive: torch.Tensor) -> None:
         mask <<= 1
 
 
-def _share_of_others(n: int) -> float:
-    return (n - 1) / n
-
-
-def _no_correction(n: int) -> float:
-    return 1.0
-
-
 OPERATIONS = {
     "all_reduce": Operation(
-        factor=lambda n: 2 * (n - 1) / n,
         sent=lambda r, chunk, n: r,
         received=lambda r, chunk, n: (n, n * (n - 1) // 2),
         run=lambda send, receive: dist.all_reduce(receive),
     ),
     "all_gather": Operation(
-        factor=_share_of_others,
         receives_chunks=True,
         sent=lambda r, chunk, n: r,
         received=lambda r, chunk, n: (1, chunk),
         run=lambda send, receive: _all_gather(receive, send),
     ),
     "reduce_scatter": Operation(
-        factor=_share_of_others,
         sends_chunks=True,
         sent=lambda r, chunk, n: r + chunk,
         received=lambda r, chunk, n: (n, n * (n - 1) // 2 + n * r),
         run=lambda send, receive: _reduce_scatter(receive, send),
     ),
     "broadcast": Operation(
-        factor=_no_correction,
         sent=lambda r, chunk, n: r + 7,
         received=lambda r, chunk, n: (1, 7),
         run=lambda send, receive: dist.broadcast(receive, src=0),
     ),
     "reduce": Operation(
-        factor=_no_correction,
         root_only=True,
         sent=lambda r, chunk, n: r,
         received=lambda r, chunk, n: (n, n * (n - 1) // 2),
         run=lambda send, receive: dist.reduce(receive, dst=0),
     ),
     "all_to_all": Operation(
-        factor=_share_of_others,
         sends_chunks=True,
         receives_chunks=True,
         sent=lambda r, chunk, n: r * n + chunk,
@@ -128,13 +112,11 @@ OPERATIONS = {
         run=lambda send, receive: dist.all_to_all_single(receive, send),
     ),
     "send_recv": Operation(
-        factor=_no_correction,
         sent=lambda r, chunk, n: r,
         received=lambda r, chunk, n: (1, (r - 1) % n),
         run=_ring,
     ),
     "gather": Operation(
-        factor=_share_of_others,
         receives_chunks=True,
         root_only=True,
         sent=lambda r, chunk, n: r,
@@ -142,14 +124,12 @@ OPERATIONS = {
         run=_gather,
     ),
     "scatter": Operation(
-        factor=_share_of_others,
         sends_chunks=True,
         sent=lambda r, chunk, n: r * n + chunk,
         received=lambda r, chunk, n: (1, r),
         run=_scatter,
     ),
     "hypercube": Operation(
-        factor=_share_of_others,
         receives_chunks=True,
         sent=lambda r, chunk, n: r,
         received=lambda r, chunk, n: (1, chunk),

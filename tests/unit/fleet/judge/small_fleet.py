@@ -73,7 +73,10 @@ def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
 def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
     """Return a metric with one value, or with the reason why it has none."""
     return Metric(
-        name=name, unit="1", values={} if absent else {scope: value}, absent={scope: absent} if absent else {}
+        name=name,
+        unit="s" if name.startswith("collector.") else "1",
+        values={} if absent else {scope: value},
+        absent={scope: absent} if absent else {},
     )
 
 

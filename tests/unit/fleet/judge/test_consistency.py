@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fleet.judge.consistency import contradictions
+from fleet.judge.credibility import incredible
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
-from fleet.judge.judge import judge
+from fleet.judge.judge import host_views, judge
 from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
@@ -128,6 +130,18 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_last_snapshot(lambda metric: replace(metric, unit="%")),
         "has the unit %, and this reading is in",
     ),
+    "bandwidth in another unit": (
+        change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.algbw"),  # type: ignore[operator]
+        "B, and 8 B were moved",
+    ),
+    "bus bandwidth in another unit": (
+        change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.busbw"),  # type: ignore[operator]
+        "3.66e+08 B/s is not 1 times the 2.4e+11 B/s of collective.all_reduce.algbw",
+    ),
+    "access that the copies did not have": (
+        change_figures(lambda item: replace(item, params={**item.params, "access": False}), "peer_copy.bandwidth"),
+        "it is True, and other figures of the benchmark state False",
+    ),
     "negative figure": (
         change_figures(lambda item: replace(item, value=-1.0), "stress.wrong_products"),
         "-1 1 is not credible: it cannot be negative",
@@ -196,6 +210,60 @@ def test_emulated_fp64_may_be_as_fast_as_fp32() -> None:
 
     assert incredible(1.9e14) == []
     assert len(incredible(6.3e16)) == 1
+
+
+INCREDIBLE: dict[str, tuple[Metric, str]] = {
+    "collector": (
+        Metric(name="collector.nvml", unit="ms", values={"host": 1.0}),
+        "has the unit ms, and this reading is in s",
+    ),
+    "GPU in kilodegrees": (
+        Metric(name="gpu.temperature", unit="Cel", values={"gpu=0": 0.051}),
+        "0.051 Cel is not credible: it is at least 2",
+    ),
+    "MTU": (
+        Metric(name="network.mtu", unit="B", values={"nic=eth0": 1.5}),
+        "1.5 B is not credible: it is at least 68",
+    ),
+    "no sensor": (Metric(name="gpu.memory.temperature", unit="Cel", values={"gpu=0": 0}), ""),
+    "hotter than its limit": (Metric(name="gpu.temperature_margin", unit="Cel", values={"gpu=0": -3}), ""),
+}
+
+
+@pytest.mark.parametrize("kind", INCREDIBLE)
+def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
+    metric, reason = INCREDIBLE[kind]
+    taken = Snapshot(stage="benchmark", phase="during", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
+    assert [problem[2] for problem in incredible(taken)] == ([reason] if reason else [])
+
+
+SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
+    "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, and this figure is in FLOP/s"),
+    "sign of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
+    "unit of the median": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
+    "value that no round had": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
+}
+
+
+def with_samples(item: Observation, **fields: float) -> Observation:
+    assert item.samples
+    return replace(item, samples=replace(item.samples, **fields))
+
+
+@pytest.mark.parametrize("kind", SOAK_FIGURES)
+def test_figure_of_a_soak_that_contradicts_its_rounds_is_named(kind: str) -> None:
+    change, reason = SOAK_FIGURES[kind]
+    run = load(MEASURED_RUNS / "h200x4-burnin")
+    alone = run.evidence["h200"]
+    changed = change_figures(change, "stress.throughput")(alone.records[0])
+    (view,) = host_views(run.plan, {"h200": replace(alone, records=(changed,))}, PACKS)
+    problems = [item for item in contradictions(view) if reason in item.reason]
+    assert {(item.name, item.scope) for item in problems} == {
+        ("stress.throughput", f"gpu={index}") for index in range(4)
+    }
+    twice = replace(alone.records[0], observations=(*alone.records[0].observations, alone.records[0].observations[0]))
+    (view,) = host_views(run.plan, {"h200": replace(alone, records=(twice,))}, PACKS)
+    assert [item.reason for item in contradictions(view)] == ["the record has this figure 2 times"]
 
 
 def test_consistent_evidence_is_accepted() -> None:

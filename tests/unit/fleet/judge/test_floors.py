@@ -653,6 +653,15 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             return replace(item, status=UNSUPPORTED, value=None, reason="the part has no such products")
         if item.name == "stress.power":
             return replace(item, value=sheet.get("power", {"value": 900.0})["value"] * 0.97)
+        collective, _, kind = item.name.rpartition(".")
+        if kind in ("algbw", "latency") and collective.startswith("collective."):
+            # as for a bus bandwidth of the same amount: the figures of one collective agree
+            busbw = of_model(replace(item, name=f"{collective}.busbw", value=0.0)).value
+            size = item.params["size_bytes"]
+            assert isinstance(size, int)
+            if not busbw or not isinstance(busbw, int | float):
+                return item
+            return replace(item, value=busbw if kind == "algbw" else size / busbw)
         if item.name == "collective.nvls" or "busbw" not in item.name:
             alike = [
                 rate for rate in by_name.get(item.name, ())

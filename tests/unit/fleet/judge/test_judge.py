@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -908,10 +909,7 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
 
 @pytest.mark.parametrize("op", BENCHMARKS["collective"].settings["ops"])
 def test_each_slow_operation_fails_on_eight_gpus(op: str) -> None:
-    def slow_down(observation: Observation) -> Observation:
-        return replace(observation, value=1e9) if observation.name == f"collective.{op}.busbw" else observation
-
-    verdicts = findings_of_eight_gpus(slow_down)
+    verdicts = findings_of_eight_gpus(partial(builders.slowed_collective, op=op))
     assert {item.verdict for item in verdicts} == {FAIL}
     assert "busbw-8-gpus" in {item.criterion for item in verdicts}
     assert {item.name for item in verdicts} == {f"collective.{op}.busbw"}
@@ -1133,8 +1131,8 @@ def test_figure_below_several_floors_fails_by_the_closest() -> None:
     evidence = builders.evidence(plan)
 
     def slow_down(observation: Observation) -> Observation:
-        hit = observation.name == "collective.all_reduce.busbw" and observation.params["size_bytes"] == 8 << 30
-        return replace(observation, value=1e9) if hit else observation
+        is_largest = observation.params.get("size_bytes") == 8 << 30
+        return builders.slowed_collective(observation, op="all_reduce") if is_largest else observation
 
     evidence["h1"] = builders.with_observations(evidence["h1"], slow_down)
     failures = findings(plan, evidence)
