@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.launches import gang_attempts
+from fleet.judge.localization.launches import Attempt, gang_attempts
 from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Value
@@ -340,6 +340,32 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
                     )
                 )
     return verdicts
+
+
+def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[Verdict]:
+    """Yield a verdict on each host whose record has other members of a launch than the record of one of these members."""
+    for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
+        launches: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
+        for attempt in gang_attempts(plan, evidence, gang):
+            if attempt.number:  # assigned by the control node
+                launches[(attempt.number, attempt.stage)].append(attempt)
+        for (number, stage), attempts in launches.items():
+            for one, other in itertools.combinations(attempts, 2):
+                if set(one.members) & set(other.members):
+                    lists = f"{', '.join(one.members)} and {', '.join(other.members)}"
+                    reason = f"launch {number} was of {lists}, by the records of different hosts"
+                    for host in (*one.launches, *other.launches):
+                        yield Verdict(
+                            host=host,
+                            scope=f"gang={gang}",
+                            name=f"stage.{stage}",
+                            stage=stage,
+                            verdict=INCONCLUSIVE,
+                            criterion="plan",
+                            kind=VerdictKind.CONTRADICTORY,
+                            reason=reason,
+                            source="plan",
+                        )
 
 
 def _launched_together(

@@ -89,6 +89,7 @@ def judge_hosts(
         *judge_pairs(with_record, verdicts),
         *expectations.duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),
+        *expectations.contradictory_members(plan, evidence),
     ]
 
 

@@ -19,6 +19,8 @@ from schemas.times import epoch_seconds
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
+UNREAD_S = 60.0
+"""A launch that takes longer has a snapshot: they are taken every 2 s, and a driver that blocks delays one by 20 s."""
 KEPT_ROUNDS = 4
 """A soak keeps the launches of its first round and of its last three."""
 
@@ -27,6 +29,7 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
     """Yield every part of a record that is not at its place."""
     yield from _order_of_snapshots(record)
     yield from _order_of_launches(record)
+    yield from _unread_launches(record)
     for launch in record.launches:
         for reason in _places_of_ranks(view, launch):
             yield f"stage.{launch.stage}", "host", reason, launch.stage
@@ -45,6 +48,9 @@ def _order_of_snapshots(record: Record) -> Iterator[Problem]:
     for earlier, later in itertools.pairwise(snapshots):
         if _is_earlier(later.at, earlier.at):
             reason = f"the snapshot {later.phase} {later.stage} is of {later.at}, and the one before it of {earlier.at}"
+            yield f"stage.{later.stage}", "host", reason, later.stage
+        elif later.at == earlier.at and "." in later.at:  # older records have no fractions of a second
+            reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} are of one moment"
             yield f"stage.{later.stage}", "host", reason, later.stage
     if snapshots and snapshots[0].stage != PREFLIGHT and any(item.stage == PREFLIGHT for item in snapshots):
         yield f"stage.{PREFLIGHT}", "host", f"the first snapshot is of {snapshots[0].stage}", PREFLIGHT
@@ -80,8 +86,22 @@ def _order_of_launches(record: Record) -> Iterator[Problem]:
             yield f"stage.{later.stage}", "host", reason, later.stage
 
 
+def _unread_launches(record: Record) -> Iterator[Problem]:
+    """The agent takes a snapshot during every launch whose GPUs it watches, unless the launch ends at once."""
+    read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
+    for launch in record.launches:
+        is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
+        if launch.succeeded and is_watched and launch.stage not in read:
+            reason = f"the launch took {launch.duration_s:.0f} s, and the record has no snapshot during it"
+            yield f"stage.{launch.stage}", "host", reason, launch.stage
+
+
 def _places_of_ranks(view: HostView, launch: Launch) -> Iterator[str]:
     """The members of a launch are in rank order, and each has as many ranks as devices."""
+    if launch.culprit and launch.outcome != "failed":
+        yield f"the launch has the outcome {launch.outcome}, and was ended because of {', '.join(launch.culprit.hosts)}"
+    if len({rank.local_rank for rank in launch.ranks}) < len(launch.ranks):
+        yield "the launch has a rank twice"
     if len(set(launch.members)) < len(launch.members):
         yield "the launch has a member twice"
     elif launch.ranks and launch.stage in (BENCHMARK, SOAK, GANG) and view.host.name in launch.members:
@@ -104,3 +124,9 @@ def _rounds(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     series = [(item.name, item.scope, *sorted(item.params.items())) for item in soak.timeline.series]
     if len(set(series)) < len(series):
         yield "the timeline has a series twice"
+    if len(set(soak.timeline.events)) < len(soak.timeline.events):
+        yield "the timeline has an event twice"
+    if max(numbers, default=0) > soak.rounds:
+        yield f"the record has a launch of round {max(numbers)}, and {soak.rounds} rounds began"
+    if bool(soak.ended) != bool(soak.ended_by):
+        yield f"the soak ended at {soak.ended or 'no time'}, by {soak.ended_by or 'nothing'}"

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from agent.diagnose.doctor import build_plan, judge_snapshots
+from agent.sampling.snapshot import utc_now
 from fleet.judge.criteria import Pack, read_pack, read_packs
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -495,7 +496,7 @@ class Machine:
             fault.later(self.root)
             second, gpus = self._take_snapshot("after")
         else:
-            second = replace(first, phase="after")
+            second = replace(first, phase="after", at=utc_now())
         return judge_snapshots(build_plan("h1", 8, first.at), (first, second), gpus, packs)
 
     def _take_healthy_snapshot(self) -> tuple[Snapshot, list[Gpu]]:

@@ -706,7 +706,8 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
         few = Recorder()
         few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
         soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
-        evidence[name] = replace(result, records=(replace(alone, soak=soak, launches=alone.launches[:2]), *rest))
+        launches = tuple(replace(launch, number=number) for number, launch in enumerate(alone.launches[:2], 1))
+        evidence[name] = replace(result, records=(replace(alone, soak=soak, launches=launches), *rest))
     report = merge(short, evidence, read_packs([]))
     assert report.decision == "accepted"
     assert (

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import read_packs
+from fleet.judge.expectations import contradictory_members
 from fleet.judge.judge import Evidence, host_views, judge
 from fleet.judge.sequence import sequence_problems
-from schemas.records import Launch, Record, Snapshot
+from schemas.records import Culprit, Launch, Record, Snapshot
 from schemas.reports import VerdictKind
-from schemas.timeline import Series, Soak, Timeline
+from schemas.timeline import Event, Series, Soak, Timeline
+from schemas.trace import Trace
 from tests import builders
 
 PACKS = read_packs([])
@@ -86,6 +88,26 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         launches(lambda item: replace(item, members=("h1", "h2", "h2"))),
         "the launch has a member twice",
     ),
+    "two snapshots of one moment": (
+        False,
+        snapshots(lambda items: timed(items, f"{LATER[:-1]}.1Z", f"{LATER[:-1]}.2Z", f"{LATER[:-1]}.2Z")),
+        "the snapshots before benchmark and after benchmark are of one moment",
+    ),
+    "no snapshot during a long launch": (
+        False,
+        launches(lambda item: replace(item, duration_s=100.0, timeline=Trace(bucket_s=2.0))),
+        "the launch took 100 s, and the record has no snapshot during it",
+    ),
+    "culprit of a finished launch": (
+        True,
+        launches(lambda item: replace(item, culprit=Culprit(kind="rank_ended", hosts=("h1",), text="rank 1 ended"))),
+        "the launch has the outcome finished, and was ended because of h1",
+    ),
+    "rank of a failed launch twice": (
+        True,
+        launches(lambda item: replace(item, outcome="failed", reason="no", ranks=(item.ranks[0], item.ranks[0]))),
+        "the launch has a rank twice",
+    ),
     "members in another order": (
         True,
         launches(lambda item: replace(item, members=("h2", "h1"))),
@@ -144,6 +166,10 @@ HARMLESS: dict[str, tuple[bool, Change]] = {
         False,
         snapshots(lambda items: timed(items, *[f"2026-11-21T04:00:00{part}Z" for part in ("", ".2", ".25")])),
     ),
+    "a short launch without a snapshot during it": (
+        False,
+        launches(lambda item: replace(item, timeline=Trace(bucket_s=2.0))),
+    ),
     "a launch that ended without ranks": (True, launches(lambda item: replace(item, outcome="failed", ranks=()))),
 }
 
@@ -154,19 +180,27 @@ def test_what_a_healthy_host_records_has_no_problem(kind: str) -> None:
     assert reasons(changed(change, gang=gang)) == []
 
 
-def soak_record(numbers: tuple[int, ...], finished: int, series: tuple[Series, ...] = ()) -> Change:
+def soak_record(
+    numbers: tuple[int, ...],
+    finished: int,
+    series: tuple[Series, ...] = (),
+    events: tuple[Event, ...] = (),
+    **fields: Any,
+) -> Change:
     """Return the record of a soak with these rounds, of which each kept one finished."""
     soak = Soak(
         began=builders.WHEN,
         planned_s=60.0,
         soaked_s=60.0,
         finished=finished,
-        timeline=Timeline(bucket_s=1.0, series=series),
+        timeline=Timeline(bucket_s=1.0, series=series, events=events),
+        **fields,
     )
     kept = tuple(replace(builders.launch("soak", ("h2",), devices=2), number=number) for number in numbers)
     return lambda record: replace(record, launches=(*record.launches, *kept), soak=soak)
 
 
+REPLAY = Event(at_s=1.0, until_s=2.0, name="gpu.pcie.replays", scope="gpu=0", count=1)
 ONE = Series(name="gemm.throughput", scope="gpu=0", unit="FLOP/s", params={"dtype": "bf16"})
 SOAKS: dict[str, tuple[Change, list[str]]] = {
     "few rounds": (soak_record((1, 2), 2), []),
@@ -174,7 +208,10 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "one figure of two settings": (soak_record((1,), 1, (ONE, replace(ONE, params={"dtype": "fp8"}))), []),
     "more launches than rounds": (
         soak_record((1, 2, 3), 2),
-        ["3 rounds finished by their launches, 2 by the soak"],
+        [
+            "3 rounds finished by their launches, 2 by the soak",
+            "the record has a launch of round 3, and 2 rounds began",
+        ],
     ),
     "a launch is missing": (
         soak_record((1, 8, 9), 9),
@@ -182,6 +219,13 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     ),
     "a round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
     "two rounds exchanged": (soak_record((2, 1), 2), ["the rounds are not in order: 2, 1"]),
+    "a round that was cut off": (soak_record((1, 3), 2, cut=1), []),
+    "more rounds than began": (soak_record((1, 3), 2), ["the record has a launch of round 3, and 2 rounds began"]),
+    "ended without a cause": (
+        soak_record((1,), 1, ended=LATER),
+        [f"the soak ended at {LATER}, by nothing"],
+    ),
+    "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has an event twice"]),
     "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a series twice"]),
 }
 
@@ -195,3 +239,29 @@ def test_rounds_of_a_soak_are_in_order_and_complete(kind: str) -> None:
 def test_text_that_is_no_time_is_left_to_the_check_of_times() -> None:
     evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
     assert reasons(evidence) == []
+
+
+def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> None:
+    """Parts of a gang may be launched at once, under one number; one host is never in two of them."""
+    numbered = {
+        host: Evidence(records=tuple(launches(lambda item: replace(item, number=1))(record) for record in item.records))
+        for host, item in builders.evidence(PLAN).items()
+    }
+
+    def contradictions(first: tuple[str, ...], second: tuple[str, ...]) -> list[tuple[str, str]]:
+        members = {"h1": first, "h2": second}
+        evidence = {
+            host: Evidence(
+                records=tuple(
+                    launches(lambda item: replace(item, members=members[host]))(record) if record.gang else record  # noqa: B023
+                    for record in item.records
+                )
+            )
+            for host, item in numbered.items()
+        }
+        return [(verdict.host, verdict.reason) for verdict in contradictory_members(PLAN, evidence)]
+
+    reason = "launch 1 was of h1, h2 and h2, by the records of different hosts"
+    assert contradictions(("h1", "h2"), ("h1", "h2")) == []
+    assert contradictions(("h1",), ("h2",)) == []
+    assert contradictions(("h1", "h2"), ("h2",)) == [("h1", reason), ("h2", reason)]
