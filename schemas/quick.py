@@ -47,12 +47,6 @@ def text(value: documents.Json) -> str:
     return documents.escaped(encoded.decode()) + "\n"
 
 
-def token(metric: Metric) -> int:
-    """Return the number that a `Reader` gave a metric: equal numbers mean equal metrics; 0 if it has none."""
-    number: int = metric.__dict__.get("token", 0)
-    return number
-
-
 class Reader:
     """Reads records of one run. Metrics with the same bytes are the same object."""
 
@@ -113,7 +107,7 @@ class Reader:
         if not is_checked and metric_problem(metric):
             return None
         self._tokens += 1
-        vars(metric)["token"] = self._tokens  # identifies the metric; a number is never reused
+        vars(metric)["token"] = self._tokens  # a number is never reused
         kept = self._kept[raw] = (metric, raw.count(b":"))
         return kept
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from schemas.timeline import Soak
 from schemas.trace import Trace
@@ -70,6 +70,8 @@ class Metric:
     values: Mapping[str, Value] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     """Scope -> `status: reason`."""
+    token: ClassVar[int] = 0
+    """Number that a `quick.Reader` gives a metric: equal numbers mean equal metrics; 0 if it has none."""
 
     @cached_property
     def least(self) -> float:

@@ -6,6 +6,7 @@ import heapq
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from schemas.baselines import HostBaseline
 from schemas.catalogue import BENCHMARKS, DURATION
@@ -98,6 +99,7 @@ def with_gpu_scope(observation: Observation, gpu_scopes: Mapping[str, str]) -> O
     return replace(observation, scope=scope.on(gpu_scopes[scope.device])) if scope.device in gpu_scopes else observation
 
 
+@lru_cache(maxsize=4096)
 def from_benchmark(name: str) -> bool:
     """Return whether observations of that name come from a benchmark. All others come from collectors."""
     return name.split(".")[0] in _PREFIXES

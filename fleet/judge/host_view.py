@@ -100,7 +100,9 @@ class HostView:
         It is the most that either GPU reported in any snapshot: a link that is down at one end still belongs to the pair.
         """
         links: dict[str, int] = {}
-        for _, metric in self.observations.metrics.get("gpu.peer.link", ()):
+        # Snapshots that read the same share one metric.
+        metrics = {id(metric): metric for _, metric in self.observations.metrics.get("gpu.peer.link", ())}
+        for metric in metrics.values():
             for scope, path in metric.values.items():
                 number = _nvlinks_of_path(str(path))
                 labels = Scope.parse(scope).labels
@@ -160,7 +162,8 @@ class HostView:
     def unmeasured_gpus(self) -> list[str]:
         """Return the scopes of planned GPUs without any measurement."""
         scopes = self.host.scopes if self.host.device == "gpu" else ()
-        return [scope for scope in scopes if not self.measured_at(scope)]
+        with_reading = self.observations.with_reading(scopes)
+        return [scope for scope in scopes if scope not in with_reading and not self.measured_at(scope)]
 
     def measured_at(self, scope: str) -> bool:
         """Return whether anything was measured in that scope."""

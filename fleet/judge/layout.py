@@ -12,7 +12,6 @@ from itertools import chain
 
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.host_view import HostView
-from schemas import quick
 from schemas.records import ERROR, MEASURED, Observation, Value
 from schemas.stages import GANG
 
@@ -33,7 +32,7 @@ class HostValues:
         self.values: list[Value] = [item.value for item in self.observations]
         self.versions = tuple(view.evidence.software().items())
         self.tokens = {
-            name: tuple([quick.token(metric) for _, metric in readings])
+            name: tuple([metric.token for _, metric in readings])
             for name, readings in view.observations.metrics.items()
         }
         """Name -> a key of the readings of that name. Equal keys mean equal readings; a 0 means that a reading has no key."""

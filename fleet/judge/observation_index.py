@@ -20,15 +20,12 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
     def __init__(self, evidence: Evidence) -> None:
         self._gpu_scopes = evidence.gpu_scopes()
-        self.metrics: dict[str, list[tuple[Snapshot, Metric]]] = {}
-        """Name -> the snapshots that have it."""
-        metrics = self.metrics
+        metrics: dict[str, list[tuple[Snapshot, Metric]]] = defaultdict(list)
         for snapshot in evidence.snapshots():
             for metric in snapshot.metrics:
-                if metric.name in metrics:
-                    metrics[metric.name].append((snapshot, metric))
-                else:
-                    metrics[metric.name] = [(snapshot, metric)]
+                metrics[metric.name].append((snapshot, metric))
+        self.metrics = dict(metrics)
+        """Name -> the snapshots that have it."""
         self._others: dict[str, list[Observation]] = {}
         self._versions = evidence.versions()
         for observation in (*evidence.benchmarks(), *self._versions):
@@ -85,6 +82,16 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         if any(scope in metric.values for metrics in self.metrics.values() for _, metric in metrics):
             return True
         return any(item.scope == scope and item.status == MEASURED for name in self for item in self[name])
+
+    def with_reading(self, scopes: Iterable[str]) -> set[str]:
+        """Return those of the scopes that have a reading in a snapshot."""
+        without, scopes = {*scopes}, {*scopes}
+        for metrics in self.metrics.values():
+            if not without:
+                break
+            for _, metric in metrics:
+                without -= metric.values.keys()
+        return scopes - without
 
     def stages(self) -> set[str]:
         """Return the stages with any observation; versions of the ranks do not count."""

@@ -43,13 +43,16 @@ def refused_readings(view: HostView) -> Iterator[Verdict]:
 
     Left out are readings that a shipped criterion of one part judges, and GPUs that do not answer or require a recovery action.
     """
+    refused = {name: absent for name in BASIC if (absent := _last_absent(view, name))}
+    if not refused:
+        return
     excluded = {*_last_absent(view, _IDENTITY), *view.unmeasured_gpus, *_in_recovery(view)}
     criteria = [item for item in view.criteria().values() if item.origin not in view.operator_packs]
     judged = [item for item in criteria if item.name.startswith("gpu.") and item.same_as_fleet is None]
-    for name in BASIC:
+    for name, absent in refused.items():
         if any(criterion.matches_name(name) for criterion in judged):
             continue
-        for scope, (why, stage) in _last_absent(view, name).items():
+        for scope, (why, stage) in absent.items():
             status, _, reason = why.partition(": ")
             if status == ERROR and Scope.parse(scope).device not in excluded:
                 yield view.inconclusive(name, scope, f"the driver refuses it: {reason}", stage, kind=VerdictKind.ERROR)

@@ -116,7 +116,7 @@ class RecordReader:
 
     def _parse(self, path: str, text: bytes) -> Record:
         """Return the record in `text`. Raise DocumentError if it is invalid."""
-        digest = hashlib.blake2b(text, digest_size=16).digest()
+        digest = hashlib.sha256(text).digest()  # processors have instructions for it: twice as fast as BLAKE2
         record = self._reader.record(text, is_checked=self.checked.get(path) == digest)
         if record is not None:
             self.checked[path] = digest

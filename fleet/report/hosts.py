@@ -20,7 +20,6 @@ from fleet.judge.passes import PassCounter, Remaining
 from fleet.judge.tally import Tally
 from fleet.records.versions import compared_criteria, version_names, versions
 from fleet.report.facts import FactCollector, HostFacts
-from schemas import quick
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
 from schemas.reports import (
@@ -202,7 +201,7 @@ class HostJudge:
             self._shared[key] = version_names(view.observations, compared)
         names = self._shared[key]
         metrics = view.observations.metrics
-        tokens = tuple(quick.token(metric) for name in names for _, metric in metrics.get(name, ()))
+        tokens = tuple(metric.token for name in names for _, metric in metrics.get(name, ()))
         if 0 in tokens or any(name not in metrics for name in names):
             return versions(view.evidence, criteria, view.observations)
         key = ("versions", view.kind, tokens, *view.evidence.software().items())
