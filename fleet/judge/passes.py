@@ -1,16 +1,16 @@
 """Count the criteria that a host passes without building their verdicts.
 
 Most verdicts of a fleet are passes, and many of them are alike. This module counts only certain passes; `judge` evaluates
-everything else. Equal readings are evaluated once. Benchmark values are compared with limits that were computed once for all
-hosts of a layout.
+everything else. Equal readings are evaluated once. Numbers are compared with limits that were computed once for all hosts of a
+layout.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.judge import expectations, outliers
@@ -25,8 +25,9 @@ from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.paths import is_bandwidth_name
 from fleet.judge.row import MAX_FARTHEST, TallyRow
+from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.tally import Tally
-from fleet.judge.uniformity import group_name
+from fleet.judge.uniformity import GroupKey, group_keys, group_name
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
@@ -52,14 +53,22 @@ class _Check:
     """Whether the row counts passing numbers without their limit."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Step:
     """How one criterion is applied to the hosts of a layout: by `checks`, or by the readings of `names`."""
 
     criterion: Criterion
+    number: int = 0
+    """Its position among the steps of the layout."""
     checks: Sequence[_Check] | None = None
     names: tuple[str, ...] | None = None
     """If checks and names are None, the criterion is evaluated in full."""
+    passes: list[Verdict] = field(default_factory=list)
+    """The verdicts on shared readings: all of them pass."""
+    group_keys: tuple[GroupKey, ...] = ()
+    """The groups of the shared readings, for a criterion that compares hosts."""
+    majority: Hashable = None
+    """What these groups require (`ValueGroups.majority`)."""
 
 
 @dataclass(kw_only=True)
@@ -68,6 +77,13 @@ class Layout:
 
     number: int
     steps: list[_Step]
+    """Those that each host is judged by: all except the shared ones, in the order of the criteria."""
+    shared: SharedReadings[_Step]
+    """Steps with the same passes on all hosts so far."""
+    shared_group: tuple[str, str] | None = None
+    """Gang and rack of the last host."""
+    alike: _Repeated
+    """The passes of the shared steps, and the hosts so far."""
     is_complete: bool
     """Everything that the plan expects was measured, except by pairs of hosts."""
     statuses: Counter[str]
@@ -126,7 +142,9 @@ class PassCounter:
     def __init__(self, stats: FleetStats, tally: Tally, positions: Mapping[str, int], evaluate: Evaluate) -> None:
         """`positions` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
         self._stats, self._tally, self._positions, self._evaluate = stats, tally, positions, evaluate
-        self._layouts: BoundedCache[Any, Layout] = BoundedCache(MAX_LAYOUTS)
+        self._layouts: BoundedCache[Any, Layout] = BoundedCache(
+            MAX_LAYOUTS, lambda layout: self._count_repeated(layout.alike)
+        )
         self._compiled = 0
         self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._count_repeated)
 
@@ -148,6 +166,9 @@ class PassCounter:
         remaining = Remaining(criteria=[], values=values, layout=layout)
         remaining.plan_is_met = layout.is_complete and values.has_all_partners()
         name, position = view.host.name, self._positions[view.host.name]
+        self._unshare(layout, values)
+        layout.alike.add(position, name)
+        remaining.passes += len(layout.alike.passes)
         for step in layout.steps:
             if step.checks is not None:
                 passed = _all_pass(step.checks, values.values)
@@ -194,6 +215,40 @@ class PassCounter:
         if repeated and repeated.count:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
+    def _unshare(self, layout: Layout, values: HostValues) -> None:
+        """Judge each host from now on by the steps whose readings, or the majority of whose groups, differ on this host."""
+        view = values.view
+        changed = layout.shared.remove_changed(values)
+        if layout.shared_group != (view.host.gang, view.host.rack):
+            layout.shared_group = (view.host.gang, view.host.rack)
+            changed += layout.shared.remove(
+                [step for step in layout.shared.steps if self._majority(view, step) != step.majority]
+            )
+        if changed:
+            alike = layout.alike
+            self._count_repeated(replace(alike, passes=[verdict for step in changed for verdict in step.passes]))
+            alike.passes = [verdict for step in layout.shared.steps for verdict in step.passes]
+            layout.steps = sorted([*layout.steps, *changed], key=lambda step: step.number)
+
+    def _majority(self, view: HostView, step: _Step) -> Hashable:
+        return (
+            self._stats.groups.majority(view, step.criterion, step.group_keys) if step.criterion.same_as_fleet else None
+        )
+
+    def _shared(self, values: HostValues, steps: Iterable[_Step]) -> SharedReadings[_Step]:
+        """Return those of the steps that may be shared: they pass on the first host of the layout."""
+        view, names = values.view, {}
+        for step in steps:
+            if step.names is None or values.readings_key(step.names) is None:
+                continue
+            step.passes = self._evaluate(view, step.criterion)
+            if all(verdict.verdict == PASS for verdict in step.passes):
+                names[step] = step.names
+                if step.criterion.same_as_fleet:
+                    step.group_keys = group_keys(view, step.criterion)
+                step.majority = self._majority(view, step)
+        return SharedReadings(values, names)
+
     def _compile(self, values: HostValues) -> Layout:
         view, positions = values.view, values.positions()
         incomplete = [
@@ -203,9 +258,14 @@ class PassCounter:
         ]
         all_steps = (self._step(values, criterion, positions) for criterion in view.criteria().values())
         steps = [step for step in all_steps if step]
+        for number, step in enumerate(steps):
+            step.number = number
+        shared = self._shared(values, steps)
         return Layout(
             number=self._compiled,
-            steps=steps,
+            steps=[step for step in steps if step not in shared.steps],
+            shared=shared,
+            alike=_Repeated(passes=[verdict for step in shared.steps for verdict in step.passes]),
             is_complete=not incomplete,
             statuses=Counter(
                 item.status if (item := view.lookup.find(expectation, scope)) else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.judge.absence import with_absence
@@ -219,6 +219,20 @@ class ValueGroups:
             self._common[kind] = {scope: group for scope, group in of_kind.items() if 2 * group.total > hosts}
         return self._common[kind]
 
+    def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
+        """Return what the groups of a host require; if it is the same for two hosts, equal readings have equal passes.
+
+        The keys are those of any host with these readings (`group_keys`).
+        """
+        gang = group_name(view, criterion)
+        groups = [self._groups.get((*key[:3], gang, key[4])) for key in keys]
+        required = [
+            (min(group.total, 2), type(value := group.reference(criterion)[0]), value) if group else None
+            for group in groups
+        ]
+        parts = frozenset(self.common_parts(view, criterion)) if criterion.complete else None
+        return tuple(required), parts, self.has_value(view, criterion)
+
     def has_value(self, view: HostView, criterion: Criterion) -> bool:
         """Return whether any host of the group reports a value for this criterion."""
         return _kind_key(view, criterion) in self._kinds
@@ -262,6 +276,13 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
         key = (criterion.id, item.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
         return key, "part" if scope.below else "GPU"
     return (criterion.id, item.name, models, gang, item.scope), "host"
+
+
+def group_keys(view: HostView, criterion: Criterion) -> tuple[GroupKey, ...]:
+    """Return the groups of everything that the criterion compares on a host."""
+    return tuple(
+        dict.fromkeys(group_key(view, criterion, observation)[0] for observation in _compared(view, criterion))
+    )
 
 
 def has_observation(view: HostView, criterion: Criterion) -> bool:

@@ -1,0 +1,36 @@
+"""The part of a layout's readings that is equal on all hosts so far: what follows from it is computed once for all of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from fleet.judge.layout import HostValues
+
+Step = TypeVar("Step")
+
+
+class SharedReadings(Generic[Step]):
+    """Steps, each with the names of its readings, while all hosts of a layout have the same readings of these names."""
+
+    def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
+        """Share the steps of `names` unless a reading of the first host has no key."""
+        self.steps = {step: of_step for step, of_step in names.items() if values.readings_key(of_step) is not None}
+        self._tokens = {name: values.tokens[name] for names in self.steps.values() for name in names}
+
+    def remove_changed(self, values: HostValues) -> list[Step]:
+        """Remove the steps whose readings on this host differ from those of the hosts before it, and return them."""
+        tokens = values.tokens
+        if all(map(operator.eq, map(tokens.__getitem__, self._tokens), self._tokens.values())):
+            return []
+        changed = {name for name, expected in self._tokens.items() if tokens[name] != expected}
+        return self.remove([step for step, names in self.steps.items() if not changed.isdisjoint(names)])
+
+    def remove(self, steps: list[Step]) -> list[Step]:
+        """Remove steps, and return them."""
+        for step in steps:
+            del self.steps[step]
+        used = {name for names in self.steps.values() for name in names}
+        self._tokens = {name: tokens for name, tokens in self._tokens.items() if name in used}
+        return steps
