@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,9 @@ from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.outliers import FigureKey
 from fleet.judge.paths import is_bandwidth_name, slow_transport
+from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
-from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, part_values
+from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_values
 from schemas.records import MEASURED, Observation, Value
 
 MAX_LAYOUTS, MAX_READINGS = 500, 50_000
@@ -27,7 +29,8 @@ MAX_LAYOUTS, MAX_READINGS = 500, 50_000
 class _Readings:
     """What equal readings add to the statistics, and the number of hosts that have them."""
 
-    parts: list[PartValue]
+    parts: list[tuple[PartValue, int]]
+    """Each value, with the number of equal parts of the host that have it."""
     figures: list[tuple[FigureKey, str, float]]
     hosts: int = 0
 
@@ -51,6 +54,16 @@ class _Bandwidth:
     """The limit of a criterion that does not compare with the fleet."""
 
 
+@dataclass(kw_only=True, eq=False)
+class _Step:
+    """A criterion with `same_as_fleet` on readings, or None for all readings with `vs_fleet`."""
+
+    criterion: Criterion | None
+    names: tuple[str, ...]
+    readings: _Readings
+    """Those of the first host of the layout."""
+
+
 @dataclass(kw_only=True)
 class _Layout:
     """What the hosts of one layout add to the statistics, by the positions of their values."""
@@ -61,8 +74,11 @@ class _Layout:
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
     bandwidths: list[_Bandwidth] = field(default_factory=list)
-    readings: list[tuple[Criterion | None, tuple[str, ...]]] = field(default_factory=list)
-    """Criteria with `same_as_fleet` on readings, and None for readings with `vs_fleet`; each with its names."""
+    readings: list[_Step] = field(default_factory=list)
+    """The steps that are not shared."""
+    shared: SharedReadings[_Step]
+    hosts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Gang and rack -> number of its hosts, which all have the shared readings."""
 
 
 class Gatherer:
@@ -70,7 +86,9 @@ class Gatherer:
 
     def __init__(self, planned: Planned) -> None:
         self._stats = FleetStats(planned)
-        self._layouts: BoundedCache[Any, _Layout] = BoundedCache(MAX_LAYOUTS)
+        self._layouts: BoundedCache[Any, _Layout] = BoundedCache(
+            MAX_LAYOUTS, lambda layout: self._count_shared(layout, layout.shared.steps)
+        )
         self._compiled = 0
         self._readings: BoundedCache[Any, _Readings] = BoundedCache(MAX_READINGS, self._count)
 
@@ -96,8 +114,12 @@ class Gatherer:
         for kind, figure, value in ranks:
             self._stats.ranks.add_figure(kind, figure, float(value))  # type: ignore[arg-type]
         self._add_bandwidths(layout, host)
-        for criterion, names in layout.readings:
-            self._add_readings(layout, host, criterion, names)
+        if changed := layout.shared.remove_changed(host):
+            self._count_shared(layout, changed)
+            layout.readings += changed
+        layout.hosts[(view.host.gang, view.host.rack)] += 1
+        for step in layout.readings:
+            self._add_readings(layout, host, step)
 
     def finish(self) -> FleetStats:
         """Return the statistics of all hosts that were added."""
@@ -106,16 +128,27 @@ class Gatherer:
         return self._stats
 
     def _count(self, readings: _Readings) -> None:
-        for part in readings.parts:
-            self._stats.groups.add_part(part, readings.hosts)
+        for part, parts in readings.parts:
+            self._stats.groups.add_part(part, parts * readings.hosts)
         for key, scope, number in readings.figures:
             self._stats.figures.add_figure(key, scope, number, readings.hosts)
 
-    def _add_readings(
-        self, layout: _Layout, host: HostValues, criterion: Criterion | None, names: tuple[str, ...]
-    ) -> None:
-        view = host.view
-        tokens = host.readings_key(names)
+    def _count_shared(self, layout: _Layout, steps: Iterable[_Step]) -> None:
+        """Count the readings of these steps for all hosts of the layout so far."""
+        hosts = layout.hosts.total()
+        for step in steps if hosts else ():
+            for key, scope, number in step.readings.figures:
+                self._stats.figures.add_figure(key, scope, number, hosts)
+            if step.criterion is None:
+                continue
+            for (gang, rack), count in layout.hosts.items():
+                group = name_of_group(step.criterion, gang, rack)
+                for part, parts in step.readings.parts:
+                    self._stats.groups.add_part(part.in_group(group), parts * count)
+
+    def _add_readings(self, layout: _Layout, host: HostValues, step: _Step) -> None:
+        view, criterion = host.view, step.criterion
+        tokens = host.readings_key(step.names)
         key = (
             layout.number,
             criterion.id if criterion else "",
@@ -124,18 +157,23 @@ class Gatherer:
         )
         readings = self._readings.get(key) if tokens is not None else None
         if readings is None:
-            readings = _Readings(
-                parts=part_values(view, criterion) if criterion else [],
-                figures=[item for name in names for item in self._stats.figures.figures(view, name)]
-                if criterion is None
-                else [],
-            )
+            readings = self._readings_of(view, criterion, step.names)
             if tokens is None:
                 readings.hosts = 1
                 self._count(readings)
                 return
             self._readings[key] = readings
         readings.hosts += 1
+
+    def _readings_of(self, view: HostView, criterion: Criterion | None, names: tuple[str, ...]) -> _Readings:
+        if criterion is None:
+            return _Readings(
+                parts=[], figures=[item for name in names for item in self._stats.figures.figures(view, name)]
+            )
+        parts: dict[Hashable, list[PartValue]] = defaultdict(list)
+        for part in part_values(view, criterion):
+            parts[(part.key, type(part.value), part.value)].append(part)
+        return _Readings(parts=[(equal[0], len(equal)) for equal in parts.values()], figures=[])
 
     def _add_bandwidths(self, layout: _Layout, host: HostValues) -> None:
         for item in layout.bandwidths:
@@ -154,12 +192,18 @@ class Gatherer:
                 self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
 
     def _compile(self, host: HostValues) -> _Layout:
-        layout = _Layout(number=self._compiled)
+        steps, is_plain = self._reading_steps(host.view)
+        shared = SharedReadings(host, {step: step.names for step in steps})
+        layout = _Layout(
+            number=self._compiled,
+            is_plain=is_plain,
+            shared=shared,
+            readings=[step for step in steps if step not in shared.steps],
+        )
         try:
             self._compile_figures(host, layout)
         except KeyError:  # an observation without a fixed position
             layout.is_plain = False
-        self._compile_readings(host.view, layout)
         return layout
 
     def _compile_figures(self, host: HostValues, layout: _Layout) -> None:
@@ -184,24 +228,31 @@ class Gatherer:
                 if measured:
                     layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
 
-    def _compile_readings(self, view: HostView, layout: _Layout) -> None:
-        """Add the criteria that compare readings with those of other hosts."""
+    def _reading_steps(self, view: HostView) -> tuple[list[_Step], bool]:
+        """Return the criteria that compare readings between hosts, and whether none of them is for results of benchmarks."""
         metrics = tuple(view.observations.metrics)
+        chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []
         compared: list[str] = []
+        is_plain = True
         for criterion in view.criteria().values():
             names = tuple(name for name in metrics if criterion.matches_name(name))
             if criterion.same_as_fleet and criterion.among in WITHIN_HOST:
                 continue  # compared within each host
             if criterion.same_as_fleet:
-                layout.is_plain &= not any(map(criterion.matches_name, _benchmark_names(view)))
+                is_plain &= not any(map(criterion.matches_name, _benchmark_names(view)))
                 if criterion.name.startswith(f"{LAUNCH}."):
-                    layout.readings.append((criterion, ()))
+                    chosen.append((criterion, ()))
                 elif names:
-                    layout.readings.append((criterion, names))
+                    chosen.append((criterion, names))
             elif criterion.vs_fleet:
                 compared += names
         if compared:
-            layout.readings.append((None, tuple(dict.fromkeys(compared))))
+            chosen.append((None, tuple(dict.fromkeys(compared))))
+        steps = [
+            _Step(criterion=criterion, names=names, readings=self._readings_of(view, criterion, names))
+            for criterion, names in chosen
+        ]
+        return steps, is_plain
 
     def _bandwidth(
         self, host: HostValues, criterion: Criterion, measured: list[Observation], positions: dict[int, int]

@@ -154,7 +154,12 @@ def is_alike(criterion: Criterion, value: Value, reference: Value) -> bool:
 
 def group_name(view: HostView, criterion: Criterion) -> str:
     """Return what the members of a host's group share besides the GPU model: the gang, or the rack."""
-    return f"rack {view.host.rack}" if criterion.among == RACK else view.host.gang
+    return name_of_group(criterion, view.host.gang, view.host.rack)
+
+
+def name_of_group(criterion: Criterion, gang: str, rack: str) -> str:
+    """Return the name of the group of the hosts of this gang and rack."""
+    return f"rack {rack}" if criterion.among == RACK else gang
 
 
 def _exact(value: Value) -> tuple[bool, Value]:
@@ -170,6 +175,10 @@ class PartValue:
     what: str
     value: Value
     kind: KindKey
+
+    def in_group(self, group: str) -> PartValue:
+        """Return the same value of a part in another gang or rack (`group_name`)."""
+        return replace(self, key=(*self.key[:3], group, self.key[4]), kind=(*self.kind[:2], group))
 
 
 class ValueGroups:
