@@ -24,6 +24,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.paths import is_bandwidth_name
+from fleet.judge.reading_checks import ReadingCheck, reading_check
 from fleet.judge.row import MAX_FARTHEST, TallyRow
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.tally import Tally
@@ -63,6 +64,8 @@ class _Step:
     checks: Sequence[_Check] | None = None
     names: tuple[str, ...] | None = None
     """If checks and names are None, the criterion is evaluated in full."""
+    numbers: ReadingCheck | None = None
+    """How the readings are compared, once a host has passed."""
     passes: list[Verdict] = field(default_factory=list)
     """The verdicts on shared readings: all of them pass."""
     group_keys: tuple[GroupKey, ...] = ()
@@ -184,6 +187,9 @@ class PassCounter:
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
         """Return whether the criterion passes on the readings of this host; if not, keep its verdicts in `remaining`."""
         view, criterion, names = values.view, step.criterion, step.names or ()
+        if step.numbers and (passes := step.numbers.count_passes(view, self._positions[view.host.name])):
+            remaining.passes += passes
+            return True
         tokens = values.readings_key(names)
         key = (
             remaining.layout_number,
@@ -206,6 +212,8 @@ class PassCounter:
             return False
         for verdict in verdicts:
             self._tally.add(verdict)
+        if step.numbers is None:
+            step.numbers = reading_check(view, criterion, names, verdicts, list(map(self._tally.row, verdicts)))
         remaining.passes += len(verdicts)
         if tokens is not None:
             self._readings[key] = _Repeated(passes=verdicts)

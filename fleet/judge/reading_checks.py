@@ -1,0 +1,98 @@
+"""Compare the numbers of one reading with a limit, in all hosts of a layout, without building observations and verdicts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.evaluate import COMPARE
+from fleet.judge.finding import FLOORS
+from fleet.judge.host_view import HostView
+from fleet.judge.row import TallyRow
+from schemas.reports import Verdict
+from schemas.scopes import Scope
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadingCheck:
+    """A reading whose number in each part and each snapshot must hold a limit, or its increase over the run."""
+
+    name: str
+    snapshots: list[tuple[str, str]]
+    """Stage and phase of the snapshots that have the reading."""
+    scopes: tuple[str, ...]
+    """All scopes of the reading, in its order."""
+    judged: tuple[str, ...]
+    """The scopes that the criterion is for."""
+    is_increase: bool
+    operator: str
+    limit: float
+    row: TallyRow
+
+    def count_passes(self, view: HostView, position: int) -> int:
+        """Count the passes of a host and return their number; 0, and nothing is counted, unless it certainly passes."""
+        readings = view.observations.metrics[self.name]
+        if [(snapshot.stage, snapshot.phase) for snapshot, _ in readings] != self.snapshots:
+            return 0
+        metrics = [metric for _, metric in readings]
+        if any(metric.absent or tuple(metric.values) != self.scopes for metric in metrics):
+            return 0
+        holds, limit, values = COMPARE[self.operator], self.limit, []
+        for scope in self.judged:
+            numbers = [metric.values[scope] for metric in metrics]
+            if not all(type(number) is float or type(number) is int for number in numbers):
+                return 0
+            if self.is_increase:
+                steps = [float(later) - float(earlier) for earlier, later in itertools.pairwise(numbers)]  # type: ignore[arg-type]
+                if min(steps) < 0:
+                    return 0  # the counter was reset
+                numbers = [sum(steps)]
+            if not all(holds(number, limit) for number in numbers):  # type: ignore[arg-type]
+                return 0
+            values.append(numbers[-1])
+        for scope, value in zip(self.judged, values, strict=True):
+            self.row.add_pass(value, position, view.host.name, scope)  # type: ignore[arg-type]
+        return len(values)
+
+
+def reading_check(
+    view: HostView, criterion: Criterion, names: Sequence[str], passes: Sequence[Verdict], rows: Sequence[TallyRow]
+) -> ReadingCheck | None:
+    """Return the check of a criterion that all readings of this host pass; None if it takes more than one comparison.
+
+    Args:
+        view: the host.
+        criterion: judges readings.
+        names: those that it judges.
+        passes: the verdicts on this host, which must be certain passes.
+        rows: the rows in which they are counted.
+    """
+    is_simple = not (
+        criterion.stage or "phase" in criterion.where or criterion.best_of_run or criterion.operator == "eq"
+        or criterion.same_as_fleet is not None or criterion.baseline is not None
+        or (criterion.delta and criterion.operator in FLOORS) or criterion.name not in names or len(names) > 1
+    )  # fmt: skip
+    if not is_simple or not passes:
+        return None
+    readings = view.observations.metrics[criterion.name]
+    scopes, row, limit = tuple(readings[0][1].values), rows[0], passes[0].limit
+    if any(metric.absent or tuple(metric.values) != scopes for _, metric in readings):
+        return None
+    if any(Scope.parse(scope).device_kind == "pci" for scope in scopes):
+        return None  # the address may be that of a GPU
+    if type(limit) not in (float, int) or row.operator != criterion.operator:
+        return None
+    if any(verdict.limit != limit for verdict in passes) or any(other is not row for other in rows):
+        return None
+    return ReadingCheck(
+        name=criterion.name,
+        snapshots=[(snapshot.stage, snapshot.phase) for snapshot, _ in readings],
+        scopes=scopes,
+        judged=tuple(verdict.scope for verdict in passes),
+        is_increase=criterion.delta,
+        operator=criterion.operator,
+        limit=limit,  # type: ignore[arg-type]
+        row=row,
+    )
