@@ -16,7 +16,7 @@ from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.benchmarks.communication import bus_factor
-from schemas.catalogue import DURATION
+from schemas.catalogue import DURATION, output_of
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.scopes import Scope
 from schemas.stages import GANG
@@ -33,6 +33,11 @@ CREDIBLE_RATIO = 20.0
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
 collective are one measurement, and agree as closely."""
 RELATIVE = 1e-3
+FACTORS = {
+    ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",
+    ("stress.efficiency", "stress.power"): "stress.throughput",
+}
+"""Two figures of a device -> their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
 """Figure -> the parameter of other figures of its benchmark that states the same."""
 LEAST_FOR_PRECISION = 6
@@ -55,6 +60,8 @@ class FigureStructure:
     """Position of a figure -> the value that the parameters of other figures state for it."""
     products: tuple[tuple[int, int, float], ...]
     """Positions of a rate and of a time -> the amount that is their product."""
+    factors: tuple[tuple[int, int, int], ...]
+    """Positions of two figures, and of their product."""
     ratios: tuple[tuple[int, int, float], ...]
     """Positions of two figures -> the first divided by the second."""
     is_soak: bool = False
@@ -105,6 +112,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         problems += _different_settings(items, group)
     problems += _wrong_participants(view, items)
     products, ratios = _relations(items)
+    problems += _without_ranks(items)
     return FigureStructure(
         problems=tuple(problems),
         most=tuple(most),
@@ -112,6 +120,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         sampled=tuple(position for position, item in enumerate(items) if item.samples and item.status == MEASURED),
         stated=tuple(_stated_values(items)),
         products=tuple(products),
+        factors=tuple(_factors(items)),
         ratios=tuple(ratios),
         is_soak=is_soak,
     )
@@ -199,11 +208,11 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
     benchmarks: dict[tuple[str, ...], dict[str, Value]] = defaultdict(dict)
     for item in items:
         if item.status == MEASURED and item.name not in STATED:
-            stated = benchmarks[(item.stage, item.scope, item.name.partition(".")[0])]
+            stated = benchmarks[_measurement(item)]
             stated |= {name: item.params[name] for name in STATED.values() if name in item.params}
     for position, item in enumerate(items):
         if item.status == MEASURED and item.name in STATED:
-            stated = benchmarks[(item.stage, item.scope, item.name.partition(".")[0])]
+            stated = benchmarks[_measurement(item)]
             if STATED[item.name] in stated:
                 yield position, stated[STATED[item.name]]
 
@@ -238,6 +247,34 @@ def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float
     return products, ratios
 
 
+def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
+    """Yield the positions of two figures and their product, for each device and type."""
+    names = {name for pair, product in FACTORS.items() for name in (*pair, product)}
+    positions: dict[tuple[str, str, Value], dict[str, int]] = defaultdict(dict)
+    for position, item in enumerate(items):
+        if item.name in names and item.status == MEASURED:
+            positions[(item.stage, item.scope, item.params.get("dtype"))][item.name] = position
+    for of_device in positions.values():
+        for (first, second), product in FACTORS.items():
+            if first in of_device and second in of_device and product in of_device:
+                yield of_device[first], of_device[second], of_device[product]
+
+
+def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
+    """Yield the figures of all ranks without parameters, if others of the benchmark state how many ranks measured them."""
+    with_ranks = {_measurement(item) for item in items if "world_size" in item.params}
+    for position, item in enumerate(items):
+        if not item.params and item.status == MEASURED and _measurement(item) in with_ranks:
+            output = output_of(item.name)
+            if output and output.scope == "world":
+                yield position, "it does not state how many ranks measured it"
+
+
+def _measurement(item: Observation) -> tuple[str, str, str]:
+    """Return stage and scope of a figure, and its benchmark."""
+    return item.stage, item.scope, item.name.partition(".")[0]
+
+
 def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
     for first, second, amount in structure.products:
         rate, time = items[first], items[second]
@@ -247,6 +284,15 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
         if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
             reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} are {product:g} B, and {amount:g} B were moved"
             yield _problem(rate, reason)
+    for first, second, third in structure.factors:
+        one, other, whole = items[first], items[second], items[third]
+        values = (one.value, other.value, whole.value)
+        if any(isinstance(value, str) or not value for value in values):
+            continue
+        share = one.value * other.value / whole.value  # type: ignore[operator]
+        if not 1 / CREDIBLE_RATIO <= share <= CREDIBLE_RATIO:
+            factors = f"{one.value:g} {one.unit} with {other.value:g} {other.unit}"
+            yield _problem(one, f"{factors} are not the {whole.value:g} {whole.unit} of {whole.name}")
     for first, second, ratio in structure.ratios:
         bus, rate = items[first], items[second]
         if isinstance(bus.value, str) or isinstance(rate.value, str) or bus.value is None or not rate.value:
@@ -271,17 +317,17 @@ def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
         return f"it has {samples.n} samples"
     if least < 0:
         return f"a sample is negative: {least:g}"
-    if least > 0 and not has_rounds and not _possible_variation(samples):
+    if least > 0 and not _possible_variation(samples, has_rounds=has_rounds):
         return f"{samples.n} samples cannot vary by {samples.cv:g} between {least:g} and {greatest:g}"
     return ""
 
 
-def _possible_variation(samples: Samples) -> bool:
+def _possible_variation(samples: Samples, *, has_rounds: bool) -> bool:
     """Return whether samples between the extremes can have this coefficient of variation.
 
     With the extremes among n samples, the standard deviation is at least range / sqrt(2 n), and never more than the range. The
-    mean lies between the extremes.
+    mean lies between the extremes. Means of several rounds vary less than the rounds do: at least by range / 2 n.
     """
     spread = samples.max - samples.min
-    least = spread / math.sqrt(2 * samples.n) / samples.max
+    least = spread / (2 * samples.n if has_rounds else math.sqrt(2 * samples.n)) / samples.max
     return least * (1 - RELATIVE) - RELATIVE <= samples.cv <= spread / samples.min + RELATIVE

@@ -58,6 +58,10 @@ CHANGING = (
     "xid.*",
 )  # fmt: skip
 """Readings that may change while the host runs; counters do too. All others say what a part is and how it is configured."""
+RESIZED = ("host.numa.memory_total",)
+"""Sizes that a hypervisor may change while the host runs."""
+RESIZED_BY = 20.0
+"""By less than this factor; a greater one is a wrong unit."""
 COUNTING_DELAY_S = 120.0
 """Drivers add throttled time to its counter late: on H100 and H200 up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
@@ -104,7 +108,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
         if metric.name in IDENTITY_READINGS and metric.name not in changed:
             yield from _misstated_identities(record, metric.name, metric.values)
     series: dict[str, list[tuple[Snapshot, Metric]]] = defaultdict(list)
-    checked = {name for name in changed if is_constant(name) or _is_time(name)}
+    checked = {name for name in changed if is_constant(name) or _is_time(name) or name in RESIZED}
     for snapshot in snapshots if checked else ():
         for metric in snapshot.metrics:
             if metric.name in checked:
@@ -207,8 +211,15 @@ def _changed_readings(name: str, readings: Sequence[tuple[Snapshot, Metric]]) ->
             known = first.setdefault(scope, value)
             if metric.unit == "B/s" and 0 in (known, value):
                 continue  # a link that is down has no speed
+            if name in RESIZED and _is_resized(known, value):
+                continue
             if known != value and Scope.parse(scope).device_kind not in REPLACEABLE_LABELS:
                 yield name, scope, f"changed during the run: {known}, then {value}", snapshot.stage
+
+
+def _is_resized(known: Value, value: Value) -> bool:
+    numbers = [float(item) for item in (known, value) if isinstance(item, int | float)]
+    return len(numbers) == 2 and max(numbers) < RESIZED_BY * min(numbers)
 
 
 def _wrong_times(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -19,8 +20,12 @@ from schemas.times import epoch_seconds
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
+OVERLAP_TOLERANCE_S = 60.0
+"""The system clock may be corrected between two launches."""
 UNREAD_S = 60.0
 """A launch that takes longer has a snapshot: they are taken every 2 s, and a driver that blocks delays one by 20 s."""
+POWER = "gpu.power"
+"""Reading that the timeline of a soak has, if its GPUs are watched."""
 KEPT_ROUNDS = 4
 """A soak keeps the launches of its first round and of its last three."""
 
@@ -30,6 +35,7 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
     yield from _order_of_snapshots(record)
     yield from _order_of_launches(record)
     yield from _unread_launches(record)
+    yield from _end_of_soak(record)
     for launch in record.launches:
         for reason in _places_of_ranks(view, launch):
             yield f"stage.{launch.stage}", "host", reason, launch.stage
@@ -70,6 +76,13 @@ def _order_of_snapshots(record: Record) -> Iterator[Problem]:
             yield f"stage.{stage}", "host", f"its snapshots are not in order: {', '.join(phases)}", stage
 
 
+def _seconds(moment: str) -> float:
+    """Return the seconds since 1970; a text that is no time, which is reported elsewhere, gives no number."""
+    with contextlib.suppress(ValueError):
+        return epoch_seconds(moment)
+    return math.nan
+
+
 def _is_earlier(moment: str, other: str) -> bool:
     """Return whether a moment is earlier than another. A text that is no time is reported elsewhere."""
     if moment >= other:  # the usual case: both have the same precision
@@ -81,6 +94,10 @@ def _is_earlier(moment: str, other: str) -> bool:
 
 def _order_of_launches(record: Record) -> Iterator[Problem]:
     for earlier, later in itertools.pairwise(record.launches):
+        if _seconds(later.began) < _seconds(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
+            reason = f"a launch began at {later.began}, and the one before it at {earlier.began} took {earlier.duration_s:.0f} s"
+            yield f"stage.{later.stage}", "host", reason, later.stage
+            continue
         if _is_earlier(later.began, earlier.began):
             reason = f"a launch began at {later.began}, and the one before it at {earlier.began}"
             yield f"stage.{later.stage}", "host", reason, later.stage
@@ -94,6 +111,19 @@ def _unread_launches(record: Record) -> Iterator[Problem]:
         if launch.succeeded and is_watched and launch.stage not in read:
             reason = f"the launch took {launch.duration_s:.0f} s, and the record has no snapshot during it"
             yield f"stage.{launch.stage}", "host", reason, launch.stage
+    is_watched = record.soak is not None and any(series.name == POWER for series in record.soak.timeline.series)
+    if record.soak and is_watched and record.soak.soaked_s > UNREAD_S and SOAK not in read:
+        reason = f"the soak took {record.soak.soaked_s:.0f} s, and the record has no snapshot during it"
+        yield f"stage.{SOAK}", "host", reason, SOAK
+
+
+def _end_of_soak(record: Record) -> Iterator[Problem]:
+    """The last snapshot of a soak that ended after a round is the one after that round."""
+    of_soak = [launch for launch in record.launches if launch.stage == SOAK]
+    if record.soak and record.soak.ended and of_soak and of_soak[-1].succeeded:
+        last = [snapshot for snapshot in record.snapshots if snapshot.stage == SOAK][-1:]
+        if not last or last[0].phase != "after" or _is_earlier(last[0].at, of_soak[-1].began):
+            yield f"stage.{SOAK}", "host", "the record has no snapshot after the last round of the soak", SOAK
 
 
 def _places_of_ranks(view: HostView, launch: Launch) -> Iterator[str]:

@@ -560,6 +560,7 @@ def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[st
         alone, *rest = evidence[host.name].records
         alone = replace(
             alone,
+            snapshots=tuple(replace(item, stage=SOAK if item.stage == "benchmark" else item.stage) for item in alone.snapshots),
             observations=tuple(builders.results(plan, host.name, SOAK)),
             launches=tuple(
                 replace(builders.launch(SOAK, (host.name,), devices=2), number=number) for number in (1, 286, 287, 288)
@@ -719,7 +720,7 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
 def test_host_without_a_soak_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
     alone, *rest = evidence["h1"].records
-    without_soak = replace(alone, soak=None, observations=(), launches=())
+    without_soak = replace(alone, soak=None, snapshots=alone.snapshots[:1], observations=(), launches=())
     evidence["h1"] = replace(evidence["h1"], records=(without_soak, *rest))
     result = unpassed(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}

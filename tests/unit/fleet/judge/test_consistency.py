@@ -138,6 +138,14 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.busbw"),  # type: ignore[operator]
         "3.66e+08 B/s is not 1 times the 2.4e+11 B/s of collective.all_reduce.algbw",
     ),
+    "clock in another unit": (
+        change_figures(lambda item: replace(item, value=item.value / 1e3), "stress.clock"),  # type: ignore[operator]
+        "467000 FLOP/cycle with 1.5e+06 Hz are not the 7e+14 FLOP/s of stress.throughput",
+    ),
+    "transport without the number of ranks": (
+        change_figures(lambda item: replace(item, params={}), "collective.transport"),
+        "it does not state how many ranks measured it",
+    ),
     "access that the copies did not have": (
         change_figures(lambda item: replace(item, params={**item.params, "access": False}), "peer_copy.bandwidth"),
         "it is True, and other figures of the benchmark state False",
@@ -240,6 +248,10 @@ def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
     "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, and this figure is in FLOP/s"),
     "sign of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
+    "unit of the greatest": (
+        lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]
+        "3 samples cannot vary by",
+    ),
     "unit of the median": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
     "value that no round had": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
 }

@@ -307,8 +307,8 @@ def test_statistics_are_what_each_host_adds() -> None:
 
 def test_transport_that_is_fast_elsewhere_explains_no_slow_host() -> None:
     def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
-        common = {"scope": "host", "size_bytes": 1 << 30}
-        way = builders.observation("collective.transport", transport, scope="host")
+        common = {"scope": "host", "size_bytes": 1 << 30, "world_size": 1}
+        way = builders.observation("collective.transport", transport, scope="host", world_size=1)
         access = builders.observation("peer_copy.access", True, scope="gpu=0,peer=1")
         return with_more(builders.observation("collective.all_reduce.busbw", speed, **common), way, access)
 
@@ -693,7 +693,7 @@ def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
     def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
         def change(record: Record) -> Record:
             reading = next(reading for reading in record.observations if reading.name == "collective.all_reduce.busbw")
-            way = builders.observation("collective.transport", transport, scope=reading.scope)
+            way = builders.observation("collective.transport", transport, scope=reading.scope, **reading.params)
             return with_more(replace(way, stage=reading.stage))(gang_figure(reading.name, speed)(record))
 
         return change

@@ -19,6 +19,7 @@ READ = {
     "gpu.temperature_slowdown": {"gpu=0": 95},
     "gpu.throttle.time": {"gpu=0,reason=power_cap": 50.0},
     "host.uptime": {"host": 1000.0},
+    "host.numa.memory_total": {"numa=0": 1e11},
     "gpu.nvlink.speed": {"gpu=0,link=0": 2.5e10},
     "pcie.bar1.size": {"pci=0000:06:00.0": 1e11},
     "storage.disk.serial": {"disk=sda": "D1"},
@@ -65,6 +66,7 @@ HEALTHY: dict[str, dict[str, Changes]] = {
     "an error occurs": {"after": {"xid.count": {"pci=0000:06:00.0,xid=31": 1}}},
     "a disk is replaced by another of the same name": {"after": {"storage.disk.serial": {"disk=sda": "D2"}}},
     "a link goes down": {"after": {"gpu.nvlink.speed": {"gpu=0,link=0": 0}}},
+    "a hypervisor takes memory": {"after": {"host.numa.memory_total": {"numa=0": 5e10}}},
     "a disk is removed": {"after": {"storage.disk.serial": {}}},
 }
 
@@ -99,6 +101,10 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
     "a size changes": (
         {"during": {"gpu.memory.total": {"gpu=0": 1e8}}},
         ("gpu.memory.total", "gpu=0", "changed during the run: 100000000000.0, then 100000000.0"),
+    ),
+    "the memory of a NUMA node has another unit": (
+        {"after": {"host.numa.memory_total": {"numa=0": 1e8}}},
+        ("host.numa.memory_total", "numa=0", "changed during the run: 100000000000.0, then 100000000.0"),
     ),
     "a limit changes": (
         {"after": {"gpu.temperature_slowdown": {"gpu=0": 0.095}}},

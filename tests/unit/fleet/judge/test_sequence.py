@@ -88,6 +88,17 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         launches(lambda item: replace(item, members=("h1", "h2", "h2"))),
         "the launch has a member twice",
     ),
+    "a launch before the end of another": (
+        True,
+        lambda record: replace(
+            record,
+            launches=(
+                replace(record.launches[0], duration_s=100.0),
+                replace(record.launches[0], began=LATER, number=2),
+            ),
+        ),
+        f"a launch began at {LATER}, and the one before it at {builders.WHEN} took 100 s",
+    ),
     "two snapshots of one moment": (
         False,
         snapshots(lambda items: timed(items, f"{LATER[:-1]}.1Z", f"{LATER[:-1]}.2Z", f"{LATER[:-1]}.2Z")),
@@ -223,7 +234,7 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "more rounds than began": (soak_record((1, 3), 2), ["the record has a launch of round 3, and 2 rounds began"]),
     "ended without a cause": (
         soak_record((1,), 1, ended=LATER),
-        [f"the soak ended at {LATER}, by nothing"],
+        ["the record has no snapshot after the last round of the soak", f"the soak ended at {LATER}, by nothing"],
     ),
     "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has an event twice"]),
     "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a series twice"]),
