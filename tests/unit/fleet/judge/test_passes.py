@@ -372,6 +372,72 @@ def test_one_fault_fails_one_host(fault: str) -> None:
     assert odd_hosts(fleet(**{ODD: change})) == expected_hosts
 
 
+HEAT = criterion("gpu.heat", id="heat", operator="le", value=90)
+REPLAYS = criterion("gpu.repeats", id="replays", operator="le", value=3, delta=True)
+
+
+def with_own_readings(at: int, *, heat: Sequence[Any] = (40, 41, 42), replays: Sequence[Any] = (5, 6, 8)) -> Any:
+    """Return a change: the readings of the three snapshots; no other host has the same ones. None: the snapshot has none."""
+
+    def metric(name: str, value: Any) -> list[Metric]:
+        if isinstance(value, Metric):
+            return [value]
+        own = value + at / 64 if type(value) in (int, float) else value
+        return [reading(own, name=name)] if value is not None else []
+
+    def change(record: Record) -> Record:
+        snapshots = [
+            replace(item, metrics=(*item.metrics, *metric(HEAT.name, hot), *metric(REPLAYS.name, count)))
+            for item, hot, count in zip(record.snapshots, heat, replays, strict=True)
+        ]
+        return replace(record, snapshots=tuple(snapshots))
+
+    return change
+
+
+LOST_HEAT = reading(absent="error: gone", name=HEAT.name)
+TWO_HEATS = Metric(name=HEAT.name, unit="1", values={"gpu=0": 40, "gpu=1": 99})
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected_hosts"),
+    [
+        ({}, []),
+        ({"heat": (40, 41, 95)}, [ODD]),
+        ({"heat": (95, 41, 42)}, [ODD]),
+        ({"heat": (40, True, 42)}, [ODD]),
+        ({"heat": ("cold", 41, 42)}, [ODD]),
+        ({"heat": (40, 41, LOST_HEAT)}, [ODD]),
+        ({"heat": (40, LOST_HEAT, 42)}, [ODD]),
+        ({"heat": (40, 41, TWO_HEATS)}, [ODD]),
+        ({"heat": (40, 41, None)}, [ODD]),
+        ({"replays": (5, 6, 10)}, [ODD]),
+        ({"replays": (5, 1, 2)}, [ODD]),
+        ({"replays": (5, "many", 8)}, [ODD]),
+        ({"replays": (5, 6, None)}, [ODD]),
+        ({"replays": (None, 6, 8)}, [ODD]),
+    ],
+)
+def test_one_fault_among_readings_that_differ(readings: dict[str, Any], expected_hosts: list[str]) -> None:
+    changes = {name: with_own_readings(at, **(readings if name == ODD else {})) for at, name in enumerate(NAMES)}
+    assert odd_hosts(fleet(**changes), HEAT, REPLAYS) == expected_hosts
+
+
+def test_readings_that_differ_and_are_by_pci_address_belong_to_their_gpu() -> None:
+    def by_address(at: int, bus_id: str = "0000:00:00.0") -> Any:
+        value = reading(40 + at, name=HEAT.name, scope="pci=0000:00:00.0")
+
+        def change(record: Record) -> Record:
+            return with_constant_readings(more=value)(
+                replace(record, gpus=(replace(record.gpus[0], pci_bus_id=bus_id),))
+            )
+
+        return change
+
+    changes = {name: by_address(at, "0000:77:00.0" if name == ODD else "0000:00:00.0") for at, name in enumerate(NAMES)}
+    assert odd_hosts(fleet(**changes), HEAT) == [ODD]
+
+
 def test_records_without_reading_keys_give_the_same() -> None:
     for change, expected_hosts in (
         (with_constant_readings(thing=2), [ODD]),
