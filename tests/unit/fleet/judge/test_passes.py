@@ -6,7 +6,7 @@ A fault counted as a pass would accept a host, so each test states the hosts wit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from fleet.report.hosts import HostJudge, JudgedHosts, context_of, units
 from schemas import quick
 from schemas.baselines import HostBaseline, PlannedBaseline
 from schemas.plans import Plan
-from schemas.records import ERROR, UNSUPPORTED, Metric, Observation, Record, Snapshot, to_json
+from schemas.records import ERROR, UNSUPPORTED, Metric, Observation, Record, to_json
 from schemas.reports import PASS, Verdict
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
@@ -673,19 +673,18 @@ BUSBW_FLOOR = criterion("collective.*.busbw", id="busbw-floor", scope="gang", op
 TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 
 
-def gang_fleet(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
-    """Return own and gang records of healthy hosts; a change applies to the gang record."""
+def gang_fleet(
+    plan: Plan = GANGS, *, drivers: Mapping[str, str] | None = None, **changed: Callable[[Record], Record]
+) -> dict[str, Evidence]:
+    """Return own and gang records of healthy hosts; a change applies to the gang record, `drivers` to the host's own one."""
     reader, evidence = quick.Reader(), {}
     for host in plan.hosts:
         alone, shared = builders.records(plan, host.name)
-        alone = replace(alone, snapshots=tuple(with_healthy_readings(taken) for taken in alone.snapshots))
+        metrics = healthy_readings(version=(drivers or {}).get(host.name, "570"))
+        alone = replace(alone, snapshots=tuple(replace(taken, metrics=metrics) for taken in alone.snapshots))
         shared = changed.get(host.name, lambda record: record)(shared)
         evidence[host.name] = Evidence(records=(read_record(reader, alone), read_record(reader, shared)))
     return evidence
-
-
-def with_healthy_readings(taken: Snapshot) -> Snapshot:
-    return replace(taken, metrics=healthy_readings())
 
 
 def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record]:
@@ -720,6 +719,19 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
 )  # fmt: skip
 def test_one_fault_in_a_gang(change: Any, expected_hosts: list[str]) -> None:
     assert odd_in_gangs(gang_fleet(h2=change)) == expected_hosts
+
+
+def test_equal_readings_pass_in_one_gang_and_fail_in_another() -> None:
+    rules = (VERSION, replace(VERSION, id="of-rack", among="rack"))
+    for drivers, expected_hosts in (
+        ({"h5": "550", "h6": "550"}, ["h4"]),
+        ({"h4": "550", "h5": "550"}, ["h6"]),
+        ({"h1": "550", "h2": "550", "h6": "550"}, ["h3", "h6"]),
+        (dict.fromkeys(SECOND, "550"), []),
+    ):
+        evidence = gang_fleet(drivers=drivers)
+        assert odd_in_gangs(evidence, *rules) == expected_hosts
+        assert_gathered(GANGS, evidence, [pack(*rules)])
 
 
 def test_gangs_in_order_pass() -> None:
