@@ -187,9 +187,11 @@ class PassCounter:
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
         """Return whether the criterion passes on the readings of this host; if not, keep its verdicts in `remaining`."""
         view, criterion, names = values.view, step.criterion, step.names or ()
-        if step.numbers and (passes := step.numbers.count_passes(view, self._positions[view.host.name])):
-            remaining.passes += passes
-            return True
+        if step.numbers:
+            passes = step.numbers.count_passes(view, self._positions[view.host.name])
+            if passes is not None:
+                remaining.passes += passes
+                return True
         tokens = values.readings_key(names)
         key = (
             remaining.layout_number,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.criteria import Criterion
@@ -23,37 +23,41 @@ class ReadingCheck:
     snapshots: list[tuple[str, str]]
     """Stage and phase of the snapshots that have the reading."""
     scopes: tuple[str, ...]
-    """All scopes of the reading, in its order."""
+    """All scopes with a value, in the order of the reading."""
+    absent: Mapping[str, str]
+    """All scopes without a value."""
     judged: tuple[str, ...]
-    """The scopes that the criterion is for."""
+    """The scopes that get a verdict."""
     is_increase: bool
     operator: str
     limit: float
-    row: TallyRow
+    row: TallyRow | None
+    """None if no scope gets a verdict."""
 
-    def count_passes(self, view: HostView, position: int) -> int:
-        """Count the passes of a host and return their number; 0, and nothing is counted, unless it certainly passes."""
+    def count_passes(self, view: HostView, position: int) -> int | None:
+        """Count the passes of a host and return their number; None, and nothing is counted, unless it certainly passes."""
         readings = view.observations.metrics[self.name]
         if [(snapshot.stage, snapshot.phase) for snapshot, _ in readings] != self.snapshots:
-            return 0
+            return None
         metrics = [metric for _, metric in readings]
-        if any(metric.absent or tuple(metric.values) != self.scopes for metric in metrics):
-            return 0
+        if any(tuple(metric.values) != self.scopes or metric.absent != self.absent for metric in metrics):
+            return None
         holds, limit, values = COMPARE[self.operator], self.limit, []
         for scope in self.judged:
             numbers = [metric.values[scope] for metric in metrics]
             if not all(type(number) is float or type(number) is int for number in numbers):
-                return 0
+                return None
             if self.is_increase:
                 steps = [float(later) - float(earlier) for earlier, later in itertools.pairwise(numbers)]  # type: ignore[arg-type]
                 if min(steps) < 0:
-                    return 0  # the counter was reset
+                    return None  # the counter was reset
                 numbers = [sum(steps)]
             if not all(holds(number, limit) for number in numbers):  # type: ignore[arg-type]
-                return 0
+                return None
             values.append(numbers[-1])
-        for scope, value in zip(self.judged, values, strict=True):
-            self.row.add_pass(value, position, view.host.name, scope)  # type: ignore[arg-type]
+        if self.row is not None:
+            for scope, value in zip(self.judged, values, strict=True):
+                self.row.add_pass(value, position, view.host.name, scope)  # type: ignore[arg-type]
         return len(values)
 
 
@@ -74,15 +78,19 @@ def reading_check(
         or criterion.same_as_fleet is not None or criterion.baseline is not None
         or (criterion.delta and criterion.operator in FLOORS) or criterion.name not in names or len(names) > 1
     )  # fmt: skip
-    if not is_simple or not passes:
+    if not is_simple:
         return None
     readings = view.observations.metrics[criterion.name]
-    scopes, row, limit = tuple(readings[0][1].values), rows[0], passes[0].limit
-    if any(metric.absent or tuple(metric.values) != scopes for _, metric in readings):
+    scopes, absent = tuple(readings[0][1].values), readings[0][1].absent
+    judged = tuple(verdict.scope for verdict in passes)
+    row, limit = (rows[0], passes[0].limit) if passes else (None, 0.0)
+    if any(tuple(metric.values) != scopes or metric.absent != absent for _, metric in readings):
         return None
-    if any(Scope.parse(scope).device_kind == "pci" for scope in scopes):
+    if not absent.keys().isdisjoint(judged) or any(
+        Scope.parse(scope).device_kind == "pci" for scope in (*scopes, *absent)
+    ):
         return None  # the address may be that of a GPU
-    if type(limit) not in (float, int) or row.operator != criterion.operator:
+    if type(limit) not in (float, int) or (row and row.operator != criterion.operator):
         return None
     if any(verdict.limit != limit for verdict in passes) or any(other is not row for other in rows):
         return None
@@ -90,7 +98,8 @@ def reading_check(
         name=criterion.name,
         snapshots=[(snapshot.stage, snapshot.phase) for snapshot, _ in readings],
         scopes=scopes,
-        judged=tuple(verdict.scope for verdict in passes),
+        absent=absent,
+        judged=judged,
         is_increase=criterion.delta,
         operator=criterion.operator,
         limit=limit,  # type: ignore[arg-type]
