@@ -22,7 +22,7 @@ GANG_SCOPE = "gang="
 class HostValues:
     """The benchmark observations of one host, as a layout and its values.
 
-    Observations that hosts make in pairs (`partner=`) are left out: their scopes differ from host to host.
+    Of observations that hosts make in pairs (`partner=`) it has the kinds only: their scopes differ from host to host.
     """
 
     def __init__(self, view: HostView) -> None:
@@ -53,6 +53,12 @@ class HostValues:
                         *item.params.items(),
                     )
                     for item in self.observations
+                ]
+            ),
+            frozenset(
+                [
+                    (item.name, _is_of_partner(item.scope), item.stage, item.status, item.unit, *item.params.items())
+                    for item in self.with_partners
                 ]
             ),
         )
@@ -99,6 +105,11 @@ class HostValues:
             if item.scope == "peers"
             for scope in view.plan.scopes_of(view.host, item)
         ]
+
+
+def _is_of_partner(scope: str) -> bool:
+    """Return whether the narrowest label of a scope is the partner."""
+    return scope.rpartition(",")[2].startswith("partner=")
 
 
 def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:

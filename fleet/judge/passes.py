@@ -23,6 +23,7 @@ from fleet.judge.figure_consistency import FigureStructure, figure_structure
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
+from fleet.judge.partner_checks import PartnerCheck, are_alike
 from fleet.judge.paths import is_bandwidth_name
 from fleet.judge.reading_checks import ReadingCheck, reading_check
 from fleet.judge.row import MAX_FARTHEST, TallyRow
@@ -62,8 +63,10 @@ class _Step:
     number: int = 0
     """Its position among the steps of the layout."""
     checks: Sequence[_Check] | None = None
+    partners: PartnerCheck | None = None
+    """For a figure of pairs of hosts."""
     names: tuple[str, ...] | None = None
-    """If checks and names are None, the criterion is evaluated in full."""
+    """Without checks and names, the criterion is evaluated in full."""
     numbers: ReadingCheck | None = None
     """How the readings are compared, once a host has passed."""
     passes: list[Verdict] = field(default_factory=list)
@@ -178,6 +181,10 @@ class PassCounter:
                 if passed:
                     _count_passes(step.checks, values, position, name)
                     remaining.passes += len(step.checks)
+            elif step.partners is not None:
+                passes = step.partners.count_passes(values, position)
+                remaining.passes += passes or 0
+                passed = passes is not None
             else:
                 passed = step.names is not None and self._count_readings(values, step, remaining)
             if not passed:
@@ -312,8 +319,10 @@ class PassCounter:
         view, in_full = values.view, _Step(criterion=criterion)
         if criterion.same_as_fleet or criterion.baseline is not None or criterion.delta:
             return in_full
-        checks = []
-        for group in series(view, criterion):
+        checks, groups = [], series(view, criterion)
+        if groups and are_alike(values, groups):
+            return self._partner_step(values, criterion, groups[0][-1])
+        for group in groups:
             measured = [item for item in group if item.status == MEASURED]
             if not measured:
                 continue
@@ -326,8 +335,23 @@ class PassCounter:
                 return in_full
             checks.append(self._check(values, criterion, measured, limit, positions))
         if not checks:
-            return in_full if view.must_match(criterion) else None
+            of_some_partners = criterion.where and any(
+                criterion.matches_name(item.name) for item in values.with_partners
+            )
+            return in_full if of_some_partners or view.must_match(criterion) else None
         return _Step(criterion=criterion, checks=checks)
+
+    def _partner_step(self, values: HostValues, criterion: Criterion, item: Observation) -> _Step:
+        """Return how a criterion is applied to figures of pairs of hosts that differ only in scope and value."""
+        step = _Step(criterion=criterion)
+        depends_on_pair = criterion.vs_fleet or criterion.links or criterion.where or criterion.best_of_run
+        if item.status != MEASURED or depends_on_pair or is_bandwidth_name(item.name):
+            return step
+        limit = limit_of(values.view, criterion, item)
+        row = self._row(values, criterion, item, limit)
+        if type(limit) in (float, int) and _counts_numbers(row, criterion, limit):
+            step.partners = PartnerCheck(name=item.name, operator=criterion.operator, limit=limit, row=row)  # type: ignore[arg-type]
+        return step
 
     def _limit(self, values: HostValues, criterion: Criterion, last: Observation) -> Value:
         """Return the limit of a figure; None if there is none, or if it is not the same for all hosts of the layout."""
@@ -340,21 +364,14 @@ class PassCounter:
             return None
         return outliers.limit(criterion, peers)
 
-    def _check(
-        self,
-        values: HostValues,
-        criterion: Criterion,
-        measured: Sequence[Observation],
-        limit: Value,
-        positions: Mapping[int, int],
-    ) -> _Check:
-        last = measured[-1]
+    def _row(self, values: HostValues, criterion: Criterion, item: Observation, limit: Value) -> TallyRow:
+        """Return the row of a figure, with its limit."""
         template = Verdict(
             host=values.view.host.name,
-            scope=last.scope,
-            name=last.name,
-            stage=last.stage,
-            params=last.params,
+            scope=item.scope,
+            name=item.name,
+            stage=item.stage,
+            params=item.params,
             verdict=PASS,
             criterion=criterion.id,
             limit=limit,
@@ -366,6 +383,18 @@ class PassCounter:
         )
         row = self._tally.row(template)
         row.add_limit(limit)
+        return row
+
+    def _check(
+        self,
+        values: HostValues,
+        criterion: Criterion,
+        measured: Sequence[Observation],
+        limit: Value,
+        positions: Mapping[int, int],
+    ) -> _Check:
+        last = measured[-1]
+        row = self._row(values, criterion, last, limit)
         value_positions = tuple(positions[id(item)] for item in measured)
         return _Check(
             positions=value_positions,
@@ -374,11 +403,14 @@ class PassCounter:
             limit=limit,
             operator=criterion.operator,
             row=row,
-            is_number=criterion.operator != "eq"
-            and row.operator == criterion.operator
-            and isinstance(limit, int | float)
-            and not isinstance(limit, bool),
+            is_number=_counts_numbers(row, criterion, limit),
         )
+
+
+def _counts_numbers(row: TallyRow, criterion: Criterion, limit: Value) -> bool:
+    """Return whether the row counts passing numbers without their limit."""
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    return is_number and criterion.operator != "eq" and row.operator == criterion.operator
 
 
 def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, str, str], ...]:

@@ -795,6 +795,42 @@ def test_figures_of_gangs_are_gathered() -> None:
         assert_gathered(GANGS, gang_fleet(**own), [pack(*rules)])
 
 
-def test_criterion_on_pairs_is_evaluated_in_full() -> None:
-    rule = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge", value=0, unit="B/s")
-    assert odd_in_gangs(gang_fleet(), FLOOR, rule) == []
+PAIRS = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge", value=2e10, unit="B/s")
+
+
+def with_first_pair(**over: Any) -> Callable[[Record], Record]:
+    """Return a change of the bandwidth with the first partner."""
+
+    def change(record: Record) -> Record:
+        items = list(record.observations)
+        at = next(at for at, item in enumerate(items) if item.name == PAIRS.name)
+        items[at] = replace(items[at], **over)
+        return replace(record, observations=tuple(items))
+
+    return change
+
+
+def with_first_pair_twice(record: Record) -> Record:
+    """Return the record with an earlier measurement of the first pair."""
+    first = next(item for item in record.observations if item.name == PAIRS.name)
+    return replace(record, observations=(replace(first, value=4e10), *record.observations))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected_hosts"),
+    [
+        (lambda record: record, []),
+        (with_first_pair(value=1e9), ["h5", "h6"]),
+        (with_first_pair(value="fast"), ["h5", "h6"]),
+        (with_first_pair(value=True), ["h5", "h6"]),
+        (with_first_pair(value=None, status=ERROR, reason="lost"), ["h5", "h6"]),
+        (with_first_pair(unit="bit/s"), ["h5"]),
+        (with_first_pair(params={"size_bytes": 8}), ["h5"]),
+        (with_first_pair_twice, ["h5"]),
+    ],
+)
+def test_floor_of_pairs(change: Callable[[Record], Record], expected_hosts: list[str]) -> None:
+    rules = (FLOOR, PAIRS, replace(PAIRS, id="one-partner", where={"partner": "h2"}, value=3e10))
+    assert odd_in_gangs(gang_fleet(h5=change), *rules) == expected_hosts
+    first_without = odd_in_gangs(gang_fleet(h1=without(PAIRS.name), h5=change), *rules)
+    assert first_without == ["h1", *expected_hosts], "a first host without pairs concerns no other host"
