@@ -79,8 +79,8 @@ def unit_problem(name: str, unit: str) -> str:
 
 def most_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> float:
     """Return a value up to which a figure with the right unit, if it is not negative, has no problem."""
-    compared = [criterion.expected or 0.0 for criterion in _compared(criteria, item.name)]
-    return min([_bounds_of_figure(item.name, item.unit)[1], *(DATASHEET_MULTIPLE * peak for peak in compared)])
+    most, peak = _bounds_of_figure(item.name, item.unit)[1], _peak(criteria, item)
+    return min(most, DATASHEET_MULTIPLE * peak) if peak else most
 
 
 def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> str:
@@ -122,19 +122,24 @@ def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
 
 def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> str:
     """Return a problem if a rate is far above the datasheet of the part; empty otherwise."""
-    compared, size_bytes, value = _compared(criteria, item.name), item.params.get("size_bytes"), item.value
-    if not compared or not isinstance(value, int | float):
+    peak, value = _peak(criteria, item), item.value
+    if not peak or not isinstance(value, int | float) or value <= DATASHEET_MULTIPLE * peak:
         return ""
+    return f"{value:g} {item.unit} is not credible: the datasheet of the part has {peak:g}"
+
+
+def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
+    """Return the rate of the part by its datasheet; 0 if there is none, whatever the value of the figure."""
+    compared, size_bytes = _compared(criteria, item.name), item.params.get("size_bytes")
+    if not compared:
+        return 0.0
     if item.name.startswith("memory.") and isinstance(size_bytes, int) and size_bytes < CACHED_BYTES:
-        return ""
+        return 0.0
     items = [item]
     if emulated := EMULATED_BY.get(str(item.params.get("dtype"))):
         items.append(replace(item, params={**item.params, "dtype": emulated}))
     # A pair of GPUs has a limit by NVLink or one by PCIe, and the criteria of both match it: use the faster one.
-    peak = max((one.expected or 0.0 for one in compared if any(matches(one, each) for each in items)), default=0.0)
-    if not peak or value <= DATASHEET_MULTIPLE * peak:
-        return ""
-    return f"{value:g} {item.unit} is not credible: the datasheet of the part has {peak:g}"
+    return max((one.expected or 0.0 for one in compared if any(matches(one, each) for each in items)), default=0.0)
 
 
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
