@@ -13,6 +13,7 @@ from itertools import chain
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.host_view import HostView
 from schemas.records import ERROR, MEASURED, Observation, Value
+from schemas.scopes import Scope
 from schemas.stages import GANG
 
 GANG_SCOPE = "gang="
@@ -57,7 +58,7 @@ class HostValues:
             ),
             frozenset(
                 [
-                    (item.name, _is_of_partner(item.scope), item.stage, item.status, item.unit, *item.params.items())
+                    (item.name, Scope.parse(item.scope).kind, item.stage, item.status, item.unit, *item.params.items())
                     for item in self.with_partners
                 ]
             ),
@@ -105,11 +106,6 @@ class HostValues:
             if item.scope == "peers"
             for scope in view.plan.scopes_of(view.host, item)
         ]
-
-
-def _is_of_partner(scope: str) -> bool:
-    """Return whether the narrowest label of a scope is the partner."""
-    return scope.rpartition(",")[2].startswith("partner=")
 
 
 def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:
