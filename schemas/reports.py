@@ -144,6 +144,33 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a part or a host is not accepted: one problem, with every verdict that shows it or follows from it."""
+
+    problem: str
+    """Id of the problem (`fleet/diagnosis/problems.py`), or the name of a reading that shows none of these; `not-verified`."""
+    title: str
+    """One sentence for people: the part, and what is wrong with it."""
+    why: str
+    """The explanation by the leading verdict; empty if the title says all."""
+    verdict: str
+    """`fail`; or `inconclusive` if nothing failed and evidence is missing."""
+    host: str
+    hosts: tuple[str, ...]
+    """All hosts that have the problem. Others may suffer from it: `verdicts` has them."""
+    part: str
+    """Scope of the part on the first host."""
+    confidence: str
+    """`certain` if a reading shows it, `likely` if figures do, `unknown` if evidence is missing."""
+    verdicts: tuple[int, ...]
+    """Positions in the verdicts of the report. The first is the leading evidence; every verdict that does not pass has one cause."""
+    serial: str = ""
+    action: str = "none"
+    severity: str = ""
+    waiver: Waiver | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Coverage:
     """How much of what the plan expects was observed: counts of observations."""
 
@@ -329,6 +356,8 @@ class FleetReport:
     coverage: Coverage
     hosts: tuple[HostReport, ...]
     verdicts: tuple[Verdict, ...]
+    causes: tuple[Cause, ...] = ()
+    """Why hosts are not accepted, the most urgent first."""
     quarantined: tuple[Quarantined, ...] = ()
     not_judged: tuple[NotJudged, ...] = ()
     """What was measured and no criterion judged."""

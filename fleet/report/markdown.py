@@ -75,11 +75,11 @@ def _head(report: FleetReport, grafana_url: str) -> str:
 
 
 def _reasons(report: FleetReport) -> str:
-    all_reasons = reasons(report.verdicts)
+    all_reasons = reasons(report.verdicts, report.causes)
     if not all_reasons:
         return "No check failed and none was inconclusive." if report.verdicts else "No observation was judged."
     rows = table(
-        ("Verdict", "Host", "Part", "Observation", "Value and limit", "Action", "Source"),
+        ("Verdict", "Cause", "Host", "Part", "Evidence", "Value and limit", "Action", "Source"),
         (_reason(item) for item in all_reasons[:_MAX_REASONS]),
     )
     more = len(all_reasons) - _MAX_REASONS
@@ -95,17 +95,17 @@ def _reason(item: Reason) -> tuple[str, ...]:
     name = code(f"{item.name} {item.params}")
     stage = f", stage {code(item.stage)}" if item.stage else ""
     margin = f" ({item.margin})" if item.margin != NONE else ""
-    value = f"{code(item.value)}, wanted {code(item.wanted)}{margin}" if item.value else code(item.text)
-    detail = f": {code(item.detail)}" if item.value and item.detail else ""
+    value = f"{code(item.value)}, wanted {code(item.wanted)}{margin}" if item.value else ""
+    explained = [value, *(code(text) for text in (item.why, item.waiver) if text)]
     count = f" × {item.count}" if item.count > 1 else ""
     source = "plan" if item.criterion == "plan" else f"{code(item.criterion)} {code(item.source)}"
-    waived = f"; {code(item.waiver)}" if item.waiver else ""
     return (
         f"**{_term(item.verdict, VERDICTS)}**{' (waived)' if item.waiver else ''}",
+        code(item.title),
         hosts,
         part + serial,
         name + stage + count,
-        value + detail + waived,
+        "; ".join(filter(None, explained)) or NONE,
         _term(item.action, ACTIONS.values()) if item.action else NONE,
         source,
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence
@@ -94,12 +95,16 @@ def fleet_report(
     rows = tally.judged(_serials(hosts))
     decision = worst_decision(host.decision for host in hosts)
     replaced = replaced_criteria(context.packs, hosts)
+    listed = verdicts if context.in_full else _limit_verdicts(exceptions)
+    causes = diagnose(listed, plan.gangs())
     summary = SummaryInput(
         plan=plan,
         hosts=hosts,
         facts={host.name: judged.facts[host.name] for host in plan.hosts},
         judged=rows,
         exceptions=exceptions,
+        listed=listed,
+        causes=causes,
         manifest=manifest,
         diff=diff,
         replaced=replaced,
@@ -111,7 +116,6 @@ def fleet_report(
             if item.vs_fleet
         },
     )
-    listed = verdicts if context.in_full else _limit_verdicts(exceptions)
     total = sum(row.passed + row.failed + row.inconclusive for row in rows)
     return FleetReport(
         run_id=plan.run_id,
@@ -126,6 +130,7 @@ def fleet_report(
         coverage=_total(host.coverage for host in hosts),
         hosts=tuple(hosts),
         verdicts=tuple(listed),
+        causes=causes,
         quarantined=tuple(sorted(quarantined, key=lambda item: item.path)),
         not_judged=not_judged(summary.facts, rows),
         unknown=_unknown(hosts, summary.facts, context.packs),

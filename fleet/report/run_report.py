@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
 from fleet.judge.fleet_stats import FleetStats
@@ -19,7 +20,7 @@ from fleet.records.load import Run
 from fleet.report.hosts import HostJudge, JudgedHosts, RunContext, context_of, units
 from fleet.report.merge import fleet_report
 from fleet.report.replaced import replaced_lines
-from fleet.report.summary import allowances, pci_slots, reason_lines, status_of
+from fleet.report.summary import allowances, cause_lines, pci_slots, status_of
 from fleet.report.workers import Share, map_shares, process_count, shares
 from schemas.plans import Plan
 from schemas.reports import Acceptance, FleetReport, HostReport, LineKind, Quarantined, SummaryLine
@@ -126,10 +127,12 @@ def _judge(job: _Job, share: Share) -> _Judged:
 def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> FleetReport:
     """Return a report with only this host of its gang."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
+    causes = diagnose(verdicts, plan.gangs())
     return replace(
         gang_report,
         hosts=(report,),
         verdicts=verdicts,
+        causes=causes,
         decision=report.decision,
         acceptance=Acceptance(
             status=status_of(plan, report.decision, verdicts),
@@ -138,7 +141,7 @@ def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> Flee
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
                 *replaced_lines(gang_report.replaced),
-                *reason_lines(verdicts, pci_slots((report.name, gpu) for gpu in report.gpus)),
+                *cause_lines(causes, verdicts, pci_slots((report.name, gpu) for gpu in report.gpus)),
             ),
         ),
         coverage=report.coverage,

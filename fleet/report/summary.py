@@ -9,11 +9,9 @@ from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.drift import DRIFT, REFERENCE_S, format_span
 from fleet.judge.evidence import pci_address
-from fleet.judge.localization.faults import CRITERION as LOCALISED
 from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
-from fleet.report.causes import group_by_cause
 from fleet.report.facts import HostFacts
 from fleet.report.replaced import replaced_lines
 from fleet.report.titles import TITLES, VALUES_ONLY
@@ -23,20 +21,19 @@ from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu
 from schemas.reports import (
     ACCEPTED,
-    CRITICAL,
     FAIL,
     INCOMPLETE,
     INCONCLUSIVE,
     PASS,
     REJECTED,
     Acceptance,
+    Cause,
     HostReport,
     Judged,
     LineKind,
     Replaced,
     SummaryLine,
     Verdict,
-    VerdictKind,
     mark,
 )
 from schemas.scopes import Scope
@@ -47,22 +44,6 @@ UNJUDGED = "NOT JUDGED (no criterion applies)"
 UNCOMPARED = "NOT COMPARED (the fleet's median needs three GPUs, or three hosts, of a model)"
 _SUMMARY_LINES = 20
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH = 10, 30, 40
-_MAX_CULPRITS = 5
-_MAX_HOSTS_OF_REASON = 8
-_COMMON_KINDS = (VerdictKind.MISSING, VerdictKind.UNFINISHED, VerdictKind.SUSPECT)
-"""Kinds of verdicts that hosts of one launch have in common, with its reason."""
-_SHOWN_PARAMS = (
-    "op",
-    "dtype",
-    "direction",
-    "sharing",
-    "workload",
-    "pattern",
-    "size_bytes",
-    "placement",
-    "network",
-    "variant",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +58,10 @@ class SummaryInput:
     """All verdicts of the fleet, counted by criterion."""
     exceptions: Sequence[Verdict]
     """All verdicts that do not pass."""
+    listed: Sequence[Verdict]
+    """The verdicts that the report has."""
+    causes: Sequence[Cause]
+    """Causes of the listed verdicts that do not pass."""
     manifest: Sequence[Verdict]
     """All verdicts on the ordered parts."""
     diff: BaselineDiff
@@ -113,7 +98,8 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
     lines += changes_summary(plan, summary.diff)
-    lines += reason_lines(summary.exceptions, pci_slots((host.name, gpu) for host in hosts for gpu in host.gpus))
+    slots = pci_slots((host.name, gpu) for host in hosts for gpu in host.gpus)
+    lines += cause_lines(summary.causes, summary.listed, slots)
     packs = ", ".join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or "none"
     lines.append(SummaryLine(kind=LineKind.CRITERIA, title="Criteria", text=packs))
     return Acceptance(status=status_of(plan, decision, summary.exceptions), lines=tuple(lines))
@@ -242,69 +228,34 @@ def pci_slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
     return {(host, f"gpu={gpu.index}"): pci_address(gpu.pci_bus_id) for host, gpu in gpus if gpu.pci_bus_id}
 
 
-def reason_lines(verdicts: Iterable[Verdict], slots: Mapping[tuple[str, str], str]) -> list[SummaryLine]:
-    """Return one line per reason: parts that stopped or slowed a gang first, then critical failures, then the others.
+def cause_lines(
+    causes: Iterable[Cause], verdicts: Sequence[Verdict], slots: Mapping[tuple[str, str], str]
+) -> list[SummaryLine]:
+    """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
-    `slots` gives the PCI address of each GPU (`pci_slots`). Equal reasons of one host share a line, and so do the verdicts of
-    one criterion on one part, and what several hosts of a launch have in common. If there are too many reasons, parts that
-    stopped a gang are kept first; then one reason for each host, each failed part and each failed criterion. Hosts without a
-    line are named at the end, or counted if there are many.
+    Each host has a line before any has two. `verdicts` are those whose positions the causes have; `slots` gives the PCI
+    address of each GPU (`pci_slots`). Hosts that no line names are listed at the end, or counted if there are many.
     """
-    groups = _join_hosts(
-        sorted(group_by_cause(verdict for verdict in verdicts if verdict.blocks_acceptance), key=_rank)
-    )
-    culprits = [index for index, group in enumerate(groups) if _is_culprit(group)]
-    tiers = _tiers(groups) | dict.fromkeys(culprits[:_MAX_CULPRITS], -1)
-    kept = sorted(sorted(tiers, key=tiers.__getitem__)[:_SUMMARY_LINES])
-    kept.sort(key=lambda index: not _is_culprit(groups[index]))
-    lines = [_reason_line(groups[index], slots) for index in kept]
-    if more := len(groups) - len(kept):
-        text = f"… and {more} more reasons in the report"
-        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": more}))
-    return [*lines, *_other_host_lines(groups, {verdict.host for index in kept for verdict in groups[index]})]
+    blocking = [cause for cause in causes if cause.waiver is None]
+    first_of_host = {cause.host: number for number, cause in reversed([*enumerate(blocking)])}
+    by_need = sorted(range(len(blocking)), key=lambda number: first_of_host[blocking[number].host] != number)
+    kept = set(by_need[:_SUMMARY_LINES])
+    shown = [cause for number, cause in enumerate(blocking) if number in kept]
+    rest = [cause for number, cause in enumerate(blocking) if number not in kept]
+    lines = [_cause_line(cause, verdicts[cause.verdicts[0]], slots) for cause in shown]
+    if rest:
+        text = f"… and {len(rest)} more causes in the report"
+        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": len(rest)}))
+    return [*lines, *_other_host_lines(rest, {host for cause in shown for host in cause.hosts})]
 
 
-def _join_hosts(groups: Iterable[list[Verdict]]) -> list[list[Verdict]]:
-    """Return the groups, with one group for an equal reason of several hosts that is about none of their parts."""
-    joined: dict[object, list[Verdict]] = {}
-    for index, group in enumerate(groups):
-        first = group[0]
-        is_common = first.verdict == INCONCLUSIVE and first.kind in _COMMON_KINDS and first.part_scope == "host"
-        key = (first.name, first.stage, first.criterion, first.reason, first.waiver) if is_common else index
-        joined.setdefault(key, []).extend(group)
-    return list(joined.values())
-
-
-def _tiers(groups: Sequence[Sequence[Verdict]]) -> dict[int, int]:
-    """Return the tier of each reason, by its index. The higher the tier, the earlier the reason is left out.
-
-    A reason has a low tier if it is the first to name its host (0), a failed part (1), a failed check (2) or a part (3).
-    """
-    hosts: set[str] = set()
-    named: set[tuple[str, ...]] = set()
-    tiers = {}
-    for index, group in enumerate(groups):
-        first, failed = group[0], group[0].verdict == FAIL
-        parts = {(verdict.verdict, verdict.host, verdict.part_scope) for verdict in group}
-        check = (first.host, first.part_scope, first.name, first.verdict)
-        new = (
-            first.host not in hosts,
-            failed and not parts <= named,
-            failed and check not in named,
-            not parts <= named,
-        )
-        tiers[index] = next((tier for tier, is_new in enumerate(new) if is_new), len(new))
-        hosts.add(first.host)
-        named |= {*parts, check}
-    return tiers
-
-
-def _other_host_lines(groups: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iterator[SummaryLine]:
-    """Yield the hosts that have a reason but that no line names."""
+def _other_host_lines(causes: Iterable[Cause], named: Collection[str]) -> Iterator[SummaryLine]:
+    """Yield the hosts that have a cause but that no line names."""
     verdict_of: dict[str, str] = {}
-    for group in groups:
-        if group[0].host not in named:
-            verdict_of.setdefault(group[0].host, group[0].verdict)
+    for cause in causes:
+        for host in cause.hosts:
+            if host not in named:
+                verdict_of.setdefault(host, cause.verdict)
     for verdict, title in ((FAIL, "Failed as well"), (INCONCLUSIVE, "Incomplete as well")):
         hosts = [host for host, worst in verdict_of.items() if worst == verdict]
         more = f" and {len(hosts) - MAX_OTHER_HOSTS} more hosts" if len(hosts) > MAX_OTHER_HOSTS else ""
@@ -313,33 +264,23 @@ def _other_host_lines(groups: Iterable[Sequence[Verdict]], named: Collection[str
             yield SummaryLine(kind=LineKind.MORE, title=title, text=text, verdict=verdict, values={"hosts": len(hosts)})
 
 
-def _rank(group: Sequence[Verdict]) -> int:
-    return 2 if group[0].verdict != FAIL else int(group[0].severity != CRITICAL)
-
-
-def _is_culprit(group: Sequence[Verdict]) -> bool:
-    return group[0].verdict == FAIL and group[0].criterion == LOCALISED
-
-
-def _reason_line(group: Sequence[Verdict], slots: Mapping[tuple[str, str], str]) -> SummaryLine:
-    first = group[0]
-    scope = first.part or first.scope
-    part = f" {scope}" if scope != "host" else ""
-    slot = slots.get((first.host, Scope.parse(scope).device), "")
-    labels = ", ".join(f"{name} {value}" for name, value in (("serial", first.serial), ("PCI", slot)) if value)
-    identity = f" ({labels})" if labels else ""
-    hosts = list(dict.fromkeys(verdict.host for verdict in group))
-    more = f" (and {len(group) - len(hosts)} more like it)" if len(group) > len(hosts) else ""
-    stage = f" in stage {first.stage}" if first.stage else ""
-    action = f"; {first.action.replace('_', ' ')}" if first.verdict == FAIL and first.action != "none" else ""
-    params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _SHOWN_PARAMS)
-    named = f"{first.name}[{params}]" if params else first.name
+def _cause_line(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str], str]) -> SummaryLine:
+    slot = slots.get((cause.host, Scope.parse(cause.part).device), "") if len(cause.hosts) == 1 else ""
+    serial = cause.serial if len(cause.hosts) == 1 else ""
+    identity = ", ".join(f"{name} {value}" for name, value in (("serial", serial), ("PCI", slot)) if value)
+    checks = (
+        first.name
+        if len(cause.verdicts) == 1
+        else f"{first.name} and {len(cause.verdicts) - 1} more check{'s' if len(cause.verdicts) > 2 else ''}"
+    )
+    action = f"; {cause.action.replace('_', ' ')}" if cause.verdict == FAIL and cause.action != "none" else ""
+    why = f": {cause.why}" if cause.why else ""
     return SummaryLine(
         kind=LineKind.REASON,
-        title="FAIL" if first.verdict == FAIL else "INCOMPLETE",
-        text=f"{_names(hosts, _MAX_HOSTS_OF_REASON)}{part}{identity}: {named}{stage}: {first.reason}{action}{more}",
-        verdict=first.verdict,
-        host=first.host,
-        part=scope,
-        values={"verdicts": len(group)},
+        title="FAIL" if cause.verdict == FAIL else "INCOMPLETE",
+        text=f"{cause.title}{f' ({identity})' if identity else ''}{why}{action} [{checks}]",
+        verdict=cause.verdict,
+        host=cause.host,
+        part=cause.part,
+        values={"verdicts": len(cause.verdicts)},
     )

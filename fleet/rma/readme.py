@@ -8,8 +8,8 @@ from typing import Any
 from fleet.quantities import NONE, SIGNS, finite, quantity
 from fleet.report.formatting import action_name, clean_log, params_text
 from fleet.report.markup import FENCED, code, section, table
-from fleet.report.scope_text import describe_scope
 from fleet.report.tables.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
+from fleet.scope_text import describe_scope
 
 _NOTICES = {"REHEARSAL": REHEARSAL_NOTICE, "SIMULATED": SIMULATED_NOTICE}
 _FIELD_NAMES = {

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
-from fleet.report.summary import pci_slots, reason_lines
+from fleet.report.summary import cause_lines, pci_slots
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.plans import Plan
@@ -128,7 +129,10 @@ class LiveJudge:
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
-            failed={host: tuple(map(str, reason_lines(verdicts, slots_by_part))) for host, verdicts in failed.items()},
+            failed={
+                host: tuple(map(str, cause_lines(diagnose(verdicts, {}), verdicts, slots_by_part)))
+                for host, verdicts in failed.items()
+            },
             outcomes={host: _stage_outcomes(host_records) for host, host_records in records.items()},
             problems=tuple(record for _, record in self._records.values() if isinstance(record, str)),
         )

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.planning.plan import make_plan, read_profile
@@ -193,6 +194,7 @@ def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
         ),
         hosts=tuple(reports),
         verdicts=tuple(verdicts),
+        causes=diagnose(verdicts, {}),
         judged=_judged(hosts, [verdict for verdict in verdicts if verdict.verdict == FAIL]),
         detail=EXCEPTIONS,
         left_out=700 * hosts,

@@ -158,7 +158,7 @@ def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin:
     )  # exit code of ansible-playbook for a failed task: the report task, because the rack is rejected
     lines = report["acceptance"]["summary"]
     assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s, the shortest ") for line in lines), lines
-    assert any("FAIL: node3 cpu=0: integrity.wrong_words" in line for line in lines)
+    assert any("FAIL: process 0 of node3 has memory that returns wrong data" in line for line in lines)
 
 
 def test_report_shows_the_soak(burnin: Burnin) -> None:

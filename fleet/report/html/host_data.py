@@ -32,6 +32,7 @@ from schemas.reports import (
     INCONCLUSIVE,
     PASS,
     REJECTED,
+    Cause,
     FleetReport,
     HostReport,
     Verdict,
@@ -43,6 +44,8 @@ _MAX_ROWS = 600
 _PHRASE_CHARACTERS = 200
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
+CausesOfHost = Mapping[str, Sequence[Cause]]
+"""Host -> causes of its verdicts that do not pass, the most urgent first. Some are on another host."""
 
 
 def embedded_data(report: FleetReport, budget: int) -> str:
@@ -54,21 +57,22 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
         verdicts.setdefault(verdict.host, []).append(verdict)
+    causes = _causes_of_hosts(report)
     table = TextTable()
-    data = {**_host_columns(report, verdicts), **_finding_columns(report, verdicts, table)}
+    data = {**_host_columns(report, verdicts), **_finding_columns(report, verdicts, causes, table)}
     serials = [" ".join(clean(gpu.serial) for gpu in host.gpus if gpu.serial) for host in report.hosts]
     remaining = budget - len(as_json(data).encode()) - table.size - 64
     pages: dict[str, Any] = {}
     numbered = list(enumerate(report.hosts))
     not_accepted = [item for item in numbered if item[1].decision != ACCEPTED]
-    remaining = _add_pages(report, not_accepted, verdicts, table, pages, remaining)
+    remaining = _add_pages(report, not_accepted, verdicts, causes, table, pages, remaining)
     size = len(as_json(serials).encode())
     if any(serials) and size < remaining:
         data["serials"] = serials
         remaining -= size
     if report.detail == ALL:
         accepted = [item for item in numbered if item[1].decision == ACCEPTED]
-        remaining = _add_pages(report, accepted, verdicts, table, pages, remaining)
+        remaining = _add_pages(report, accepted, verdicts, causes, table, pages, remaining)
     _add_traces(report, table, pages, remaining)
     return as_json({**data, "pages": pages, "texts": table.texts})
 
@@ -91,8 +95,10 @@ def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, An
     }
 
 
-def _finding_columns(report: FleetReport, verdicts: VerdictsOfHost, table: TextTable) -> dict[str, Any]:
-    """Return counts of findings, most severe finding and actions of each host that has findings, by its number."""
+def _finding_columns(
+    report: FleetReport, verdicts: VerdictsOfHost, causes: CausesOfHost, table: TextTable
+) -> dict[str, Any]:
+    """Return counts of findings, most urgent cause and actions of each host that has findings, by its number."""
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):
         effective = [verdict for verdict in verdicts[host.name] if verdict.blocks_acceptance]
@@ -100,8 +106,8 @@ def _finding_columns(report: FleetReport, verdicts: VerdictsOfHost, table: TextT
         waived = sum(verdict.waiver is not None for verdict in verdicts[host.name])
         if effective or waived:
             counts[number] = [kinds[FAIL], kinds[INCONCLUSIVE], waived]
-        if worst := _most_severe(effective or verdicts[host.name]):
-            findings[number] = table.number(_phrase(worst))
+        if of_host := causes.get(host.name):
+            findings[number] = table.number(of_host[0].title[:_PHRASE_CHARACTERS])
         if failed := sorted({_action_number(verdict) for verdict in effective if verdict.verdict == FAIL}):
             actions[number] = failed
     return {"counts": counts, "finding": findings, "action": actions}
@@ -129,23 +135,11 @@ def _action_number(verdict: Verdict) -> int:
     return actions.index(verdict.action) if verdict.action in actions else actions.index("none")
 
 
-def _most_severe(verdicts: Iterable[Verdict]) -> Verdict | None:
-    findings = [verdict for verdict in verdicts if verdict.verdict in (FAIL, INCONCLUSIVE)]
-    return min(findings, key=lambda verdict: (verdict.verdict != FAIL, _action_number(verdict)), default=None)
-
-
-def _phrase(verdict: Verdict) -> str:
-    """Return a finding as a short text for the list of hosts."""
-    [reason] = reasons([verdict])
-    part = f"{reason.scope}: " if reason.scope not in ("", "host") else ""
-    text = f"{reason.value}, wanted {reason.wanted}" if reason.value else reason.text
-    return f"{part}{reason.name} {text}"[:_PHRASE_CHARACTERS]
-
-
 def _add_pages(
     report: FleetReport,
     numbered: Iterable[tuple[int, HostReport]],
     verdicts: VerdictsOfHost,
+    causes: CausesOfHost,
     table: TextTable,
     pages: dict[str, Any],
     budget: int,
@@ -153,7 +147,7 @@ def _add_pages(
     """Add pages until one no longer fits; return the remaining bytes."""
     for number, host in numbered:
         mark = table.mark()
-        page = _page(report, host, verdicts[host.name], table)
+        page = _page(report, host, verdicts[host.name], causes.get(host.name, ()), table)
         size = len(as_json({str(number): page}).encode()) + table.size - mark[1]
         if size > budget:
             table.restore(mark)
@@ -202,7 +196,17 @@ def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
     ]
 
 
-def _page(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], table: TextTable) -> dict[str, Any]:
+def _causes_of_hosts(report: FleetReport) -> CausesOfHost:
+    causes: dict[str, dict[int, Cause]] = {}
+    for number, cause in enumerate(report.causes):
+        for position in cause.verdicts:
+            causes.setdefault(report.verdicts[position].host, {})[number] = cause
+    return {host: tuple(of_host.values()) for host, of_host in causes.items()}
+
+
+def _page(
+    report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], causes: Sequence[Cause], table: TextTable
+) -> dict[str, Any]:
     """Return the page of one host."""
     number, numbers = table.number, table.numbers
     rows = merge_verdicts(verdicts)
@@ -223,7 +227,7 @@ def _page(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], ta
         "no_gpu": number(hosts.NO_GPU_JUDGED if report.rehearsal else hosts.NO_GPU),
         "software": [numbers(pair) for pair in software],
         "launches": [_launch(launch, table) for launch in host.launches],
-        "reasons": [_reason(host, reason, table) for reason in reasons(verdicts)],
+        "reasons": [_reason(host, reason, table) for reason in reasons(report.verdicts, causes)],
         "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
         "more": max(0, len(rows) - _MAX_ROWS),
         "pairs": pairs.host_pairs(host),
@@ -250,15 +254,15 @@ def _launch(launch: Launch, table: TextTable) -> list[Any]:
 def _reason(host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
     """Return verdict and count, then texts.
 
-    The texts are: action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence,
-    command to reproduce, severity.
+    The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
+    evidence, command to reproduce, severity.
     """
     planned = reason.criterion == "plan"
     evidence = ", ".join(part for part in (host.record, reason.stage and f"stage {reason.stage}") if part)
     texts = (
-        *(reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
+        *(reason.title, reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
         *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
-        reason.detail if reason.value else reason.text,
+        reason.why,
         "" if planned else reason.criterion,
         "required by the plan" if planned else reason.source,
         *(reason.waiver, evidence, reproduce_command(host.name, reason.name), reason.severity),

@@ -22,7 +22,6 @@ from fleet import quantities
 from fleet.report import formatting, grafana
 from fleet.report.html import host_data, launch_traces, pairs, strips
 from fleet.report.links import host_anchors
-from fleet.report.scope_text import describe_scope
 from fleet.report.tables import (
     collectives,
     communication,
@@ -37,7 +36,8 @@ from fleet.report.tables import (
     versions,
     workloads,
 )
-from fleet.report.tables.reasons import Reason, merge_reasons, reasons
+from fleet.report.tables.reasons import Reason, reasons
+from fleet.scope_text import describe_scope
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 
 MAX_BYTES = 2_000_000
@@ -108,7 +108,7 @@ def _headline(report: FleetReport) -> dict[str, Any]:
         "checks": headline.checks(report),
         "manifest": headline.manifest(report),
         "caveats": [escape(line) for line in headline.caveats(report)],  # not cut
-        "action_groups": _action_groups(reasons(report.verdicts)),
+        "action_groups": _action_groups(reasons(report.verdicts, report.causes)),
         "coverage": _coverage(report),
         "gaps": _gaps(report),
     }
@@ -129,13 +129,12 @@ def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
 
 
 def _action_group(title: str, tone: str, members: Sequence[Reason]) -> ActionGroup:
-    merged = merge_reasons(members)
     return ActionGroup(
         title=title,
         tone=tone,
-        first=merged[:_FIRST_REASONS],
-        rest=merged[_FIRST_REASONS:_MAX_REASONS],
-        left_out=max(0, len(merged) - _MAX_REASONS),
+        first=members[:_FIRST_REASONS],
+        rest=members[_FIRST_REASONS:_MAX_REASONS],
+        left_out=max(0, len(members) - _MAX_REASONS),
         count=len(members),
         hosts=len({host for reason in members for host in reason.hosts}),
     )

@@ -203,13 +203,13 @@ function roles(table) {
 
 function card(reason) {
   const [kind, times, ...rest] = reason;
-  const [action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, reproduce, severity] = rest.map(textAt);
+  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, reproduce, severity] = rest.map(textAt);
   const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
   return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
-    el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${part && part !== "host" ? part : "Host"} `, serial && note("serial ", code(serial))),
+    el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${title} `, serial && note("serial ", code(serial))),
     el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "verdict")}`)),
     action && el("p", { class: "action" }, action),
-    el("dl", {}, ...facts.filter(([, text]) => text).map(([title, text]) => el("div", {}, el("dt", {}, title), el("dd", { class: title === "Margin" && kind === "f" ? "off" : "" }, text)))),
+    el("dl", {}, ...facts.filter(([, text]) => text).map(([fact, text]) => el("div", {}, el("dt", {}, fact), el("dd", { class: fact === "Margin" && kind === "f" ? "off" : "" }, text)))),
     el("p", { class: "command" }, note("Reproduce: "), code(reproduce)));
 }
 

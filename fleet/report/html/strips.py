@@ -9,9 +9,9 @@ from fleet.quantities import SIGNS, quantity
 from fleet.report.charts.strip import Axis, Dot, Mark, draw_strip
 from fleet.report.formatting import clean, margin_of, params_text, signed_percent
 from fleet.report.links import host_anchor
-from fleet.report.scope_text import describe_scope
 from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, Limit, Point, distributions
 from fleet.report.titles import TITLES, benchmark_title
+from fleet.scope_text import describe_scope
 from schemas.records import Value
 from schemas.reports import FAIL, FleetReport
 from schemas.stages import BENCHMARK

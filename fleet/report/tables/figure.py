@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity
 from fleet.report.formatting import params_text
-from fleet.report.scope_text import describe_scope
+from fleet.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.reports import FleetReport, HostReport, Verdict

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from fleet.quantities import finite, number, quantity, scale
 from fleet.report.formatting import params_text, percent
-from fleet.report.scope_text import describe_scope
 from fleet.report.tables.figure import (
     EMPTY,
     MANY_HOSTS,
@@ -23,6 +22,7 @@ from fleet.report.tables.figure import (
     verdict_states,
 )
 from fleet.report.titles import benchmark_title
+from fleet.scope_text import describe_scope
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
 

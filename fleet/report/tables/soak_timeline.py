@@ -12,9 +12,9 @@ from fleet.quantities import NONE, finite, number, scale
 from fleet.report.charts.spark import THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.formatting import params_text
 from fleet.report.links import host_anchor
-from fleet.report.scope_text import describe_scope
 from fleet.report.tables.figure import detailed_hosts, serial_of
 from fleet.report.titles import benchmark_title
+from fleet.scope_text import describe_scope
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, number, quantity, scale, size
 from fleet.report.formatting import is_change, limit_text, margin, params_text, signed_percent, value_and_limit
-from fleet.report.scope_text import describe_scopes
+from fleet.scope_text import describe_scopes
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.scopes import Scope

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.scope_text import describe_scopes
+from fleet.scope_text import describe_scopes
 from schemas.reports import FleetReport
 
 _ORDER = ("driver", "driver.version", "cuda", "nccl", "torch")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import read_packs
 from fleet.judge.culprits import with_culprits
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.waivers import WaiverMatcher
-from fleet.report.summary import reason_lines
 from fleet.rma.parts import failed_parts
 from rackproof.main import main
 from schemas.records import Metric, Observation
@@ -144,11 +144,10 @@ def test_attributed_verdict_names_the_part_and_its_serial() -> None:
     )
 
 
-def test_attributed_pairs_give_one_summary_line_and_one_returned_part() -> None:
+def test_attributed_pairs_give_one_cause_and_one_returned_part() -> None:
     verdicts = with_culprits(host_view(8), pair_verdicts(8, pairs_of(6)))
-    (line,) = map(str, reason_lines(verdicts, {}))
-    assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
-    assert line.endswith("(and 13 more like it)")
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.host, cause.part, cause.serial, len(cause.verdicts)) == ("h1", "gpu=6", "s6", 14)
     (part,) = failed_parts(verdicts)
     assert (part.scope, len(part.findings), part.needs_part_work) == ("gpu=6", 14, True)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.judge import outliers
 from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion, VsBaseline
@@ -865,8 +866,8 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
 # Decisions and reason lines
 
 
-def reason_texts(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
-    return [str(line) for line in report_summary.reason_lines(verdicts, positions)]
+def cause_texts(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
+    return [str(line) for line in report_summary.cause_lines(diagnose(verdicts, {}), verdicts, positions)]
 
 
 PASSED, UNKNOWN = replace(FAILED, verdict=PASS, severity=""), replace(FAILED, verdict=INCONCLUSIVE, severity="")
@@ -911,61 +912,29 @@ def test_value_below_its_limit_is_printed_differently(value: float, limit: float
     assert result != wanted
 
 
-def test_reasons_are_sorted_by_severity_without_duplicates() -> None:
-    grave = replace(FAILED, host="h9", action="rma", severity="critical", params={"op": "copy", "x": 1}, stage="gang")
+def test_causes_are_sorted_by_severity_without_duplicates() -> None:
+    grave = replace(FAILED, host="h9", action="rma", severity="critical")
     slight = replace(FAILED, action="monitor", severity="warning", scope="host", serial="")
-    suspect = replace(FAILED, host="h3", criterion="localise", severity="", reason="suspect host h3")
-    lines = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(FAILED, waiver=waiver()), PASSED, suspect]
-    assert reason_texts(lines, {}) == [
-        "FAIL: h3 gpu=1 (serial s1): a.b: suspect host h3",
-        "FAIL: h9 gpu=1 (serial s1): a.b[op=copy] in stage gang: bad; rma (and 1 more like it)",
-        "FAIL: h1: a.b: bad; monitor",
-        "INCOMPLETE: h1 gpu=1 (serial s1): a.b: bad",
+    verdicts = [UNKNOWN, slight, grave, replace(grave, criterion="c2"), replace(FAILED, waiver=waiver()), PASSED]
+    assert cause_texts(verdicts, {}) == [
+        "FAIL: GPU 1 of h9 fails a b (serial s1): bad; rma [a.b and 1 more check]",
+        "FAIL: h1 fails a b: bad; monitor [a.b]",
+        "INCOMPLETE: GPU 1 of h1 has no verified a b (serial s1): bad [a.b]",
     ]
+
+
+def test_limited_space_shows_each_host_before_a_second_cause_of_one() -> None:
     many = [replace(FAILED, host=f"h{number}", action="none") for number in range(21)]
-    assert reason_texts(many[:20], {})[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
-    assert reason_texts(many, {})[20:] == ["… and 1 more reasons in the report", "Failed as well: h20"]
+    assert cause_texts(many[:20], {})[-1] == "FAIL: GPU 1 of h19 fails a b (serial s1): bad [a.b]"
+    assert cause_texts(many, {})[20:] == ["… and 1 more causes in the report", "Failed as well: h20"]
+    of_one_host = [replace(FAILED, host="x", name=f"reading.{number}", action="rma") for number in range(30)]
+    lines = cause_texts([*of_one_host, *many[:19]], {})
+    assert all(f"of {verdict.host} " in " ".join(lines[:20]) for verdict in (of_one_host[0], *many[:19]))
+    assert lines[20:] == ["… and 29 more causes in the report"]
     fleet = [replace(FAILED, host=f"h{number}") for number in range(60)] + [replace(UNKNOWN, host="u1")]
-    lines = reason_texts(fleet, {})[20:]
+    lines = cause_texts(fleet, {})[20:]
     assert lines[1].endswith("h48, h49 and 10 more hosts")
     assert lines[2] == "Incomplete as well: u1"
-
-
-def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
-    """The summary has a line for each part, however many findings the first one has."""
-    bad = [replace(FAILED, criterion=f"c{number}", reason=f"bad {number}", action="none") for number in range(21)]
-    other = replace(FAILED, host="h2", scope="gpu=1,link=3", action="none", reason="other")
-    both = [replace(FAILED, scope=scope, action="none", reason="both") for scope in ("gpu=1", "gpu=5")]
-    lines = [f"FAIL: h1 gpu=1 (serial s1): a.b: bad {number}" for number in range(21)]
-    last = "FAIL: h2 gpu=1,link=3 (serial s1): a.b: other"
-    assert reason_texts([bad[0], other, bad[1]], {}) == [*lines[:2], last]
-    assert reason_texts([*bad[:19], other], {}) == [*lines[:19], last]
-    assert reason_texts([*bad, other], {}) == [*lines[:19], last, "… and 2 more reasons in the report"]
-    texts = reason_texts([*bad, *both, replace(UNKNOWN, reason="unread")], {})
-    assert (
-        texts
-        == [
-            *lines[:18],
-            "FAIL: h1 gpu=1 (serial s1): a.b: both (and 1 more like it)",  # the other one is gpu=5, which has no other finding
-            "INCOMPLETE: h1 gpu=1 (serial s1): a.b: unread",
-            "… and 3 more reasons in the report",
-        ]
-    )
-
-
-def test_gang_suspect_is_listed_first_and_hides_no_critical_failure() -> None:
-    hosts = [f"h{number}" for number in range(10)]
-    named = [replace(FAILED, host=host, criterion="localise", reason=f"suspect {host}", severity="") for host in hosts]
-    grave = [replace(FAILED, host=host, reason="corrupts", severity="critical", action="rma") for host in hosts]
-    slight = [replace(FAILED, host=f"s{number}", action="monitor", severity="warning") for number in range(12)]
-    lines = reason_texts([*slight, *named, *grave], {})
-    assert sum("corrupts; rma" in line for line in lines) == 10, "each part shows its most severe finding"
-    assert [line.rpartition(" ")[2] for line in lines[:5]] == hosts[:5], "the first suspects come first"
-    victims = [replace(grave[0], host=f"v{number}") for number in range(24)]
-    slow = replace(FAILED, host="h3", reason="slow", severity="critical")
-    assert reason_texts([*victims, slow, replace(named[3], severity="critical")], {})[0].endswith("suspect h3")
-    few = reason_texts([*slight[:3], named[0], grave[0]], {})
-    assert [line.partition(": a.b: ")[2] for line in few[:2]] == ["suspect h0", "corrupts; rma"]
 
 
 def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
@@ -978,61 +947,13 @@ def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
         replace(FAILED, scope="gpu=0", serial="0", action="none"),
         replace(FAILED, scope="gpu=1,link=3", serial="", action="none", reason="worse"),
     ]
-    assert reason_texts(two, positions) == [
-        "FAIL: h1 gpu=0 (serial 0, PCI 0000:0a:00.0): a.b: bad",
-        "FAIL: h1 gpu=1,link=3 (PCI 0000:0b:00.0): a.b: worse",
+    assert cause_texts(two, positions) == [
+        "FAIL: GPU 0 of h1 fails a b (serial 0, PCI 0000:0a:00.0): bad [a.b]",
+        "FAIL: GPU 1 of h1 fails a b (PCI 0000:0b:00.0): worse [a.b]",
     ]
 
 
-def test_limited_space_shows_hosts_then_parts_then_criteria() -> None:
-    same = [replace(FAILED, host="h0", scope="host", reason=f"figure {number}", action="none") for number in range(30)]
-    more = [
-        replace(FAILED, host="h0", scope="host", name="xid.count", reason="an XID", action="none"),
-        replace(FAILED, host="h0", scope="gpu=3", reason="another part", action="none"),
-        replace(UNKNOWN, host="h1", reason="silent"),
-    ]
-    texts = " ".join(reason_texts([*same, *more], {}))
-    assert all(
-        expected_text in texts
-        for expected_text in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons")
-    )
-    assert "as well" not in texts
-
-
-def test_cause_is_listed_before_its_consequences() -> None:
-    grave = replace(FAILED, severity="critical")
-    slow = replace(grave, criterion="c1", name="stress.throughput", reason="slow", action="inspect_hardware")
-    stopped = replace(grave, criterion="localise", name="gang.fault", reason="stopped", action="inspect_hardware")
-    wrong = replace(grave, criterion="c2", name="integrity.wrong_words", reason="wrong", action="rma")
-    cause = replace(grave, criterion="c3", name="gpu.power_limit_lowered", reason="lowered", action="reboot")
-    assert [line.split(": ")[-1] for line in reason_texts([slow, cause, wrong], {})] == [
-        "wrong; rma",
-        "lowered; reboot",
-        "slow; inspect hardware",
-    ]
-    many = [replace(cause, host=f"h{number}") for number in range(19)]
-    for what, reported in ((slow, ["lowered; reboot"]), (stopped, ["stopped; inspect hardware", "lowered; reboot"])):
-        lines = reason_texts([replace(what, host="x"), replace(cause, host="x"), *many], {})
-        assert [line.split(": ")[-1] for line in lines if ": x " in line] == reported
-
-
-def test_most_severe_finding_of_a_part_is_first_and_attributed_ones_last() -> None:
-    result = [
-        replace(FAILED, criterion="c1", reason="attributed", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
-        replace(FAILED, criterion="c2", reason="slight", action="reboot"),
-        replace(FAILED, criterion="c3", reason="grave", action="reseat"),
-    ]
-    assert [line.split(": ")[-1] for line in reason_texts(result, {})] == [
-        "grave; reseat",
-        "slight; reboot",
-        "attributed; rma",
-    ]
-
-
-def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
-    attributed = replace(FAILED, scope="gpu=7,peer=1", part="gpu=1", reason="attributed", action="none")
-    own = replace(FAILED, scope="gpu=1,peer=7", reason="own", action="none")
-    assert reason_texts([attributed, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
+def test_part_of_a_device_has_its_own_cause_if_it_can_be_replaced() -> None:
     ports = [
         replace(FAILED, scope=f"hca=mlx5_0,port={port}", serial="", reason=f"port {port}", action="none")
         for port in "12"
@@ -1040,8 +961,7 @@ def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
     dimms = [
         replace(FAILED, scope=f"mc=0,dimm={dimm}", serial="", reason=f"{dimm} errors", action="none") for dimm in "05"
     ]
-    assert len(reason_texts([*ports, *dimms], {})) == 4
-    assert [item.part_scope for item in (*ports, *dimms)] == ["hca=mlx5_0", "hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
+    assert [cause.part for cause in diagnose([*ports, *dimms], {})] == ["hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
 
 
 def acceptance(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:
@@ -1249,22 +1169,6 @@ def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
     alone = Evidence(records=odd.records[1:])
     verdicts = [item for item in judge_criteria(plan, evidence | {"h3": alone}) if item.verdict != PASS]
     assert [(item.host, item.name) for item in verdicts] == [("h3", "record")]
-
-
-def test_reasons_show_parameters_and_are_merged_by_benchmark_and_criterion() -> None:
-    one = replace(FAILED, name="gemm.throughput", params={"op": "copy", "dtype": "bf16"}, action="none")
-    other = replace(one, name="gemm.other", criterion="d")
-    same = replace(one, name="gemm.more")
-    assert reason_texts([one, other, same], {}) == [
-        "FAIL: h1 gpu=1 (serial s1): gemm.throughput[op=copy, dtype=bf16]: bad (and 1 more like it)",
-        "FAIL: h1 gpu=1 (serial s1): gemm.other[op=copy, dtype=bf16]: bad",
-    ]
-    unknown = [
-        replace(UNKNOWN, name="gemm.a"),
-        replace(UNKNOWN, name="gemm.b", criterion="d"),
-        replace(UNKNOWN, name="x.c"),
-    ]
-    assert [line.endswith("(and 1 more like it)") for line in reason_texts(unknown, {})] == [True, False]
 
 
 # Identity of a GPU in two records

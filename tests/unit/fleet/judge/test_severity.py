@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.integrations.alerts.rules import PACKS, criteria_of, read_table, rules_of
 from fleet.judge.criteria import read_pack
-from fleet.report.summary import reason_lines
 from fleet.report.tables.reasons import reasons as rendered
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
 
@@ -63,5 +63,6 @@ def test_reports_list_critical_failures_first() -> None:
         failed_verdict("rma", "gpu.noise", severity=WARNING),
         failed_verdict("reboot", "gpu.dead"),
     ]
-    assert [str(line).split(": ")[2] for line in reason_lines(verdicts, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
-    assert [item.name for item in rendered(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    causes = diagnose(verdicts, {})
+    assert [verdicts[cause.verdicts[0]].name for cause in causes] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    assert [item.name for item in rendered(verdicts, causes)] == ["gpu.dead", "gpu.noise", "gpu.open"]

@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 import pytest
 
+from fleet import scope_text
+from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.judge import Evidence
-from fleet.report import formatting, scope_text
+from fleet.report import formatting
 from fleet.report.html import pairs, strips
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
@@ -28,7 +30,6 @@ from fleet.report.tables import (
     gpus,
     headline,
     peers,
-    reasons,
     timing,
     verdict_rows,
     workloads,
@@ -396,7 +397,10 @@ def test_rejection_names_part_value_and_action() -> None:
     assert (data["names"], data["decision"], data["counts"]) == (["gpu-00", "gpu-01"], "01", {"1": [1, 0, 0]})
     assert [data["actions"][number] for number in data["action"]["1"]] == ["Return the part (RMA)"]
     assert data["gpus"] == [["pp", 1], ["pf", 1]]
-    assert "GPU 1: gemm.throughput 600.9 TFLOP/s, wanted ≥ 700 TFLOP/s" in data["texts"]
+    assert (
+        "GPU 1 of gpu-01 is slow: matrix products (bf16) 600.9 TFLOP/s, the limit is ≥ 700 TFLOP/s (14 % off)"
+        in data["texts"]
+    )
     assert "ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit gpu-01" in data["texts"]
 
 
@@ -706,32 +710,6 @@ def test_rows_merge_parts_and_sizes_without_losing_values() -> None:
     ]
 
 
-def test_equal_reasons_of_hosts_merge_but_parts_stay_separate() -> None:
-    quiet: dict[str, Any] = {
-        "value": None,
-        "limit": None,
-        "verdict": "inconclusive",
-        "criterion": "plan",
-        "scope": "host",
-    }
-    merged = reasons.reasons(
-        [
-            *(
-                verdict(name="training.loss", reason="not observed", host=host, params={"n": n}, **quiet)
-                for host in "ab"
-                for n in "xy"
-            ),
-            verdict(1, 0, operator="eq", reason="1", verdict=FAIL, serial="s1", action="reset_gpu"),
-            verdict(1, 0, operator="eq", reason="1", verdict=FAIL, serial="s2", scope="gpu=1", host="b", action="rma"),
-        ]
-    )
-    assert [(reason.hosts, reason.serial, reason.count) for reason in merged] == [
-        (("b",), "s2", 1),
-        (("h",), "s1", 1),
-        (("a", "b"), "", 2),
-    ]
-
-
 def test_many_hosts_are_drawn_as_range_and_histogram() -> None:
     html = render_html(accepted(hosts=20, devices=8))
     assert html.count('<path class="spread"') == 1
@@ -983,7 +961,7 @@ def test_detail_of_a_finding_is_shown() -> None:
     report = rejected()
     detail = "the ranks communicate over NET/Socket, not InfiniBand: NCCL does not use its fast path"
     verdicts = tuple(replace(item, detail=detail) if item.verdict == FAIL else item for item in report.verdicts)
-    report = replace(report, verdicts=verdicts)
+    report = replace(report, verdicts=verdicts, causes=diagnose(verdicts, {}))
     page = Page(render_html(report))
     assert detail in page.text
     assert detail in page.data["texts"]
@@ -1149,9 +1127,8 @@ def test_strip_of_a_large_fleet_is_a_histogram() -> None:
 def test_waived_findings_are_separate() -> None:
     waiver = Waiver(criterion="gemm-bf16", who="A. Kim", why="sent back", until="2026-12-31", host="gpu-01")
     report = rejected()
-    report = replace(
-        report, verdicts=tuple(replace(v, waiver=waiver) if v.verdict == FAIL else v for v in report.verdicts)
-    )
+    verdicts = tuple(replace(v, waiver=waiver) if v.verdict == FAIL else v for v in report.verdicts)
+    report = replace(report, verdicts=verdicts, causes=diagnose(verdicts, {}))
     page = Page(render_html(report))
     assert "waived by A. Kim until 2026-12-31: sent back" in page.text
     assert "Return the part" not in page.text
@@ -1179,20 +1156,6 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
     for expected in ("2 of 2 differences on 2 hosts", "750 TFLOP/s", "600 TFLOP/s", "−20.0 %", "gpu 1600 was 1699"):
         assert expected in text
     assert "Changes since acceptance" not in Page(render_html(accepted())).text
-
-
-def test_failures_of_one_criterion_on_many_hosts_merge() -> None:
-    slow = [
-        verdict(6e14 - n * 1e13, 7e14, verdict=FAIL, scope="host", host=f"h{n}", name="variants.throughput")
-        for n in range(5)
-    ]
-    part = verdict(6e14, 7e14, verdict=FAIL, serial="s1", host="h9", scope="gpu=0", criterion="other")
-    merged = reasons.merge_reasons(reasons.reasons([*slow, part]))
-    assert [(reason.hosts, reason.value, reason.count) for reason in merged] == [
-        (("h9",), "600 TFLOP/s", 1),
-        (("h0", "h1", "h2", "h3", "h4"), "560 TFLOP/s", 5),
-    ]
-    assert merged[1].detail == "the worst of 5 findings, on h4"
 
 
 def test_log_keeps_its_lines_in_the_page_data() -> None:

@@ -77,7 +77,10 @@ def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
     process = rackproof("report", run, "--host", "h2")
     first, *lines, last = process.stdout.splitlines()
     assert (process.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
-    assert any(line.startswith("- INCOMPLETE: h2: record: quarantined: hosts/h2.json: not JSON") for line in lines)
+    assert any(
+        line.startswith("- INCOMPLETE: h2 left no usable record: quarantined: hosts/h2.json: not JSON")
+        for line in lines
+    )
     assert not any("h1" in line or "FINAL" in line for line in lines)
     assert (run / "pages" / "h2.html").is_file()
     assert rackproof("report", run, "--host", "h1").stdout.splitlines()[0] == "h1: accepted"

@@ -51,7 +51,9 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     done = rackproof("report", run, *arguments)
     assert done.returncode == 2
     for text in (done.stdout, (run / "report.md").read_text()):
-        assert re.search(rf"INCOMPLETE: {broken}: record: quarantined: hosts/{broken}.json: not JSON at offset", text)
+        assert re.search(
+            rf"INCOMPLETE: {broken} left no usable record: quarantined: hosts/{broken}.json: not JSON at offset", text
+        )
         assert "SIMULATED INCOMPLETE" in text
     report = report_of(run)
     decisions = {host["name"]: host["decision"] for host in report["hosts"]}
@@ -65,7 +67,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     check_tables(run, broken)
     notification = json.loads(rackproof("notice", run).stdout)
     assert notification["state"] == "incomplete"
-    assert f"{broken}: record: quarantined" in notification["text"]
+    assert f"{broken} left no usable record: quarantined" in notification["text"]
     page = rackproof("report", run, "--host", broken, "--json")
     assert (page.returncode, json.loads(page.stdout)["hosts"][0]["decision"]) == (2, "incomplete")
     shutil.rmtree(run)

@@ -64,6 +64,7 @@ def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
         verdicts=tuple(
             replace(verdict, reason=texts(verdict.reason), detail=texts(verdict.detail)) for verdict in report.verdicts
         ),
+        causes=tuple(replace(cause, title=texts(cause.title), why=texts(cause.why)) for cause in report.causes),
         quarantined=tuple(replace(item, reason=texts(item.reason)) for item in report.quarantined),
         changes=tuple(replace(change, text=texts(change.text)) for change in report.changes),
         hosts=tuple(
@@ -102,7 +103,7 @@ def content(report: FleetReport) -> dict[str, Any]:
         "caveats": len(headline.caveats(report)),
         "manifest": bool(headline.manifest(report)),
         "unjudged": headline.unjudged(report),
-        "reasons": [replace(item, text="", detail="", more=()) for item in reasons(report.verdicts)],
+        "reasons": [replace(item, title="", why="", more=()) for item in reasons(report.verdicts, report.causes)],
         "devices": devices.device_figures(report),
         "parts": [
             (part.host, part.scope, part.needs_part_work, len(part.findings)) for part in failed_parts(report.verdicts)

@@ -162,6 +162,33 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "truncated_record": "plan",
     "stale_record": "plan",
 }
+EXPECTED_PROBLEMS: dict[str, str] = {
+    "xid79": "gpu-fell-off-bus",
+    "missing_gpu": "gpu-missing",
+    "ecc": "gpu-memory-errors",
+    "row_remap_pending": "gpu-memory-errors",
+    "row_remap_failed": "gpu-memory-errors",
+    "pcie_narrow": "pcie-link",
+    "pcie_replays": "pcie-link",
+    "nvlink_down": "nvlink",
+    "thermal": "hot",
+    "slow_gpu": "slow-compute",
+    "slow_hbm": "slow-memory",
+    "power_limit": "power-limited",
+    "bad_memory_word": "wrong-results",
+    "silent_corruption": "wrong-results",
+    "duplicate_serial": "identity",
+    "wrong_vbios": "differs",
+    "missing_observations": "not-verified",
+    "slow_nic": "slow-network",
+    "slow_host": "slow-network",
+    "wrong_driver": "differs",
+    "hung": "stopped-launch",
+    "unreachable": "no-record",
+    "no_record": "no-record",
+    "truncated_record": "no-record",
+    "stale_record": "no-record",
+}
 HOST_CANNOT_MEASURE = {"xid79", "missing_gpu", "hung"}
 """Faults of a GPU after which its host cannot run benchmarks on all GPUs."""
 EXPECTED_REASONS = {
@@ -240,6 +267,18 @@ def test_fault_is_reported_on_its_host_and_gpu(
     expected = FAIL if any(name != "plan" for name in EXPECTED_CRITERIA[kind].split()) else INCONCLUSIVE
     decision = next(row.decision for row in report.hosts if row.name == host)
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_fault_is_one_cause_with_the_right_part(
+    kind: str, faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]
+) -> None:
+    host_of_fault, _, report = faulty_fleet
+    of_host = [cause for cause in report.causes if host_of_fault[kind] in cause.hosts]
+    (cause,) = (cause for cause in of_host if kind == "duplicate_serial" or cause.problem != "identity")
+    assert cause.problem == EXPECTED_PROBLEMS[kind]
+    whole_host = not FAULTS[kind].of_gpu or kind == "missing_gpu"
+    assert cause.part == ("nic=rail1" if kind == "slow_nic" else "host" if whole_host else f"gpu={GPU}")
 
 
 def test_healthy_hosts_of_a_faulty_fleet_pass(

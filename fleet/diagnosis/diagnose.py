@@ -1,0 +1,236 @@
+"""Find the causes behind verdicts that do not pass. Every such verdict belongs to exactly one cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.diagnosis import words
+from fleet.diagnosis.problems import CERTAIN, LIKELY, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
+from fleet.scope_text import describe_scope
+from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, Verdict, VerdictKind
+from schemas.scopes import HOST, Scope
+
+NOT_VERIFIED = "not-verified"
+"""Problem of verdicts that are inconclusive for a reason of their own."""
+_MAX_NAMES = 4
+_CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
+_SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
+"""Kinds of verdicts of which several hosts may have the same cause."""
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """A problem of one part, with its verdicts."""
+
+    problem: Problem | None
+    host: str
+    part: str
+    shown: list[Verdict] = field(default_factory=list)
+    explained: list[Verdict] = field(default_factory=list)
+
+    @property
+    def first(self) -> Verdict:
+        return self.shown[0]
+
+
+def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) -> tuple[Cause, ...]:
+    """Return the causes of the verdicts that do not pass, the most urgent first.
+
+    Args:
+        verdicts: verdicts of the fleet, whose positions the causes have; those that pass are ignored.
+        gangs: gang -> its hosts. What one host's fault stops on other hosts of its gang belongs to that fault.
+    """
+    gang_of = {host: gang for gang, hosts in gangs.items() for host in hosts}
+    positions = {id(verdict): position for position, verdict in enumerate(verdicts)}
+    by_host: dict[tuple[str, object], list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        if verdict.verdict != PASS:
+            by_host[verdict.host, verdict.waiver].append(verdict)
+    found, open_verdicts = [], []
+    for of_host in by_host.values():
+        problems, unexplained = _of_host(of_host)
+        found += problems
+        open_verdicts += unexplained
+    found += _others(_explain_by_gang(found, open_verdicts, gang_of))
+    causes = (_cause(group, positions) for group in _joined(found))
+    return tuple(sorted(causes, key=_urgency))
+
+
+def _of_host(verdicts: Sequence[Verdict]) -> tuple[list[_Found], list[Verdict]]:
+    """Return the problems of one host, and its verdicts that none of them shows or explains."""
+    found: list[_Found] = []
+    remaining = list(verdicts)
+    for problem in PROBLEMS:
+        shown: dict[object, _Found] = {}
+        for verdict in remaining:
+            if problem.is_shown_by(verdict):
+                key = (verdict.part_scope, verdict.name if problem.id in _ONE_PER_READING else "")
+                item = shown.setdefault(key, _Found(problem=problem, host=verdict.host, part=verdict.part_scope))
+                item.shown.append(verdict)
+        taken = {id(verdict) for item in shown.values() for verdict in item.shown}
+        remaining = [verdict for verdict in remaining if id(verdict) not in taken]
+        for item in sorted(shown.values(), key=lambda item: item.part):
+            item.shown.sort(key=_lead)
+            follows = [verdict for verdict in remaining if _follows(verdict, item)]
+            item.explained += follows
+            ids = set(map(id, follows))
+            remaining = [verdict for verdict in remaining if id(verdict) not in ids]
+        found += shown.values()
+    return found, remaining
+
+
+_ONE_PER_READING = ("differs", "identity", "in-use")
+
+
+def _follows(verdict: Verdict, item: _Found) -> bool:
+    """Return whether the verdict follows from the problem of a part of its host."""
+    problem = item.problem
+    if problem is None:
+        return False
+    part = verdict.part_scope
+    same_reading = not problem.kinds and matches(verdict, problem.shown_by)
+    if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
+        return True
+    if problem.stops and verdict.kind in STOPPED and verdict.verdict == INCONCLUSIVE:
+        return True
+    is_of_whole_host = part == HOST or Scope.parse(part).is_gang
+    return is_of_whole_host and matches(verdict, problem.explains_host)
+
+
+def _ends(verdict: Verdict) -> tuple[str, ...]:
+    """Return the part of a verdict; of a pair of GPUs both, unless it is attributed to one."""
+    peer = Scope.parse(verdict.scope).get("peer")
+    return (verdict.part_scope,) if verdict.part or not peer else (verdict.part_scope, f"gpu={peer}")
+
+
+def _explain_by_gang(found: Sequence[_Found], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]) -> list[Verdict]:
+    """Give verdicts to the problem of another host of the gang that explains them, and return the others."""
+    of_gang: dict[str, list[_Found]] = defaultdict(list)
+    for item in found:
+        if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of:
+            of_gang[gang_of[item.host]].append(item)
+    rest = []
+    for verdict in verdicts:
+        causes = [item for item in of_gang.get(gang_of.get(verdict.host, ""), ()) if _follows_in_gang(verdict, item)]
+        if causes:
+            min(causes, key=lambda item: (_rank_of(item), item.host, item.part)).explained.append(verdict)
+        else:
+            rest.append(verdict)
+    return rest
+
+
+def _rank_of(item: _Found) -> int:
+    """Return the position of its problem: causes come before effects."""
+    return PROBLEMS.index(item.problem) if item.problem else len(PROBLEMS)
+
+
+def _follows_in_gang(verdict: Verdict, item: _Found) -> bool:
+    problem = item.problem
+    if problem is None or verdict.host == item.host or verdict.waiver != item.first.waiver:
+        return False
+    if Scope.parse(verdict.scope).is_gang:
+        return matches(verdict, problem.explains_host)
+    return verdict.stage == "gang" and problem.stops and verdict.kind in STOPPED
+
+
+def _others(verdicts: Iterable[Verdict]) -> list[_Found]:
+    """Return a cause for each reading of a part that no problem shows, and for each reason why there are none."""
+    groups: dict[object, _Found] = {}
+    for verdict in verdicts:
+        content = verdict.reason if verdict.verdict == INCONCLUSIVE else verdict.name
+        part = verdict.part_scope if verdict.verdict == FAIL else ""
+        key = (verdict.host, part, verdict.verdict, verdict.kind, content, verdict.waiver)
+        groups.setdefault(key, _Found(problem=None, host=verdict.host, part=verdict.part_scope)).shown.append(verdict)
+    for item in groups.values():
+        item.shown.sort(key=_lead)
+        if len({verdict.part_scope for verdict in item.shown}) > 1:
+            item.part = HOST
+    return list(groups.values())
+
+
+def _joined(found: Iterable[_Found]) -> list[list[_Found]]:
+    """Return the problems in groups: what several hosts have in common has one cause."""
+    groups: dict[object, list[_Found]] = {}
+    for index, item in enumerate(found):
+        content = _shared_content(item)
+        problem = item.problem.id if item.problem else ""
+        key = (problem, item.first.name, item.first.criterion, item.first.waiver, *content) if content else index
+        groups.setdefault(key, []).append(item)
+    return list(groups.values())
+
+
+def _shared_content(item: _Found) -> tuple[object, ...]:
+    """Return what several hosts with the same cause have in common; empty if the problem is of one part only.
+
+    A setting or a version is that of the software, so hosts with the same value have one cause, and so do hosts without
+    evidence for the same reason. Whole hosts that fail the same criterion share a cause whatever the values.
+    """
+    first = item.first
+    if first.kind in _SHARED_KINDS:
+        has_value = first.verdict == FAIL and first.value is not None
+        return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
+    is_figure = item.problem is None or item.problem.confidence == LIKELY
+    return (first.kind,) if is_figure and item.part == HOST and first.verdict == FAIL else ()
+
+
+def _cause(group: Sequence[_Found], positions: Mapping[int, int]) -> Cause:
+    group = sorted(group, key=lambda item: -words.distance(item.first))
+    item = group[0]
+    first = item.first
+    shown = [verdict for other in group for verdict in other.shown]
+    explained = [verdict for other in group for verdict in other.explained]
+    failing = [verdict for verdict in (*shown, *explained) if verdict.verdict == FAIL]
+    lead = first if first.verdict == FAIL or not failing else min(failing, key=_lead)
+    return Cause(
+        problem=item.problem.id if item.problem else lead.name if failing else NOT_VERIFIED,
+        title=f"{_subject(group)} {_predicate(item)}",
+        why=words.why(first),
+        verdict=FAIL if failing else INCONCLUSIVE,
+        host=item.host,
+        hosts=tuple(dict.fromkeys(other.host for other in group)),
+        part=item.part,
+        serial=first.serial,
+        action=lead.action,
+        severity=lead.severity,
+        confidence=item.problem.confidence if item.problem else (CERTAIN if failing else UNKNOWN),
+        verdicts=tuple(positions[id(verdict)] for verdict in (*shown, *explained)),
+        waiver=first.waiver,
+    )
+
+
+def _predicate(item: _Found) -> str:
+    if item.problem:
+        return item.problem.title(item.shown) + words.consequence(item.explained)
+    return words.found(item.shown) if item.first.verdict == FAIL else words.not_known(item.shown)
+
+
+def _subject(group: Sequence[_Found]) -> str:
+    first = group[0]
+    parts = {(item.host, item.part) for item in group}
+    hosts = list(dict.fromkeys(item.host for item in group))
+    if len(parts) == 1:
+        return first.host if first.part in (HOST, "") else f"{describe_scope(first.part)} of {first.host}"
+    names = ", ".join(hosts[:_MAX_NAMES]) + (f" and {len(hosts) - _MAX_NAMES} more" if len(hosts) > _MAX_NAMES else "")
+    if all(item.part == HOST for item in group):
+        return f"each of {len(hosts)} hosts ({names})"
+    return f"each of {len(parts)} parts on {names}"
+
+
+def _lead(verdict: Verdict) -> tuple[object, ...]:
+    """Return the sort key: failures, critical ones, and own readings come first; then by action and distance to the limit."""
+    rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
+    urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)
+    return *urgency, -words.distance(verdict), verdict.name, verdict.scope, verdict.criterion
+
+
+def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:
+    rank = ACTIONS.index(cause.action) if cause.action in ACTIONS else len(ACTIONS)
+    return (
+        cause.waiver is not None,
+        cause.verdict != FAIL,
+        cause.severity != CRITICAL,
+        rank,
+        _CONFIDENCES.index(cause.confidence),
+    )

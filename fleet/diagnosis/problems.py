@@ -1,0 +1,258 @@
+"""The problems that a part can have: which verdicts show each, and which others follow from it.
+
+The order is that of causes before effects. A GPU that fell off the bus fails everything else, and one that is too hot computes
+slowly. A verdict belongs to the first problem that its part has and that it shows, else to the first that explains it.
+
+A pattern is the name of an observation with `*` and `?`. After a comma it has a label of the scope or a parameter:
+`gpu.throttle.*,reason=*thermal*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from fleet.diagnosis import words
+from schemas.records import ERROR, SKIPPED
+from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
+from schemas.scopes import Scope
+
+CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
+"""A reading shows the cause; or figures make it likely; or evidence is missing, so that there may be no fault."""
+STOPPED = (VerdictKind.MISSING, ERROR, SKIPPED, VerdictKind.UNFINISHED, VerdictKind.CONTRADICTORY)
+"""Kinds of verdicts without a value, because something ended or disturbed the measurement."""
+
+_ALL = ("*",)
+_COMPUTE = (
+    "gemm.*",
+    "stress.*",
+    "straggler.*",
+    "training.*",
+    "transformer.*",
+    "fashion_mnist.*",
+    "variants.*",
+    "model_parallel.*",
+    "overlap.*",
+    "drift.*",
+)
+_COPIES = ("host_copy.*", "dataloader.*", "checkpoint.*")
+_PEERS = ("peer_copy.*", "collective.*", "gpu.peer.*")
+_NETWORK = ("pairs.*", "collective.*", "gang.*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that can be wrong with a part."""
+
+    id: str
+    title: Callable[[Sequence[Verdict]], str]
+    """From the verdicts that show it, the leading one first: what is wrong, as the end of a sentence about the part."""
+    shown_by: tuple[str, ...]
+    """Patterns of observations that show it."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of the verdicts that show it; empty: any kind that fails."""
+    explains: tuple[str, ...] = ()
+    """Patterns of observations of the same part that follow from it."""
+    explains_host: tuple[str, ...] = ()
+    """Patterns of observations of the whole host, or of its gang, that follow from it."""
+    stops: bool = False
+    """Whether measurements of the host and its gang that have no result follow from it."""
+    confidence: str = CERTAIN
+
+    def is_shown_by(self, verdict: Verdict) -> bool:
+        """Return whether the verdict shows this problem."""
+        is_of_kind = verdict.kind in self.kinds if self.kinds else verdict.verdict == FAIL
+        return is_of_kind and matches(verdict, self.shown_by)
+
+
+def matches(verdict: Verdict, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern matches the observation of the verdict."""
+    return any(_matches(verdict, *pattern.split(",", 1)) for pattern in patterns)
+
+
+def _matches(verdict: Verdict, name: str, label: str = "") -> bool:
+    if not fnmatchcase(verdict.name, name):
+        return False
+    labels = [f"{key}={value}" for key, value in (*Scope.parse(verdict.scope).labels.items(), *verdict.params.items())]
+    return not label or any(fnmatchcase(text, label) for text in labels)
+
+
+PROBLEMS = (
+    Problem(
+        id="no-record",
+        title=words.no_record,
+        shown_by=(RECORD,),
+        kinds=(VerdictKind.MISSING,),
+        explains=_ALL,
+        stops=True,
+        confidence=UNKNOWN,
+    ),
+    Problem(
+        id="in-use", title=words.in_use, shown_by=_ALL, kinds=(VerdictKind.IN_USE,), stops=True, confidence=UNKNOWN
+    ),
+    Problem(
+        id="gpu-fell-off-bus",
+        title=lambda shown: f"fell off the PCIe bus{words.codes(shown)}",
+        shown_by=("xid.count,xid=79", "xid.message,message=fallen_off_the_bus"),
+        explains=_ALL,
+        explains_host=_NETWORK,
+        stops=True,
+    ),
+    Problem(
+        id="gpu-missing",
+        title=words.gpu_missing,
+        shown_by=("gpu.count", "gpu.pci_count"),
+        explains=("gpu.*",),
+        explains_host=_NETWORK,
+        stops=True,
+    ),
+    Problem(
+        id="gpu-error",
+        title=lambda shown: f"reported an error to its driver{words.codes(shown)}",
+        shown_by=("xid.*", "gpu.recovery_action", "kernel.event.*,event=gpu_*"),
+        explains=("gpu.ecc.*volatile*", "gpu.remapped_rows.pending", *_PEERS, *_COMPUTE),
+        stops=True,
+    ),
+    Problem(
+        id="nvswitch-error",
+        title=lambda shown: f"reported an NVSwitch error{words.codes(shown)}",
+        shown_by=("sxid.*",),
+        explains=("sxid.*", "xid.*"),
+        explains_host=_PEERS,
+        stops=True,
+    ),
+    Problem(
+        id="wrong-results",
+        title=words.wrong_results,
+        shown_by=(
+            "integrity.wrong_words",
+            "digest.*",
+            "stress.wrong_products",
+            "*.wrong_elements",
+            "*.loss_finite",
+            "*.loss_ratio",
+            "checkpoint.identical",
+        ),
+        explains=("gpu.ecc.*",),
+    ),
+    Problem(
+        id="gpu-memory-errors",
+        title=words.found,
+        shown_by=("gpu.ecc.*", "gpu.remapped_rows.*", "gpu.retired_pages.*", "gpu.memory.unrepairable", "gpu.repair.*"),
+    ),
+    Problem(id="identity", title=words.identity, shown_by=_ALL, kinds=(VerdictKind.IDENTITY,)),
+    Problem(
+        id="nvlink",
+        title=words.found,
+        shown_by=(
+            "gpu.nvlink.missing_links",
+            "gpu.nvlink.active*",
+            "gpu.nvlink.speed",
+            "gpu.nvlink.*errors",
+            "gpu.nvlink.*ratio",
+            "gpu.nvlink.*recoveries",
+            "gpu.nvlink.replays",
+            "gpu.fabric.state",
+            "gpu.fabric.degraded_bandwidth",
+            "gpu.fabric.route*",
+            "gpu.c2c.missing_links",
+        ),
+        explains=(*_PEERS, "straggler.*", "gpu.nvlink.*", "gpu.fabric.*"),
+        explains_host=("collective.*",),
+    ),
+    Problem(
+        id="pcie-link",
+        title=words.found,
+        shown_by=(
+            "gpu.pcie.width",
+            "gpu.pcie.generation",
+            "gpu.pcie.replays",
+            "pcie.width",
+            "pcie.narrowed",
+            "pcie.slowed",
+            "pcie.aer.*",
+            "pcie.port.aer.*",
+        ),
+        explains=("gpu.pcie.*", "pcie.*", *_COPIES),
+    ),
+    Problem(
+        id="hot",
+        title=words.hot,
+        shown_by=(
+            "gpu.throttle.*,reason=*thermal*",
+            "gpu.temperature*",
+            "gpu.memory.temperature",
+            "stress.temperature",
+            "stress.throttled_share,reason=*thermal*",
+        ),
+        explains=("gpu.throttle.*", "gpu.clock.*", "stress.temperature", "memory.bandwidth", *_COMPUTE),
+        explains_host=("collective.*", *_COMPUTE),
+    ),
+    Problem(
+        id="power-limited",
+        title=words.found,
+        shown_by=(
+            "gpu.power_limit_lowered",
+            "gpu.power_limit",
+            "gpu.throttle.*,reason=power_brake",
+            "stress.throttled_share,reason=power_brake",
+            "gpu.clock.lowered",
+        ),
+        explains=("gpu.power_limit*", "gpu.throttle.*", "gpu.clock.*", *_COMPUTE),
+        explains_host=_COMPUTE,
+    ),
+    Problem(
+        id="stopped-launch",
+        title=words.stopped_launch,
+        shown_by=("gang.fault",),
+        kinds=(VerdictKind.SUSPECT,),
+        explains=("gang.*",),
+        explains_host=_NETWORK,
+        stops=True,
+        confidence=LIKELY,
+    ),
+    Problem(
+        id="slow-network",
+        title=words.network,
+        shown_by=_ALL,
+        kinds=(VerdictKind.SUSPECT,),
+        explains=_NETWORK,
+        explains_host=_NETWORK,
+        confidence=LIKELY,
+    ),
+    Problem(id="differs", title=words.differs, shown_by=_ALL, kinds=(VerdictKind.PEERS,)),
+    Problem(
+        id="slow-memory",
+        title=words.slow,
+        shown_by=("memory.bandwidth",),
+        explains=("drift.memory.*",),
+        confidence=LIKELY,
+    ),
+    Problem(
+        id="slow-compute",
+        title=words.slow,
+        shown_by=("gemm.*", "stress.*"),
+        explains=_COMPUTE,
+        explains_host=_COMPUTE,
+        confidence=LIKELY,
+    ),
+    Problem(id="slow-host-copies", title=words.slow, shown_by=("host_copy.*",), explains=_COPIES, confidence=LIKELY),
+    Problem(
+        id="slow-peer-copies",
+        title=words.slow,
+        shown_by=("peer_copy.*",),
+        explains=_PEERS,
+        explains_host=("collective.*",),
+        confidence=LIKELY,
+    ),
+    Problem(
+        id="slow-collectives",
+        title=words.slow,
+        shown_by=("collective.*", "pairs.*"),
+        explains=_NETWORK,
+        confidence=LIKELY,
+    ),
+    Problem(id="slow-training", title=words.slow, shown_by=_COMPUTE, explains=_COMPUTE, confidence=LIKELY),
+)
+"""Causes before effects."""

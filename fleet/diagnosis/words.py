@@ -1,0 +1,224 @@
+"""Say in words what is wrong with a part. Nothing depends on these texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.quantities import SIGNS, apart, finite, number, quantity
+from schemas.records import Value
+from schemas.reports import FAIL, Verdict, VerdictKind
+from schemas.scopes import Scope
+
+_ACRONYMS = {
+    "aer": "PCIe error",
+    "bios": "BIOS",
+    "c2c": "C2C",
+    "cpu": "CPU",
+    "crc": "CRC",
+    "ecc": "ECC",
+    "gpu": "GPU",
+    "gsp": "GSP",
+    "hca": "adapter",
+    "imex": "IMEX",
+    "infiniband": "InfiniBand",
+    "inforom": "InfoROM",
+    "iommu": "IOMMU",
+    "mig": "MIG",
+    "mtu": "MTU",
+    "numa": "NUMA",
+    "nvlink": "NVLink",
+    "nvme": "NVMe",
+    "nvswitch": "NVSwitch",
+    "pci": "PCI",
+    "pcie": "PCIe",
+    "sm": "SM",
+    "vbios": "VBIOS",
+    "xid": "XID",
+}
+_FIGURES = {
+    "gemm.throughput": "matrix products",
+    "stress.throughput": "sustained matrix products",
+    "stress.power": "power under load",
+    "stress.flop_per_cycle": "work per clock cycle",
+    "stress.efficiency": "work per joule",
+    "memory.bandwidth": "memory bandwidth",
+    "host_copy.bandwidth": "copies to and from the host",
+    "peer_copy.bandwidth": "copies between GPUs",
+    "peer_copy.latency": "latency between GPUs",
+    "pairs.bandwidth": "bandwidth between hosts",
+    "straggler.compute": "computing time of a step",
+}
+_SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "sharing")
+"""Parameters that tell the figures of a benchmark apart."""
+_SHOWN = {
+    "gpu.nvlink.missing_links": ("has {value} NVLink down", "has {value} NVLinks down"),
+    "pcie.width": ("has a PCIe link of {value} lanes instead of {limit}",),
+    "gpu.pcie.width": ("has a PCIe link of {value} lanes instead of {limit}",),
+    "gpu.pcie.generation": ("has a PCIe link of generation {value} instead of {limit}",),
+    "gpu.pcie.replays": ("had {value} PCIe replays during the run, at most {limit} are normal",),
+    "gpu.power_limit_lowered": ("has its power limit lowered",),
+    "gpu.clock.lowered": ("has its clocks lowered",),
+    "gpu.ecc.uncorrectable_volatile": (
+        "had {value} uncorrectable memory error",
+        "had {value} uncorrectable memory errors",
+    ),
+    "gpu.remapped_rows.failed": ("has a memory row that could not be remapped",),
+    "gpu.remapped_rows.pending": ("has a memory row to be remapped at the next reset",),
+    "gpu.memory.unrepairable": ("has memory that cannot be repaired",),
+    "gpu.inforom.valid": ("has an InfoROM with wrong checksums",),
+}
+"""Reading -> what its failure means, for one and for several."""
+
+
+def label(name: str) -> str:
+    """Return the name of an observation as words: `PCIe replays` for `gpu.pcie.replays`."""
+    if name in _FIGURES:
+        return _FIGURES[name]
+    parts = name.split(".")
+    if parts[0] in ("gpu", "host", "network", "software", "storage") and len(parts) > 1:
+        parts = parts[1:]
+    return " ".join(_ACRONYMS.get(word, word) for part in parts for word in part.split("_"))
+
+
+def found(shown: Sequence[Verdict]) -> str:
+    """Return what was found: a phrase of its own for the best known readings, otherwise value and limit."""
+    first = shown[0]
+    if first.value is None:
+        return f"fails {label(first.name)}"
+    value, limit = apart(first.value, first.limit, first.unit)
+    if phrases := _SHOWN.get(first.name):
+        return phrases[0 if first.value in (1, True, False) else -1].format(value=value, limit=limit)
+    return f"has {_with_settings(first)} {_compared(first, value, limit)}"
+
+
+def _compared(verdict: Verdict, value: str, limit: str) -> str:
+    change = " during the run" if verdict.kind == VerdictKind.CHANGE else ""
+    if verdict.limit is None:
+        return value
+    if verdict.operator == "eq":
+        return f"{value} instead of {limit}{change}"
+    return f"{value}{change}, the limit is {SIGNS.get(verdict.operator, '')} {limit}"
+
+
+def _with_settings(verdict: Verdict) -> str:
+    settings = [str(verdict.params[key]).replace("_", " ") for key in _SETTINGS if key in verdict.params]
+    return f"{label(verdict.name)} ({', '.join(settings)})" if settings else label(verdict.name)
+
+
+def slow(shown: Sequence[Verdict]) -> str:
+    """Return how far the worst figure misses its limit."""
+    worst = max(shown, key=distance)
+    if worst.value is None:
+        return found(shown)
+    value, limit = apart(worst.value, worst.limit, worst.unit)
+    others = len(shown) - 1
+    more = f", and {others} more figure{'s' if others > 1 else ''}" if others else ""
+    return f"is slow: {_with_settings(worst)} {_compared(worst, value, limit)}{_share(worst)}{more}"
+
+
+def consequence(explained: Sequence[Verdict]) -> str:
+    """Return the worst figure that follows from a cause: `; sustained matrix products (bf16) 21 % below the limit`."""
+    figures = [verdict for verdict in explained if verdict.verdict == FAIL and distance(verdict) > 0]
+    if not figures:
+        return ""
+    worst = max(figures, key=distance)
+    side = "below" if worst.operator in ("ge", "gt") else "above"
+    return f"; {_with_settings(worst)} {number(100 * distance(worst), 2)} % {side} the limit"
+
+
+def _share(verdict: Verdict) -> str:
+    share = distance(verdict)
+    return f" ({number(100 * share, 2)} % off)" if share > 0 else ""
+
+
+def distance(verdict: Verdict) -> float:
+    """Return how far the value is beyond its limit, as a share of the limit; 0 without numbers."""
+    value, limit = finite(verdict.value), finite(verdict.limit)
+    if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
+        return 0.0
+    return max(0.0, (limit - value if verdict.operator in ("ge", "gt") else value - limit) / abs(limit))
+
+
+def hot(shown: Sequence[Verdict]) -> str:
+    """Return that a GPU is too hot, with its temperature if that was judged."""
+    temperatures = [verdict for verdict in shown if verdict.unit == "Cel" and finite(verdict.value) is not None]
+    if temperatures:
+        value, limit = apart(temperatures[0].value, temperatures[0].limit, "Cel")
+        return f"is too hot: {label(temperatures[0].name)} {_compared(temperatures[0], value, limit)}"
+    return "is slowed down by heat"
+
+
+def codes(shown: Sequence[Verdict]) -> str:
+    """Return the error codes of the kernel log: ` (XID 79)`."""
+    found_codes: dict[str, None] = {}
+    for verdict in shown:
+        scope = Scope.parse(verdict.scope)
+        for kind, title in (("xid", "XID"), ("sxid", "SXid")):
+            if code := scope.get(kind):
+                found_codes[f"{title} {code}"] = None
+    return f" ({', '.join(found_codes)})" if found_codes else ""
+
+
+def gpu_missing(shown: Sequence[Verdict]) -> str:
+    """Return how many GPUs a host has."""
+    return f"has {quantity(shown[0].value, '1')} of {quantity(shown[0].limit, '1')} GPUs"
+
+
+def wrong_results(shown: Sequence[Verdict]) -> str:
+    """Return what computed or stored wrong results."""
+    first = shown[0]
+    if first.name == "integrity.wrong_words":
+        return f"has memory that returns wrong data: {_plain(first.value)} wrong words"
+    return f"gives wrong results: {_with_settings(first)}"
+
+
+def differs(shown: Sequence[Verdict]) -> str:
+    """Return how a reading differs from that of its peers."""
+    first = shown[0]
+    value, limit = apart(first.value, first.limit, first.unit)
+    return f"has {label(first.name)} {value}, most have {limit}" if first.limit is not None else found(shown)
+
+
+def in_use(shown: Sequence[Verdict]) -> str:
+    """Return who uses the host."""
+    return f"is in use by {shown[0].user or 'other processes'}"
+
+
+def no_record(shown: Sequence[Verdict]) -> str:
+    """Return that there is no evidence on a host."""
+    return "left no usable record"
+
+
+def not_known(shown: Sequence[Verdict]) -> str:
+    """Return what could not be verified."""
+    names = list(dict.fromkeys(label(verdict.name) for verdict in shown))
+    if len(names) > 3:
+        return f"has no verified {', '.join(names[:2])} and {len(names) - 2} more readings"
+    return f"has no verified {', '.join(names)}"
+
+
+def identity(shown: Sequence[Verdict]) -> str:
+    """Return that a part is not the one that it should be, or that two parts have one identity."""
+    return f"has the wrong {label(shown[0].name)}"
+
+
+def stopped_launch(shown: Sequence[Verdict]) -> str:
+    """Return that a part stopped a launch of several hosts, or may have."""
+    if shown[0].verdict == FAIL:
+        return "stopped a launch of several hosts"
+    return "took part in a launch of several hosts that failed"
+
+
+def network(shown: Sequence[Verdict]) -> str:
+    """Return that a part is slow between hosts, or that it failed there."""
+    return slow(shown) if shown[0].limit is not None else "fails between hosts"
+
+
+def _plain(value: Value) -> str:
+    return quantity(value, "1")
+
+
+def why(first: Verdict) -> str:
+    """Return the explanation by the leading verdict that no title has: beside value and limit, or in place of them."""
+    has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
+    return first.detail if has_value else first.reason

@@ -1,0 +1,197 @@
+"""Test that every verdict that does not pass has one cause: the right part is named, and effects are not causes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.diagnosis import words
+from fleet.diagnosis.diagnose import diagnose
+from fleet.diagnosis.problems import PROBLEMS
+from schemas.records import ERROR, SKIPPED
+from schemas.reports import FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Verdict, VerdictKind
+from schemas.waivers import Waiver
+
+GANGS = {"r1": ("a", "b", "c")}
+NAMES = (
+    "record",
+    "xid.count",
+    "gpu.count",
+    "gpu.nvlink.missing_links",
+    "gpu.throttle.active",
+    "stress.throughput",
+    "collective.all_reduce.busbw",
+    "driver.version",
+    "stage.gang",
+    "storage.disk.count",
+)
+SCOPES = ("host", "gpu=0", "gpu=1", "gpu=1,xid=79", "gpu=1,reason=hw_thermal", "gpu=0,peer=1", "gang=r1", "disk=sda")
+WAIVER = Waiver(criterion="x", who="Ann", why="known", until="2026-12-31", host="a")
+
+
+def failed(name: str, scope: str = "gpu=1", host: str = "a", **over: Any) -> Verdict:
+    """Return a failed verdict."""
+    values = {"value": 1, "limit": 0, "operator": "eq", "unit": "1", "action": "inspect_hardware"} | over
+    return Verdict(
+        host=host, scope=scope, name=name, verdict=FAIL, criterion=name, reason=f"found {values['value']}", **values
+    )
+
+
+def missing(name: str, scope: str = "host", host: str = "a", **over: Any) -> Verdict:
+    """Return an inconclusive verdict without a value."""
+    fields = {"kind": VerdictKind.MISSING, "reason": "not observed"} | over
+    return Verdict(host=host, scope=scope, name=name, verdict=INCONCLUSIVE, criterion="plan", **fields)
+
+
+def summary(causes: Sequence[Cause]) -> list[tuple[str, str, str, int]]:
+    """Return problem, first host, part and number of verdicts of each cause."""
+    return [(cause.problem, cause.host, cause.part, len(cause.verdicts)) for cause in causes]
+
+
+def test_everything_on_a_lost_gpu_and_everything_it_stopped_is_one_cause() -> None:
+    verdicts = [
+        missing("stage.benchmark", kind=VerdictKind.UNFINISHED),
+        missing("collective.all_reduce.busbw", kind=SKIPPED),
+        missing("gpu.temperature", "gpu=1", kind=ERROR),
+        failed("xid.last_seen", "host", part="gpu=1", kind=VerdictKind.CHANGE),
+        failed("xid.count", "gpu=1,xid=79", action="reboot"),
+        failed("gang.fault", "gpu=1", kind=VerdictKind.SUSPECT),
+        missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED),
+    ]
+    (cause,) = diagnose(verdicts, GANGS)
+    assert (cause.problem, cause.part, cause.hosts, cause.action) == ("gpu-fell-off-bus", "gpu=1", ("a",), "reboot")
+    assert cause.title == "GPU 1 of a fell off the PCIe bus (XID 79)"
+    assert verdicts[cause.verdicts[0]].name == "xid.count", "the leading evidence names the fault"
+    assert len(cause.verdicts) == len(verdicts)
+
+
+def test_heat_explains_slow_figures_of_its_gpu_only() -> None:
+    slow = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "FLOP/s"}
+    verdicts = [
+        failed("stress.throughput", "gpu=1", params={"dtype": "bf16"}, **slow),
+        failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False),
+        failed("stress.throughput", "gpu=0", params={"dtype": "bf16"}, **slow),
+    ]
+    hot, slow_gpu = diagnose(verdicts, {})
+    assert hot.title == "GPU 1 of a is slowed down by heat; sustained matrix products (bf16) 20 % below the limit"
+    assert (hot.confidence, slow_gpu.confidence) == ("certain", "likely")
+    assert (slow_gpu.problem, slow_gpu.part, slow_gpu.verdicts) == ("slow-compute", "gpu=0", (2,))
+
+
+def test_two_independent_faults_of_one_gpu_are_two_causes() -> None:
+    verdicts = [
+        failed("gpu.nvlink.missing_links"),
+        failed("peer_copy.bandwidth", "gpu=0,peer=1", part="gpu=1", value=1.0, limit=2.0, operator="ge"),
+        failed("gpu.throttle.active", "gpu=1,reason=sw_thermal", value=True, limit=False),
+        failed("gemm.throughput", value=1.0, limit=2.0, operator="ge"),
+    ]
+    assert summary(diagnose(verdicts, {})) == [("nvlink", "a", "gpu=1", 2), ("hot", "a", "gpu=1", 2)]
+
+
+def test_power_brake_is_not_heat() -> None:
+    (cause,) = diagnose([failed("gpu.throttle.active", "gpu=1,reason=power_brake", value=True, limit=False)], {})
+    assert cause.problem == "power-limited"
+
+
+def test_hosts_with_the_same_deviation_share_a_cause() -> None:
+    old = {"kind": VerdictKind.PEERS, "value": "570.1", "limit": "580.2"}
+    verdicts = [failed("driver.version", "host", host, **old) for host in "abc"]
+    verdicts += [failed("driver.version", "host", "d", **(old | {"value": "565.3"}))]
+    three, one = diagnose(verdicts, {})
+    assert (three.hosts, one.hosts) == (("a", "b", "c"), ("d",))
+    assert three.title == "each of 3 hosts (a, b, c) has driver version 570.1, most have 580.2"
+
+
+def test_slow_figure_of_several_hosts_is_one_cause_that_starts_with_the_worst() -> None:
+    verdicts = [
+        failed("variants.throughput", "host", f"h{number}", value=6e14 - number * 1e13, limit=7e14, operator="ge")
+        for number in range(5)
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.host, sorted(cause.hosts), cause.verdicts[0]) == ("h4", ["h0", "h1", "h2", "h3", "h4"], 4)
+
+
+def test_hosts_without_evidence_for_the_same_reason_share_a_cause() -> None:
+    verdicts = [missing(name, host=host) for host in "ab" for name in ("training.loss", "stage.benchmark")]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.hosts, len(cause.verdicts), cause.problem) == (("a", "b"), 4, "not-verified")
+
+
+def test_hosts_stopped_by_another_host_are_not_blamed() -> None:
+    verdicts = [
+        missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED, reason="a stopped it"),
+        failed("gang.fault", "gpu=1", "a", kind=VerdictKind.SUSPECT, stage="gang"),
+        missing("stage.gang", host="z", stage="gang", kind=VerdictKind.UNFINISHED, reason="a stopped it"),
+    ]
+    stopped, other = diagnose(verdicts, GANGS)
+    assert (stopped.problem, stopped.hosts, stopped.verdicts) == ("stopped-launch", ("a",), (1, 0))
+    assert other.hosts == ("z",), "z is of another gang"
+
+
+def test_what_is_waived_does_not_explain_what_is_not() -> None:
+    verdicts = [
+        failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", waiver=WAIVER),
+        failed("stress.throughput", "gpu=1", value=1.0, limit=2.0, operator="ge"),
+    ]
+    open_cause, waived = diagnose(verdicts, {})
+    assert (open_cause.problem, open_cause.waiver, waived.waiver) == ("slow-compute", None, WAIVER)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu.vbios_version", "host.cpu.count", "infiniband.link_downed", "storage.nvme.spare"]
+)
+def test_reading_without_a_known_problem_is_its_own_cause(name: str) -> None:
+    (cause,) = diagnose([failed(name, "host", value=3, limit=5, operator="ge")], {})
+    assert cause.problem == name
+    assert cause.title == f"a has {words.label(name)} 3, the limit is ≥ 5"
+
+
+def test_ids_of_problems_are_unique() -> None:
+    assert len({problem.id for problem in PROBLEMS}) == len(PROBLEMS)
+
+
+VERDICTS = st.builds(
+    Verdict,
+    host=st.sampled_from("abcd"),
+    scope=st.sampled_from(SCOPES),
+    name=st.sampled_from(NAMES),
+    verdict=st.sampled_from((PASS, FAIL, INCONCLUSIVE)),
+    criterion=st.sampled_from(("x", "plan")),
+    kind=st.sampled_from(KINDS),
+    reason=st.sampled_from(("one", "two")),
+    part=st.sampled_from(("", "gpu=1")),
+    stage=st.sampled_from(("preflight", "gang")),
+    value=st.sampled_from((None, True, 1, 2.5, "text", float("inf"))),
+    limit=st.sampled_from((None, False, 0, 2.0, "other")),
+    operator=st.sampled_from(("eq", "ge", "le", "")),
+    unit=st.sampled_from(("1", "B/s", "Cel", "s")),
+    action=st.sampled_from(("none", "rma", "reboot")),
+    waiver=st.sampled_from((None, None, WAIVER)),
+)
+
+
+@given(st.lists(VERDICTS, max_size=40), st.randoms(use_true_random=False))
+def test_every_verdict_has_one_cause_whatever_the_order(verdicts: list[Verdict], rng: random.Random) -> None:
+    causes = diagnose(verdicts, GANGS)
+    explained = sorted(position for cause in causes for position in cause.verdicts)
+    assert explained == [position for position, verdict in enumerate(verdicts) if verdict.verdict != PASS]
+    for cause in causes:
+        of_cause = [verdicts[position] for position in cause.verdicts]
+        assert (cause.verdict == FAIL) == any(verdict.verdict == FAIL for verdict in of_cause)
+        assert {verdict.waiver for verdict in of_cause} == {cause.waiver}
+        assert set(cause.hosts) <= {verdict.host for verdict in of_cause}
+        assert cause.title
+    shuffled = list(verdicts)
+    rng.shuffle(shuffled)
+    again = diagnose(shuffled, GANGS)
+    assert sorted(map(content, again)) == sorted(map(content, causes))
+
+
+def content(cause: Cause) -> tuple[str, list[str], int]:
+    """Return what must not depend on the order of the verdicts."""
+    return cause.problem, sorted(cause.hosts), len(cause.verdicts)
