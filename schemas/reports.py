@@ -163,7 +163,7 @@ class Cause:
     confidence: str
     """`certain` if a reading shows it, `likely` if figures do, `unknown` if evidence is missing."""
     verdicts: tuple[int, ...]
-    """Positions in the verdicts of the report. The first is the leading evidence; every verdict that does not pass has one cause."""
+    """Positions in the verdicts of the report; the first is the leading evidence. Each that does not pass has one cause."""
     serial: str = ""
     action: str = "none"
     severity: str = ""
