@@ -14,7 +14,7 @@ from fleet.judge.evaluate import holds, is_applicable, limit_of, series
 from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
+from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, is_regular
 from fleet.judge.outliers import FigureKey
 from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.shared_readings import SharedReadings
@@ -22,7 +22,7 @@ from fleet.judge.stragglers import Kind, ranks_of
 from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_values
 from schemas.records import MEASURED, Observation, Value
 
-MAX_LAYOUTS, MAX_READINGS = 500, 50_000
+MAX_READINGS = 50_000
 
 
 @dataclass(kw_only=True)
@@ -86,10 +86,7 @@ class Gatherer:
 
     def __init__(self, planned: Planned) -> None:
         self._stats = FleetStats(planned)
-        self._layouts: BoundedCache[Any, _Layout] = BoundedCache(
-            MAX_LAYOUTS, lambda layout: self._count_shared(layout, layout.shared.steps)
-        )
-        self._compiled = 0
+        self._layouts = LayoutCache(self._compile, lambda layout: self._count_shared(layout, layout.shared.steps))
         self._readings: BoundedCache[Any, _Readings] = BoundedCache(MAX_READINGS, self._count)
 
     def add(self, view: HostView) -> None:
@@ -99,10 +96,7 @@ class Gatherer:
             self._stats.add_values(view)
             return
         host = HostValues(view)
-        layout = self._layouts.get(host.key)
-        if layout is None:
-            self._compiled += 1
-            layout = self._layouts[host.key] = self._compile(host)
+        layout = self._layouts.of_host(host)
         values = host.values
         numbers = [(key, scope, values[position]) for key, scope, position in layout.figures]
         ranks = [(kind, figure, values[position]) for kind, figure, position in layout.ranks]
@@ -191,11 +185,11 @@ class Gatherer:
                 scope = host.own_scope(item.scope)
                 self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
 
-    def _compile(self, host: HostValues) -> _Layout:
+    def _compile(self, host: HostValues, number: int) -> _Layout:
         steps, is_plain = self._reading_steps(host.view)
         shared = SharedReadings(host, {step: step.names for step in steps})
         layout = _Layout(
-            number=self._compiled,
+            number=number,
             is_plain=is_plain,
             shared=shared,
             readings=[step for step in steps if step not in shared.steps],

@@ -6,18 +6,24 @@ of a criterion are found once. After that only numbers are compared.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import Generic, TypeVar
 
+from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.host_view import HostView
 from schemas.records import ERROR, MEASURED, Observation, Value
 from schemas.scopes import Scope
 from schemas.stages import GANG
 
+MAX_LAYOUTS = 500
+_STRUCTURE = operator.attrgetter("name", "stage", "status", "unit", "params")
 GANG_SCOPE = "gang="
 """Scope of a gang in a layout, whatever its name."""
+L = TypeVar("L")
 
 
 class HostValues:
@@ -37,31 +43,34 @@ class HostValues:
             for name, readings in view.observations.metrics.items()
         }
         """Name -> a key of the readings of that name. Equal keys mean equal readings; a 0 means that a reading has no key."""
-        layout_scope = {self.gang_scope: GANG_SCOPE}
+        scopes = {self.gang_scope: GANG_SCOPE}
         launches = tuple((launch.stage, view.plan.ranks(launch.members)) for launch in view.evidence.launches())
-        self.key: Hashable = (
+        self._facts: tuple[Hashable, ...] = (
             *(view.kind, id(view.expected), tuple(self.tokens), launches, self.versions, len(view.evidence.records)),
-            tuple(
-                [
-                    (
-                        item.name,
-                        layout_scope.get(item.scope, item.scope),
-                        item.stage,
-                        item.status,
-                        item.unit,
-                        item.samples is None,
-                        item.value.__class__ is str,
-                        *item.params.items(),
-                    )
-                    for item in self.observations
-                ]
-            ),
             frozenset(
                 [
                     (item.name, Scope.parse(item.scope).kind, item.stage, item.status, item.unit, *item.params.items())
                     for item in self.with_partners
                 ]
             ),
+        )
+        self._scopes = [scopes.get(item.scope, item.scope) for item in self.observations]
+        self.structure = (
+            self._facts,
+            self._scopes,
+            [_STRUCTURE(item) for item in self.observations],
+            [item.samples is None for item in self.observations],
+            [item.value.__class__ is str for item in self.observations],
+        )
+        """What the hosts of a layout have in common. It is compared faster than `key`, which is a hashable form of it."""
+
+    @property
+    def key(self) -> Hashable:
+        """Return the key of the layout."""
+        _, scopes, structures, *flags = self.structure
+        return self._facts, tuple(
+            (*structure, scope, *params.items(), *flag)
+            for (*structure, params), scope, *flag in zip(structures, scopes, *flags, strict=True)
         )
 
     def readings_key(self, names: Sequence[str]) -> tuple[int, ...] | None:
@@ -106,6 +115,36 @@ class HostValues:
             if item.scope == "peers"
             for scope in view.plan.scopes_of(view.host, item)
         ]
+
+
+class LayoutCache(Generic[L]):
+    """The layouts of hosts, each compiled for the first host that has it. Most hosts have the layout of the host before."""
+
+    def __init__(
+        self, compile_layout: Callable[[HostValues, int], L], on_removal: Callable[[L], None] | None = None
+    ) -> None:
+        """`compile_layout` gets a number that no other layout has. `on_removal` gets each layout that leaves the cache."""
+        self._compile = compile_layout
+        self._layouts: BoundedCache[Hashable, L] = BoundedCache(MAX_LAYOUTS, on_removal)
+        self._compiled = 0
+        self._last: tuple[object, L] | None = None
+
+    def of_host(self, host: HostValues) -> L:
+        """Return the layout of a host."""
+        if self._last and self._last[0] == host.structure:
+            return self._last[1]
+        key = host.key
+        layout = self._layouts.get(key)
+        if layout is None:
+            self._compiled += 1
+            layout = self._layouts[key] = self._compile(host, self._compiled)
+        self._last = host.structure, layout
+        return layout
+
+    def clear(self) -> None:
+        """Remove every layout."""
+        self._last = None
+        self._layouts.clear()
 
 
 def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:

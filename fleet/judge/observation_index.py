@@ -26,10 +26,11 @@ class ObservationIndex(Mapping[str, list[Observation]]):
                 metrics[metric.name].append((snapshot, metric))
         self.metrics = dict(metrics)
         """Name -> the snapshots that have it."""
-        self._others: dict[str, list[Observation]] = {}
+        others: dict[str, list[Observation]] = defaultdict(list)
         self._versions = evidence.versions()
         for observation in (*evidence.benchmarks(), *self._versions):
-            self._others.setdefault(observation.name, []).append(observation)
+            others[observation.name].append(observation)
+        self._others = dict(others)
         self._built: dict[str, list[Observation]] = {}
         self._by_scope: dict[str, dict[str, list[Observation]]] = {}
 

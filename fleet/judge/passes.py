@@ -22,7 +22,7 @@ from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.figure_consistency import FigureStructure, figure_structure
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
+from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, is_regular
 from fleet.judge.partner_checks import PartnerCheck, are_alike
 from fleet.judge.paths import is_bandwidth_name
 from fleet.judge.reading_checks import ReadingCheck, reading_check
@@ -34,7 +34,7 @@ from schemas.records import MEASURED, Observation, Value
 from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
 
-MAX_LAYOUTS, MAX_READINGS = 500, 50_000
+MAX_READINGS = 50_000
 
 Evaluate = Callable[[HostView, Criterion], list[Verdict]]
 
@@ -148,10 +148,7 @@ class PassCounter:
     def __init__(self, stats: FleetStats, tally: Tally, positions: Mapping[str, int], evaluate: Evaluate) -> None:
         """`positions` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
         self._stats, self._tally, self._positions, self._evaluate = stats, tally, positions, evaluate
-        self._layouts: BoundedCache[Any, Layout] = BoundedCache(
-            MAX_LAYOUTS, lambda layout: self._count_repeated(layout.alike)
-        )
-        self._compiled = 0
+        self._layouts = LayoutCache(self._compile, lambda layout: self._count_repeated(layout.alike))
         self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._count_repeated)
 
     def finish(self) -> None:
@@ -165,10 +162,7 @@ class PassCounter:
         if not is_regular(view):
             return Remaining(criteria=criteria)
         values = HostValues(view)
-        layout = self._layouts.get(values.key)
-        if layout is None:
-            self._compiled += 1
-            layout = self._layouts[values.key] = self._compile(values)
+        layout = self._layouts.of_host(values)
         remaining = Remaining(criteria=[], values=values, layout=layout)
         remaining.plan_is_met = layout.is_complete and values.has_all_partners()
         name, position = view.host.name, self._positions[view.host.name]
@@ -266,7 +260,7 @@ class PassCounter:
                 step.majority = self._majority(view, step)
         return SharedReadings(values, names)
 
-    def _compile(self, values: HostValues) -> Layout:
+    def _compile(self, values: HostValues, number: int) -> Layout:
         view, positions = values.view, values.positions()
         incomplete = [
             verdict
@@ -279,7 +273,7 @@ class PassCounter:
             step.number = number
         shared = self._shared(values, steps)
         return Layout(
-            number=self._compiled,
+            number=number,
             steps=[step for step in steps if step not in shared.steps],
             shared=shared,
             alike=_Repeated(passes=[verdict for step in shared.steps for verdict in step.passes]),
