@@ -187,7 +187,8 @@ class ValueGroups:
     def __init__(self, views: Iterable[HostView] = ()) -> None:
         self._groups: dict[GroupKey, ValueGroup] = {}
         self._kinds: set[KindKey] = set()
-        self._common: dict[KindKey, dict[str, ValueGroup]] = {}
+        self._common: dict[str, dict[KindKey, dict[str, ValueGroup]]] = {}
+        """Id of a criterion -> `common_parts` of each group of hosts."""
         for view in views:
             self.add(view)
 
@@ -221,12 +222,19 @@ class ValueGroups:
 
     def common_parts(self, view: HostView, criterion: Criterion) -> dict[str, ValueGroup]:
         """Return the scope of each part that more than half of the hosts of this host's group have, with its values."""
-        kind = _kind_key(view, criterion)
-        if kind not in self._common:
-            of_kind = {key[4]: group for key, group in self._groups.items() if (key[0], *key[2:4]) == kind}
-            hosts = max((group.total for group in of_kind.values()), default=0)
-            self._common[kind] = {scope: group for scope, group in of_kind.items() if 2 * group.total > hosts}
-        return self._common[kind]
+        if criterion.id not in self._common:
+            self._common[criterion.id] = self._common_of_kinds(criterion.id)
+        return self._common[criterion.id].get(_kind_key(view, criterion), {})
+
+    def _common_of_kinds(self, criterion: str) -> dict[KindKey, dict[str, ValueGroup]]:
+        of_kinds: dict[KindKey, dict[str, ValueGroup]] = defaultdict(dict)
+        for key, group in self._groups.items():
+            if key[0] == criterion:
+                of_kinds[(criterion, key[2], key[3])][key[4]] = group
+        for kind, of_kind in of_kinds.items():
+            hosts = max(group.total for group in of_kind.values())
+            of_kinds[kind] = {scope: group for scope, group in of_kind.items() if 2 * group.total > hosts}
+        return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
         """Return what the groups of a host require; if it is the same for two hosts, equal readings have equal passes.
