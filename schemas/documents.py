@@ -138,7 +138,10 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: not a regular file")
             if status.st_size > max_bytes:
                 raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
-            return file.read(max_bytes + 1 if max_bytes <= MAX_BYTES else status.st_size + 1)
+            content = file.read(status.st_size + 1)  # a buffer of `max_bytes` takes longer than a small file
+            if len(content) > status.st_size:  # the file has grown
+                content += file.read(max_bytes + 1 - len(content))
+            return content
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror}") from error
 

@@ -114,6 +114,15 @@ def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
             documents.read(tmp_path / f"{name}.json", "record")
 
 
+def test_file_that_grows_while_it_is_read_is_read_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "grows"
+    path.write_bytes(b"x" * 100)
+    earlier = os.stat_result((0o100644, 0, 0, 1, 0, 0, 7, 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: earlier)
+    assert documents.read_bytes(path) == b"x" * 100
+    assert documents.read_bytes(path, max_bytes=50) == b"x" * 51
+
+
 def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     documents.write(path, {"a": 1})
