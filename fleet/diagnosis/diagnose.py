@@ -21,7 +21,7 @@ _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *
 
 
 @dataclass(kw_only=True)
-class _Found:
+class _PartProblem:
     """A problem of one part, with its verdicts."""
 
     problem: Problem | None
@@ -48,26 +48,27 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
     for verdict in verdicts:
         if verdict.verdict != PASS:
             by_host[verdict.host, verdict.waiver].append(verdict)
-    found, open_verdicts = [], []
-    for of_host in by_host.values():
-        problems, unexplained = _of_host(of_host)
-        found += problems
-        open_verdicts += unexplained
-    found += _others(_explain_by_gang(found, open_verdicts, gang_of))
-    causes = (_cause(group, positions) for group in _joined(found))
+    problems: list[_PartProblem] = []
+    unexplained: list[Verdict] = []
+    for verdicts_of_host in by_host.values():
+        problems_of_host, remaining = _problems_of_host(verdicts_of_host)
+        problems += problems_of_host
+        unexplained += remaining
+    problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
+    causes = (_cause(group, positions) for group in _joined(problems))
     return tuple(sorted(causes, key=_urgency))
 
 
-def _of_host(verdicts: Sequence[Verdict]) -> tuple[list[_Found], list[Verdict]]:
-    """Return the problems of one host, and its verdicts that none of them shows or explains."""
-    found: list[_Found] = []
+def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
+    """Return the problems of one host, and its verdicts without a problem that they show or that explains them."""
+    problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:
-        shown: dict[object, _Found] = {}
+        shown: dict[object, _PartProblem] = {}
         for verdict in remaining:
             if problem.is_shown_by(verdict):
                 key = (verdict.part_scope, verdict.name if problem.id in _ONE_PER_READING else "")
-                item = shown.setdefault(key, _Found(problem=problem, host=verdict.host, part=verdict.part_scope))
+                item = shown.setdefault(key, _PartProblem(problem=problem, host=verdict.host, part=verdict.part_scope))
                 item.shown.append(verdict)
         taken = {id(verdict) for item in shown.values() for verdict in item.shown}
         remaining = [verdict for verdict in remaining if id(verdict) not in taken]
@@ -77,17 +78,17 @@ def _of_host(verdicts: Sequence[Verdict]) -> tuple[list[_Found], list[Verdict]]:
             item.explained += follows
             ids = set(map(id, follows))
             remaining = [verdict for verdict in remaining if id(verdict) not in ids]
-        found += shown.values()
-    return found, remaining
+        problems += shown.values()
+    return problems, remaining
 
 
 _ONE_PER_READING = ("differs", "identity", "in-use")
 
 
-def _follows(verdict: Verdict, item: _Found) -> bool:
+def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     """Return whether the verdict follows from the problem of a part of its host."""
     problem = item.problem
-    if problem is None:
+    if problem is None or not _can_explain(item, verdict):
         return False
     part = verdict.part_scope
     same_reading = not problem.kinds and matches(verdict, problem.shown_by)
@@ -99,16 +100,23 @@ def _follows(verdict: Verdict, item: _Found) -> bool:
     return is_of_whole_host and matches(verdict, problem.explains_host)
 
 
+def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:
+    """Return whether the problem can explain the verdict: what nothing shows for certain does not explain a failure."""
+    return item.first.verdict == FAIL or verdict.verdict != FAIL
+
+
 def _ends(verdict: Verdict) -> tuple[str, ...]:
     """Return the part of a verdict; of a pair of GPUs both, unless it is attributed to one."""
     peer = Scope.parse(verdict.scope).get("peer")
     return (verdict.part_scope,) if verdict.part or not peer else (verdict.part_scope, f"gpu={peer}")
 
 
-def _explain_by_gang(found: Sequence[_Found], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]) -> list[Verdict]:
+def _explain_by_gang(
+    problems: Sequence[_PartProblem], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]
+) -> list[Verdict]:
     """Give verdicts to the problem of another host of the gang that explains them, and return the others."""
-    of_gang: dict[str, list[_Found]] = defaultdict(list)
-    for item in found:
+    of_gang: dict[str, list[_PartProblem]] = defaultdict(list)
+    for item in problems:
         if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of:
             of_gang[gang_of[item.host]].append(item)
     rest = []
@@ -121,28 +129,31 @@ def _explain_by_gang(found: Sequence[_Found], verdicts: Iterable[Verdict], gang_
     return rest
 
 
-def _rank_of(item: _Found) -> int:
+def _rank_of(item: _PartProblem) -> int:
     """Return the position of its problem: causes come before effects."""
     return PROBLEMS.index(item.problem) if item.problem else len(PROBLEMS)
 
 
-def _follows_in_gang(verdict: Verdict, item: _Found) -> bool:
+def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
     problem = item.problem
-    if problem is None or verdict.host == item.host or verdict.waiver != item.first.waiver:
+    is_other = verdict.host != item.host and verdict.waiver == item.first.waiver
+    if problem is None or not is_other or not _can_explain(item, verdict):
         return False
     if Scope.parse(verdict.scope).is_gang:
         return matches(verdict, problem.explains_host)
     return verdict.stage == "gang" and problem.stops and verdict.kind in STOPPED
 
 
-def _others(verdicts: Iterable[Verdict]) -> list[_Found]:
+def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
     """Return a cause for each reading of a part that no problem shows, and for each reason why there are none."""
-    groups: dict[object, _Found] = {}
+    groups: dict[object, _PartProblem] = {}
     for verdict in verdicts:
         content = verdict.reason if verdict.verdict == INCONCLUSIVE else verdict.name
         part = verdict.part_scope if verdict.verdict == FAIL else ""
         key = (verdict.host, part, verdict.verdict, verdict.kind, content, verdict.waiver)
-        groups.setdefault(key, _Found(problem=None, host=verdict.host, part=verdict.part_scope)).shown.append(verdict)
+        groups.setdefault(key, _PartProblem(problem=None, host=verdict.host, part=verdict.part_scope)).shown.append(
+            verdict
+        )
     for item in groups.values():
         item.shown.sort(key=_lead)
         if len({verdict.part_scope for verdict in item.shown}) > 1:
@@ -150,10 +161,10 @@ def _others(verdicts: Iterable[Verdict]) -> list[_Found]:
     return list(groups.values())
 
 
-def _joined(found: Iterable[_Found]) -> list[list[_Found]]:
-    """Return the problems in groups: what several hosts have in common has one cause."""
-    groups: dict[object, list[_Found]] = {}
-    for index, item in enumerate(found):
+def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
+    """Return the problems in groups of one cause each: several hosts may have the same cause."""
+    groups: dict[object, list[_PartProblem]] = {}
+    for index, item in enumerate(problems):
         content = _shared_content(item)
         problem = item.problem.id if item.problem else ""
         key = (problem, item.first.name, item.first.criterion, item.first.waiver, *content) if content else index
@@ -161,7 +172,7 @@ def _joined(found: Iterable[_Found]) -> list[list[_Found]]:
     return list(groups.values())
 
 
-def _shared_content(item: _Found) -> tuple[object, ...]:
+def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     """Return what several hosts with the same cause have in common; empty if the problem is of one part only.
 
     A setting or a version is that of the software, so hosts with the same value have one cause, and so do hosts without
@@ -175,7 +186,7 @@ def _shared_content(item: _Found) -> tuple[object, ...]:
     return (first.kind,) if is_figure and item.part == HOST and first.verdict == FAIL else ()
 
 
-def _cause(group: Sequence[_Found], positions: Mapping[int, int]) -> Cause:
+def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause:
     group = sorted(group, key=lambda item: -words.distance(item.first))
     item = group[0]
     first = item.first
@@ -193,29 +204,31 @@ def _cause(group: Sequence[_Found], positions: Mapping[int, int]) -> Cause:
         part=item.part,
         serial=first.serial,
         action=lead.action,
-        severity=lead.severity,
+        severity=CRITICAL if any(verdict.severity == CRITICAL for verdict in failing) else lead.severity,
         confidence=item.problem.confidence if item.problem else (CERTAIN if failing else UNKNOWN),
         verdicts=tuple(positions[id(verdict)] for verdict in (*shown, *explained)),
         waiver=first.waiver,
     )
 
 
-def _predicate(item: _Found) -> str:
+def _predicate(item: _PartProblem) -> str:
     if item.problem:
         return item.problem.title(item.shown) + words.consequence(item.explained)
-    return words.found(item.shown) if item.first.verdict == FAIL else words.not_known(item.shown)
+    return words.describe(item.shown) if item.first.verdict == FAIL else words.not_known(item.shown)
 
 
-def _subject(group: Sequence[_Found]) -> str:
-    first = group[0]
-    parts = {(item.host, item.part) for item in group}
-    hosts = list(dict.fromkeys(item.host for item in group))
-    if len(parts) == 1:
-        return first.host if first.part in (HOST, "") else f"{describe_scope(first.part)} of {first.host}"
-    names = ", ".join(hosts[:_MAX_NAMES]) + (f" and {len(hosts) - _MAX_NAMES} more" if len(hosts) > _MAX_NAMES else "")
-    if all(item.part == HOST for item in group):
-        return f"each of {len(hosts)} hosts ({names})"
-    return f"each of {len(parts)} parts on {names}"
+def _subject(group: Sequence[_PartProblem]) -> str:
+    """Return the part, or how many parts or hosts there are and the names of the first: `2 hosts (a, b): each`."""
+    names = list(dict.fromkeys(_part_name(item) for item in group))
+    if len(names) == 1:
+        return names[0]
+    kind = "hosts" if all(item.part in (HOST, "") for item in group) else "parts"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{len(names)} {kind} ({', '.join(names[:_MAX_NAMES])}{more}): each"
+
+
+def _part_name(item: _PartProblem) -> str:
+    return item.host if item.part in (HOST, "") else f"{describe_scope(item.part)} of {item.host}"
 
 
 def _lead(verdict: Verdict) -> tuple[object, ...]:

@@ -138,13 +138,13 @@ PROBLEMS = (
     ),
     Problem(
         id="gpu-memory-errors",
-        title=words.found,
+        title=words.describe,
         shown_by=("gpu.ecc.*", "gpu.remapped_rows.*", "gpu.retired_pages.*", "gpu.memory.unrepairable", "gpu.repair.*"),
     ),
     Problem(id="identity", title=words.identity, shown_by=_ALL, kinds=(VerdictKind.IDENTITY,)),
     Problem(
         id="nvlink",
-        title=words.found,
+        title=words.describe,
         shown_by=(
             "gpu.nvlink.missing_links",
             "gpu.nvlink.active*",
@@ -163,7 +163,7 @@ PROBLEMS = (
     ),
     Problem(
         id="pcie-link",
-        title=words.found,
+        title=words.describe,
         shown_by=(
             "gpu.pcie.width",
             "gpu.pcie.generation",
@@ -191,7 +191,7 @@ PROBLEMS = (
     ),
     Problem(
         id="power-limited",
-        title=words.found,
+        title=words.describe,
         shown_by=(
             "gpu.power_limit_lowered",
             "gpu.power_limit",
@@ -253,6 +253,6 @@ PROBLEMS = (
         explains=_NETWORK,
         confidence=LIKELY,
     ),
-    Problem(id="slow-training", title=words.slow, shown_by=_COMPUTE, explains=_COMPUTE, confidence=LIKELY),
+    Problem(id="slow-workload", title=words.slow, shown_by=_COMPUTE, explains=_COMPUTE, confidence=LIKELY),
 )
 """Causes before effects."""

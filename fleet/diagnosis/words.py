@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.quantities import SIGNS, apart, finite, number, quantity
-from schemas.records import Value
 from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.scopes import Scope
 
@@ -48,6 +47,7 @@ _FIGURES = {
     "pairs.bandwidth": "bandwidth between hosts",
     "straggler.compute": "computing time of a step",
 }
+_COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
 _SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "sharing")
 """Parameters that tell the figures of a benchmark apart."""
 _SHOWN = {
@@ -75,12 +75,16 @@ def label(name: str) -> str:
     if name in _FIGURES:
         return _FIGURES[name]
     parts = name.split(".")
+    if parts[0] == "drift":
+        return f"lowest level during the soak of {label('.'.join(parts[1:]))}"
+    if parts[0] == "collective" and len(parts) == 3:
+        return f"{parts[1]} {_COLLECTIVE.get(parts[2], parts[2])}"
     if parts[0] in ("gpu", "host", "network", "software", "storage") and len(parts) > 1:
         parts = parts[1:]
     return " ".join(_ACRONYMS.get(word, word) for part in parts for word in part.split("_"))
 
 
-def found(shown: Sequence[Verdict]) -> str:
+def describe(shown: Sequence[Verdict]) -> str:
     """Return what was found: a phrase of its own for the best known readings, otherwise value and limit."""
     first = shown[0]
     if first.value is None:
@@ -109,7 +113,7 @@ def slow(shown: Sequence[Verdict]) -> str:
     """Return how far the worst figure misses its limit."""
     worst = max(shown, key=distance)
     if worst.value is None:
-        return found(shown)
+        return describe(shown)
     value, limit = apart(worst.value, worst.limit, worst.unit)
     others = len(shown) - 1
     more = f", and {others} more figure{'s' if others > 1 else ''}" if others else ""
@@ -150,13 +154,13 @@ def hot(shown: Sequence[Verdict]) -> str:
 
 def codes(shown: Sequence[Verdict]) -> str:
     """Return the error codes of the kernel log: ` (XID 79)`."""
-    found_codes: dict[str, None] = {}
+    titles: dict[str, None] = {}
     for verdict in shown:
         scope = Scope.parse(verdict.scope)
         for kind, title in (("xid", "XID"), ("sxid", "SXid")):
             if code := scope.get(kind):
-                found_codes[f"{title} {code}"] = None
-    return f" ({', '.join(found_codes)})" if found_codes else ""
+                titles[f"{title} {code}"] = None
+    return f" ({', '.join(titles)})" if titles else ""
 
 
 def gpu_missing(shown: Sequence[Verdict]) -> str:
@@ -168,7 +172,7 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     """Return what computed or stored wrong results."""
     first = shown[0]
     if first.name == "integrity.wrong_words":
-        return f"has memory that returns wrong data: {_plain(first.value)} wrong words"
+        return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words"
     return f"gives wrong results: {_with_settings(first)}"
 
 
@@ -176,7 +180,7 @@ def differs(shown: Sequence[Verdict]) -> str:
     """Return how a reading differs from that of its peers."""
     first = shown[0]
     value, limit = apart(first.value, first.limit, first.unit)
-    return f"has {label(first.name)} {value}, most have {limit}" if first.limit is not None else found(shown)
+    return f"has {label(first.name)} {value}, most have {limit}" if first.limit is not None else describe(shown)
 
 
 def in_use(shown: Sequence[Verdict]) -> str:
@@ -199,7 +203,10 @@ def not_known(shown: Sequence[Verdict]) -> str:
 
 def identity(shown: Sequence[Verdict]) -> str:
     """Return that a part is not the one that it should be, or that two parts have one identity."""
-    return f"has the wrong {label(shown[0].name)}"
+    first = shown[0]
+    if first.value is not None and first.limit is None:
+        return f"has the {label(first.name)} {first.value}, which another part has too"
+    return f"has the wrong {label(first.name)}"
 
 
 def stopped_launch(shown: Sequence[Verdict]) -> str:
@@ -212,10 +219,6 @@ def stopped_launch(shown: Sequence[Verdict]) -> str:
 def network(shown: Sequence[Verdict]) -> str:
     """Return that a part is slow between hosts, or that it failed there."""
     return slow(shown) if shown[0].limit is not None else "fails between hosts"
-
-
-def _plain(value: Value) -> str:
-    return quantity(value, "1")
 
 
 def why(first: Verdict) -> str:

@@ -46,19 +46,24 @@ CHANGING = (
     "host.numa.memory_*", "host.pressure.*", "host.process.*", "host.swap.*", "host.uptime", "pcie.generation",
     "pcie.power_state", "pcie.slowed", "storage.mount.*", "storage.nvme.temperature",
     # what a site or a power manager sets while the host runs
-    "gpu.power_limit", "gpu.power_limit_lowered", "host.cpu.clock_allowed",
+    "gpu.clock.*application", "gpu.clock.lowered", "gpu.power_limit", "gpu.power_limit_lowered", "gpu.power_limit_set",
+    "host.cpu.clock_allowed", "host.memory.total",
+    # limits of the process that reads them, which differ between an SSH session, a service and a job
+    "host.ulimit.*",
     # the state of a part or a service, which criteria judge in each snapshot
-    "*.missing_links", "fabric.*.running", "fabric.manager.missing", "fabric.nvswitch.count", "fabric.nvswitch.probed",
+    "*.missing_links", "container.*", "fabric.*.running", "fabric.manager.missing", "fabric.nvswitch.count",
+    "fabric.nvswitch.probed",
     "gpu.*_pending", "gpu.count", "gpu.ecc.enabled", "gpu.ecc.sram_threshold_exceeded", "gpu.fabric.access_timeout_recovery",
     "gpu.fabric.degraded_bandwidth", "gpu.fabric.incorrect_configuration", "gpu.fabric.route_*", "gpu.fabric.state",
     "gpu.inforom.valid", "gpu.memory.unrepairable", "gpu.nvlink.active*", "gpu.nvlink.effective_error_ratio", "gpu.pci_count",
-    "gpu.pcie.width", "gpu.peer.link", "gpu.recovery_action", "gpu.remapped_rows.*", "host.kernel.bad_page",
+    "gpu.pcie.width", "gpu.peer.link", "gpu.persistence.enabled", "gpu.recovery_action", "gpu.remapped_rows.*",
+    "gpu.retired_pages.*", "host.persistence_daemon", "host.kernel.bad_page",
     "host.kernel.machine_check", "host.kernel.oops", "host.kernel.soft_lockup", "host.kernel.tainted", "host.memory.poisoned",
     "infiniband.*", "kernel.event.*", "network.*", "pcie.device_count", "pcie.narrowed", "pcie.width", "storage.*", "sxid.*",
     "xid.*",
 )  # fmt: skip
 """Readings that may change while the host runs; counters do too. All others say what a part is and how it is configured."""
-RESIZED = ("host.numa.memory_total",)
+RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
 """By less than this factor; a greater one is a wrong unit."""

@@ -99,7 +99,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
     lines += changes_summary(plan, summary.diff)
     slots = pci_slots((host.name, gpu) for host in hosts for gpu in host.gpus)
-    lines += cause_lines(summary.causes, summary.listed, slots)
+    lines += cause_lines(summary.causes, summary.listed, slots, hosts)
     packs = ", ".join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or "none"
     lines.append(SummaryLine(kind=LineKind.CRITERIA, title="Criteria", text=packs))
     return Acceptance(status=status_of(plan, decision, summary.exceptions), lines=tuple(lines))
@@ -229,39 +229,40 @@ def pci_slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
 
 
 def cause_lines(
-    causes: Iterable[Cause], verdicts: Sequence[Verdict], slots: Mapping[tuple[str, str], str]
+    causes: Iterable[Cause],
+    verdicts: Sequence[Verdict],
+    slots: Mapping[tuple[str, str], str],
+    hosts: Iterable[HostReport] = (),
 ) -> list[SummaryLine]:
     """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
     Each host has a line before any has two. `verdicts` are those whose positions the causes have; `slots` gives the PCI
-    address of each GPU (`pci_slots`). Hosts that no line names are listed at the end, or counted if there are many.
+    address of each GPU (`pci_slots`). Those of `hosts` that are not accepted and that no line names are listed at the end, or
+    counted if there are many.
     """
     blocking = [cause for cause in causes if cause.waiver is None]
     first_of_host = {cause.host: number for number, cause in reversed([*enumerate(blocking)])}
     by_need = sorted(range(len(blocking)), key=lambda number: first_of_host[blocking[number].host] != number)
-    kept = set(by_need[:_SUMMARY_LINES])
-    shown = [cause for number, cause in enumerate(blocking) if number in kept]
-    rest = [cause for number, cause in enumerate(blocking) if number not in kept]
+    shown = [blocking[number] for number in sorted(by_need[:_SUMMARY_LINES])]
     lines = [_cause_line(cause, verdicts[cause.verdicts[0]], slots) for cause in shown]
-    if rest:
-        text = f"… and {len(rest)} more causes in the report"
-        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": len(rest)}))
-    return [*lines, *_other_host_lines(rest, {host for cause in shown for host in cause.hosts})]
+    if rest := len(blocking) - len(shown):
+        text = f"… and {rest} more cause{'s' if rest > 1 else ''} in the report"
+        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": rest}))
+    return [*lines, *_other_host_lines(hosts, {host for cause in shown for host in cause.hosts})]
 
 
-def _other_host_lines(causes: Iterable[Cause], named: Collection[str]) -> Iterator[SummaryLine]:
-    """Yield the hosts that have a cause but that no line names."""
-    verdict_of: dict[str, str] = {}
-    for cause in causes:
-        for host in cause.hosts:
-            if host not in named:
-                verdict_of.setdefault(host, cause.verdict)
-    for verdict, title in ((FAIL, "Failed as well"), (INCONCLUSIVE, "Incomplete as well")):
-        hosts = [host for host, worst in verdict_of.items() if worst == verdict]
-        more = f" and {len(hosts) - MAX_OTHER_HOSTS} more hosts" if len(hosts) > MAX_OTHER_HOSTS else ""
-        if hosts:
-            text = f"{', '.join(hosts[:MAX_OTHER_HOSTS])}{more}"
-            yield SummaryLine(kind=LineKind.MORE, title=title, text=text, verdict=verdict, values={"hosts": len(hosts)})
+def _other_host_lines(hosts: Iterable[HostReport], named: Collection[str]) -> Iterator[SummaryLine]:
+    """Yield the hosts that are not accepted and that no line names."""
+    decisions = {host.name: host.decision for host in hosts if host.name not in named}
+    for decision, verdict, title in (
+        (REJECTED, FAIL, "Failed as well"),
+        (INCOMPLETE, INCONCLUSIVE, "Incomplete as well"),
+    ):
+        names = [host for host, decided in decisions.items() if decided == decision]
+        more = f" and {len(names) - MAX_OTHER_HOSTS} more hosts" if len(names) > MAX_OTHER_HOSTS else ""
+        if names:
+            text = f"{', '.join(names[:MAX_OTHER_HOSTS])}{more}"
+            yield SummaryLine(kind=LineKind.MORE, title=title, text=text, verdict=verdict, values={"hosts": len(names)})
 
 
 def _cause_line(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str], str]) -> SummaryLine:

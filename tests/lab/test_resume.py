@@ -239,7 +239,13 @@ def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site
         code, output = site.run("left", "stop", only=[host], **variables)
         assert code == 0, output[-4000:]
         assert output.count("ended stage benchmark of run left") == 1
-        assert site.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout == ""
+        # The command that waited for the stage looks for its end every few seconds.
+        end = time.monotonic() + 30
+        while (
+            left := site.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
+        ) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert left == ""
         files = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
         assert "record.json" in files
         assert "lease.json" not in files

@@ -104,7 +104,7 @@ def test_hosts_with_the_same_deviation_share_a_cause() -> None:
     verdicts += [failed("driver.version", "host", "d", **(old | {"value": "565.3"}))]
     three, one = diagnose(verdicts, {})
     assert (three.hosts, one.hosts) == (("a", "b", "c"), ("d",))
-    assert three.title == "each of 3 hosts (a, b, c) has driver version 570.1, most have 580.2"
+    assert three.title == "3 hosts (a, b, c): each has driver version 570.1, most have 580.2"
 
 
 def test_slow_figure_of_several_hosts_is_one_cause_that_starts_with_the_worst() -> None:
@@ -114,6 +114,36 @@ def test_slow_figure_of_several_hosts_is_one_cause_that_starts_with_the_worst() 
     ]
     (cause,) = diagnose(verdicts, {})
     assert (cause.host, sorted(cause.hosts), cause.verdicts[0]) == ("h4", ["h0", "h1", "h2", "h3", "h4"], 4)
+
+
+def test_what_is_not_certain_does_not_explain_a_failure() -> None:
+    verdicts = [
+        missing("gang.fault", kind=VerdictKind.SUSPECT, stage="gang"),
+        missing("stage.gang", kind=VerdictKind.UNFINISHED, stage="gang"),
+        failed("collective.all_reduce.busbw", "gang=r1", value=1.0, limit=2.0, operator="ge", stage="gang"),
+        failed("collective.all_reduce.busbw", "gang=r1", "b", value=1.0, limit=2.0, operator="ge", stage="gang"),
+    ]
+    slow, fault = diagnose(verdicts, GANGS)[-2:]
+    assert (fault.problem, fault.verdict, len(fault.verdicts)) == ("stopped-launch", INCONCLUSIVE, 2)
+    assert (slow.problem, slow.verdict) == ("slow-collectives", FAIL)
+    assert slow.title.endswith("is slow: all_reduce bus bandwidth 1, the limit is ≥ 2 (50 % off)")
+
+
+def test_cause_is_as_severe_as_its_most_severe_verdict() -> None:
+    verdicts = [
+        failed("gpu.throttle.time", "gpu=1,reason=hw_thermal", severity="warning"),
+        failed("stress.throughput", value=1.0, limit=2.0, operator="ge", severity="critical"),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.problem, cause.severity) == ("hot", "critical")
+
+
+def test_parts_with_one_identity_are_named_together() -> None:
+    verdicts = [
+        failed("gpu.serial", "gpu=6", host, kind=VerdictKind.IDENTITY, value="S1", limit=None) for host in ("a", "b")
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert cause.title == "2 parts (GPU 6 of a, GPU 6 of b): each has the serial S1, which another part has too"
 
 
 def test_hosts_without_evidence_for_the_same_reason_share_a_cause() -> None:

@@ -5,6 +5,7 @@ Each test exists because no other test failed when `make mutate` changed one exp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from fleet.report.summary import pci_slots
 from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Value
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Verdict
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Coverage, HostReport, Verdict
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import (
     FAILED,
@@ -866,8 +867,16 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
 # Decisions and reason lines
 
 
-def cause_texts(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
-    return [str(line) for line in report_summary.cause_lines(diagnose(verdicts, {}), verdicts, positions)]
+def cause_texts(
+    verdicts: list[Verdict], positions: dict[tuple[str, str], str], decisions: Mapping[str, str] | None = None
+) -> list[str]:
+    nothing = Coverage(expected=0, measured=0, missing=0, error=0, skipped=0, unsupported=0)
+    hosts = [
+        HostReport(name=name, rack="", decision=decision, record="", coverage=nothing)
+        for name, decision in (decisions or {}).items()
+    ]
+    causes = diagnose(verdicts, {})
+    return [str(line) for line in report_summary.cause_lines(causes, verdicts, positions, hosts)]
 
 
 PASSED, UNKNOWN = replace(FAILED, verdict=PASS, severity=""), replace(FAILED, verdict=INCONCLUSIVE, severity="")
@@ -926,15 +935,20 @@ def test_causes_are_sorted_by_severity_without_duplicates() -> None:
 def test_limited_space_shows_each_host_before_a_second_cause_of_one() -> None:
     many = [replace(FAILED, host=f"h{number}", action="none") for number in range(21)]
     assert cause_texts(many[:20], {})[-1] == "FAIL: GPU 1 of h19 fails a b (serial s1): bad [a.b]"
-    assert cause_texts(many, {})[20:] == ["… and 1 more causes in the report", "Failed as well: h20"]
+    assert cause_texts(many, {}, {"h20": REJECTED})[20:] == ["… and 1 more cause in the report", "Failed as well: h20"]
     of_one_host = [replace(FAILED, host="x", name=f"reading.{number}", action="rma") for number in range(30)]
     lines = cause_texts([*of_one_host, *many[:19]], {})
     assert all(f"of {verdict.host} " in " ".join(lines[:20]) for verdict in (of_one_host[0], *many[:19]))
     assert lines[20:] == ["… and 29 more causes in the report"]
-    fleet = [replace(FAILED, host=f"h{number}") for number in range(60)] + [replace(UNKNOWN, host="u1")]
-    lines = cause_texts(fleet, {})[20:]
-    assert lines[1].endswith("h48, h49 and 10 more hosts")
-    assert lines[2] == "Incomplete as well: u1"
+
+
+def test_hosts_that_no_cause_names_are_listed() -> None:
+    """A report of a large fleet does not list every verdict, and some hosts only suffer from the fault of another."""
+    decisions = {f"h{number}": REJECTED for number in range(60)} | {"u1": INCOMPLETE, "good": ACCEPTED}
+    lines = cause_texts([replace(FAILED, host=f"h{number}") for number in range(20)], {}, decisions)[20:]
+    assert lines[0].startswith("Failed as well: h20, ")
+    assert lines[0].endswith("h48, h49 and 10 more hosts")
+    assert lines[1:] == ["Incomplete as well: u1"]
 
 
 def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:

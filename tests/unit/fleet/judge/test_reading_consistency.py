@@ -58,6 +58,12 @@ def problems(
     return [problem[:3] for problem in reading_problems(record_of(*snapshots, gpu=gpu))]
 
 
+def moved(first: Changes, last: Changes) -> dict[str, Changes]:
+    """Return changes after which these readings have other values in the last snapshot."""
+    fast = {name: values for name, values in first.items() if not READINGS[name].full_only}
+    return {"before": first, "during": fast, "after": last}
+
+
 HEALTHY: dict[str, dict[str, Changes]] = {
     "nothing changes": {},
     "it gets warm": {"during": {"gpu.temperature": {"gpu=0": 70}}},
@@ -67,6 +73,23 @@ HEALTHY: dict[str, dict[str, Changes]] = {
     "a disk is replaced by another of the same name": {"after": {"storage.disk.serial": {"disk=sda": "D2"}}},
     "a link goes down": {"after": {"gpu.nvlink.speed": {"gpu=0,link=0": 0}}},
     "a hypervisor takes memory": {"after": {"host.numa.memory_total": {"numa=0": 5e10}}},
+    "a power manager lowers limits and clocks": moved(
+        {"gpu.power_limit_set": {"gpu=0": 700.0}, "gpu.clock.lowered": {"gpu=0": False}},
+        {"gpu.power_limit_set": {"gpu=0": 600.0}, "gpu.clock.lowered": {"gpu=0": True}},
+    ),
+    "a service starts": moved(
+        {"host.persistence_daemon": {"host": False}, "gpu.persistence.enabled": {"gpu=0": False}},
+        {"host.persistence_daemon": {"host": True}, "gpu.persistence.enabled": {"gpu=0": True}},
+    ),
+    "a service writes the CDI specification again": moved(
+        {"container.cdi.current": {"host": False}}, {"container.cdi.current": {"host": True}}
+    ),
+    "another process with other limits reads": moved(
+        {"host.ulimit.nofile": {"host": 1024}}, {"host.ulimit.nofile": {"host": 1048576}}
+    ),
+    "a hypervisor takes memory of the host": moved(
+        {"host.memory.total": {"host": 2e12}}, {"host.memory.total": {"host": 1.9e12}}
+    ),
     "a disk is removed": {"after": {"storage.disk.serial": {}}},
 }
 

@@ -257,7 +257,7 @@ def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised
     assert {item.reason for item in report.verdicts if item.name == "gang.fault"} == {text}
     assert not any("inspect hardware" in line for line in report.acceptance.summary)
     (line,) = (line for line in report.acceptance.summary if "gang.fault" in line)
-    who = raised[0] if len(raised) == 1 else f"each of {len(raised)} hosts ({', '.join(raised)})"
+    who = raised[0] if len(raised) == 1 else f"{len(raised)} hosts ({', '.join(raised)}): each"
     failed = f"INCOMPLETE: {who} took part in a launch of several hosts that failed: {text}"
     assert line.partition(" [")[0] == failed, "one cause, one line"
 
