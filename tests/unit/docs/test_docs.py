@@ -59,6 +59,7 @@ THIRD_PARTY_PROGRAMS = (
         "ansible",
         "ansible-builder",
         "ansible-navigator",
+        "cd",
         "cp",
         "curl",
         "docker",
