@@ -21,7 +21,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help screenshots acceptance bench-report demo golden test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -123,6 +123,9 @@ bench-report: $(STAMP) ## Measure time and memory of the report by the number of
 
 screenshots: $(STAMP) ## Update the screenshots in docs/images
 	$(BIN)/python -m tests.browser.screenshots
+
+docs: $(TOOLS) ## Build the documentation site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 collection: $(TOOLS) ## Build the Ansible collection, dist/rackproof-rackproof-VERSION.tar.gz
 	$(BIN)/ansible-galaxy collection build --force --output-path dist

@@ -1,0 +1,47 @@
+"""The documentation builds as a site without a warning, and a broken link is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.site import links
+from tests import ROOT
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", site)
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = build(ROOT / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    accept = (tmp_path / "site/accept/index.html").read_text(encoding="utf-8")
+    assert 'href="../security/#the-exporter-stays"' in accept
+    contributing = "https://github.com/rackproof/rackproof/blob/main/CONTRIBUTING.md"
+    assert contributing in (tmp_path / "site/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("link", ["missing.md", "../missing.md", "page.md#no-such-heading"])
+def test_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "page.md").write_text("# Page\n", encoding="utf-8")
+    (docs / "index.md").write_text(f"[link]({link})\n", encoding="utf-8")
+    shipped = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    validation = yaml.safe_load(shipped)["validation"]
+    config = {
+        "site_name": "test",
+        "repo_url": "https://example.org",
+        "validation": {"links": validation["links"]},
+        "hooks": [str(Path(links.__file__))],
+    }
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert build(tmp_path / "mkdocs.yml", tmp_path / "site").returncode == 1
