@@ -15,6 +15,7 @@ from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import EXIT_CODES, judge_report
 from fleet.report.rejudge import change_lines, changed_verdicts, without_left_out
+from fleet.report.terminal import add_color_option
 from schemas import documents
 from schemas.errors import RunError
 from schemas.run_directory import RunDirectory
@@ -32,6 +33,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     parser.add_argument("--write", action="store_true", help="write the new report; by default nothing is written")
     parser.add_argument("--json", action="store_true", help="print the changes as JSON")
+    add_color_option(parser)
     parser.set_defaults(call=call)
 
 

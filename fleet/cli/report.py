@@ -13,7 +13,8 @@ from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report import formats, one_host
 from fleet.report.judge_run import EXIT_CODES, judge_run
-from fleet.report.tables.summary_text import render_summary
+from fleet.report.tables.summary_text import render_screen
+from fleet.report.terminal import add_color_option, has_colour, width_of
 from fleet.signature.signing import warn_if_changed
 from schemas import documents, quick
 from schemas.errors import writing
@@ -34,6 +35,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     formats.add_flags(report)
     one_host.add_option(report)
+    add_color_option(report)
     report.set_defaults(call=call)
 
 
@@ -63,7 +65,7 @@ def call(options: argparse.Namespace) -> int:
         }
         print(json.dumps(summary))
     else:
-        print(render_summary(report))
+        print(render_screen(report, width=width_of(), colour=has_colour(options.color)))
         print(f"report: {paths.page}")
     if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)

@@ -27,10 +27,13 @@ def add_option(report: argparse.ArgumentParser) -> None:
 
 def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
     """Write or print the page and return the decision on the host. Raise UsageError if the plan has no such host."""
-    from fleet.report.formatting import clean, decision_name
+    from rich.text import Text
+
+    from fleet.report.formatting import decision_name
     from fleet.report.html.page import render_html
     from fleet.report.markdown import render_markdown
-    from fleet.report.tables.summary_text import LINE_LIMIT
+    from fleet.report.tables.summary_text import summary_blocks
+    from fleet.report.terminal import has_colour, render_blocks, width_of
 
     names = [host.name for host in run.plan.hosts]
     if options.host not in names:
@@ -48,10 +51,8 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     with writing(page.parent):
         documents.write_text(page, render_html(report, run.plan.grafana_url))
         documents.write_text(paths.page_of(options.host, "md"), render_markdown(report, run.plan.grafana_url))
-    lines = [str(line) for line in report.acceptance.lines if line.kind != LineKind.COUNT]
-    output = [
-        f"{options.host}: {decision_name(report, report.decision)}",
-        *(f"- {clean(line, LINE_LIMIT)}" for line in lines),
-    ]
-    print("\n".join([*output, f"page: {page}"]))  # noqa: T201
+    colour, width = has_colour(options.color), width_of()
+    head = Text(f"{options.host}: {decision_name(report, report.decision)}")
+    blocks = [head, *summary_blocks(report, without=(LineKind.COUNT,)), Text(f"page: {page}")]
+    print(render_blocks(blocks, width=width, colour=colour))  # noqa: T201
     return report.decision

@@ -189,30 +189,43 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
     planned &= {item.name.split(".")[0] for expected in lists.values() for item in expected}
-    states: dict[str, set[tuple[str, bool]]] = {}
+    states: dict[str, dict[tuple[str, bool], set[tuple[str, str]]]] = {}
     for row in summary.judged:
         if row.passed:
-            states.setdefault(_benchmark(row), set()).add((PASS, False))
+            states.setdefault(_benchmark(row), {}).setdefault((PASS, False), set())
     for verdict in summary.exceptions:
         state = verdict.verdict, verdict.waiver is not None
-        states.setdefault(_benchmark(verdict), set()).add(state)
+        part = verdict.host, verdict.part_scope
+        states.setdefault(_benchmark(verdict), {}).setdefault(state, set()).add(part)
         # If a host did not run a stage, each benchmark of that stage is missing.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
-                    states.setdefault(benchmark, set()).add(state)
+                    states.setdefault(benchmark, {}).setdefault(state, set()).add(part)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
     values_only = speed_unjudged(summary.facts, summary.judged)
     for benchmark, title in titles.items():
-        worst, text = _worst_state(states.get(benchmark, set()))
+        worst, text, parts = _worst_state(states.get(benchmark, {}))
         text = VALUES_ONLY if worst == PASS and benchmark in values_only else text
         text = UNCOMPARED if not worst and benchmark in summary.compared else text
-        yield SummaryLine(kind=LineKind.CHECK, title=title, text=text, verdict=worst)
+        yield SummaryLine(
+            kind=LineKind.CHECK, title=title, text=text, verdict=worst, values=_affected(parts, summary.hosts)
+        )
 
 
-def _worst_state(states: set[tuple[str, bool]]) -> tuple[str, str]:
-    """Return the most severe of the states (verdict, whether it is waived): its verdict, and its text."""
+def _affected(parts: Collection[tuple[str, str]], hosts: Sequence[HostReport]) -> dict[str, int]:
+    """Return how many GPUs are affected, and how many hosts otherwise, of how many; empty if no part is."""
+    gpus = {(host, scope) for host, scope in parts if Scope.parse(scope).device_kind == "gpu"}
+    other_hosts = {host for host, _ in parts} - {host for host, _ in gpus}
+    counts = {"gpus": len(gpus), "gpus_total": sum(len(host.gpus) for host in hosts)} if gpus else {}
+    return counts | ({"hosts": len(other_hosts), "hosts_total": len(hosts)} if other_hosts else {})
+
+
+def _worst_state(
+    states: Mapping[tuple[str, bool], Collection[tuple[str, str]]],
+) -> tuple[str, str, Collection[tuple[str, str]]]:
+    """Return the most severe of the states (verdict, whether it is waived): its verdict, its text and its parts."""
     texts = {
         (FAIL, False): "FAIL",
         (INCONCLUSIVE, False): "INCOMPLETE",
@@ -220,7 +233,8 @@ def _worst_state(states: set[tuple[str, bool]]) -> tuple[str, str]:
         (INCONCLUSIVE, True): "INCOMPLETE (waived)",
         (PASS, False): "PASS",
     }
-    return next(((state[0], text) for state, text in texts.items() if state in states), ("", UNJUDGED))
+    worst = ((state[0], text, states[state]) for state, text in texts.items() if state in states)
+    return next(worst, ("", UNJUDGED, ()))
 
 
 def pci_slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
@@ -240,15 +254,21 @@ def cause_lines(
     address of each GPU (`pci_slots`). Those of `hosts` that are not accepted and that no line names are listed at the end, or
     counted if there are many.
     """
+    shown, rest = select_causes(causes)
+    lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]
+    if rest:
+        text = f"… and {rest} more cause{'s' if rest > 1 else ''} in the report"
+        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": rest}))
+    return [*lines, *_other_host_lines(hosts, {host for cause in shown for host in cause.hosts})]
+
+
+def select_causes(causes: Iterable[Cause]) -> tuple[list[Cause], int]:
+    """Return the causes that a summary shows, and the number of the others. Waived causes are not counted."""
     blocking = [cause for cause in causes if cause.waiver is None]
     first_of_host = {cause.host: number for number, cause in reversed([*enumerate(blocking)])}
     by_need = sorted(range(len(blocking)), key=lambda number: first_of_host[blocking[number].host] != number)
     shown = [blocking[number] for number in sorted(by_need[:_SUMMARY_LINES])]
-    lines = [_cause_line(cause, verdicts[cause.verdicts[0]], slots) for cause in shown]
-    if rest := len(blocking) - len(shown):
-        text = f"… and {rest} more cause{'s' if rest > 1 else ''} in the report"
-        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": rest}))
-    return [*lines, *_other_host_lines(hosts, {host for cause in shown for host in cause.hosts})]
+    return shown, len(blocking) - len(shown)
 
 
 def _other_host_lines(hosts: Iterable[HostReport], named: Collection[str]) -> Iterator[SummaryLine]:
@@ -265,21 +285,39 @@ def _other_host_lines(hosts: Iterable[HostReport], named: Collection[str]) -> It
             yield SummaryLine(kind=LineKind.MORE, title=title, text=text, verdict=verdict, values={"hosts": len(names)})
 
 
-def _cause_line(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str], str]) -> SummaryLine:
+@dataclass(frozen=True, kw_only=True)
+class CauseText:
+    """A cause in words."""
+
+    result: str
+    """FAIL or INCOMPLETE."""
+    action: str
+    """`inspect hardware`; empty if there is nothing to do."""
+    what: str
+    """The part, what is wrong with it, its serial and PCI address, and why."""
+    checks: str
+    """`xid.count and 280 more checks`."""
+
+
+def describe_cause(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str], str]) -> CauseText:
+    """Return a cause in words. `first` is its leading verdict; `slots` gives the PCI address of each GPU."""
     slot = slots.get((cause.host, Scope.parse(cause.part).device), "") if len(cause.hosts) == 1 else ""
     serial = cause.serial if len(cause.hosts) == 1 else ""
     identity = ", ".join(f"{name} {value}" for name, value in (("serial", serial), ("PCI", slot)) if value)
-    checks = (
-        first.name
-        if len(cause.verdicts) == 1
-        else f"{first.name} and {len(cause.verdicts) - 1} more check{'s' if len(cause.verdicts) > 2 else ''}"
+    more = len(cause.verdicts) - 1
+    return CauseText(
+        result="FAIL" if cause.verdict == FAIL else "INCOMPLETE",
+        action=cause.action.replace("_", " ") if cause.verdict == FAIL and cause.action != "none" else "",
+        what=f"{cause.title}{f' ({identity})' if identity else ''}{f': {cause.why}' if cause.why else ''}",
+        checks=f"{first.name} and {more} more check{'s' if more > 1 else ''}" if more else first.name,
     )
-    action = f"; {cause.action.replace('_', ' ')}" if cause.verdict == FAIL and cause.action != "none" else ""
-    why = f": {cause.why}" if cause.why else ""
+
+
+def _cause_line(cause: Cause, text: CauseText) -> SummaryLine:
     return SummaryLine(
         kind=LineKind.REASON,
-        title="FAIL" if cause.verdict == FAIL else "INCOMPLETE",
-        text=f"{cause.title}{f' ({identity})' if identity else ''}{why}{action} [{checks}]",
+        title=text.result,
+        text=f"{text.what}{f'; {text.action}' if text.action else ''} [{text.checks}]",
         verdict=cause.verdict,
         host=cause.host,
         part=cause.part,

@@ -34,7 +34,7 @@ from fleet.report.tables import (
     verdict_rows,
     workloads,
 )
-from fleet.report.tables.summary_text import RULE, render_summary
+from fleet.report.tables.summary_text import RULE, render_screen, render_summary
 from schemas.baselines import Change
 from schemas.catalogue import Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage
@@ -602,6 +602,27 @@ def outside_code(markdown: str) -> str:
     head, fenced, rest = markdown.split("```")
     assert "FINAL ACCEPTANCE" in fenced
     return re.sub(r"`[^`\n]+`", "CODE", head + rest)
+
+
+@pytest.mark.parametrize("width", [None, 80])
+@pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
+def test_host_text_cannot_control_the_screen(word: str, width: int | None) -> None:
+    first, status, *lines = render_screen(report_with_text(word), width=width).split("\n")
+    assert (first, status) == (RULE, "FINAL ACCEPTANCE: FAIL")
+    assert all(line.isprintable() and not line.startswith("FINAL") for line in lines)
+
+
+def test_screen_has_checks_with_counts_and_a_row_per_cause() -> None:
+    text = render_screen(rejected())
+    rows = [line for line in text.splitlines() if line.startswith("FAIL ")]
+    assert len(rows) == len(rejected().causes)
+    assert re.search(r"^GEMM +FAIL +1/\d+ GPUs$", text, re.MULTILINE)
+    assert "\x1b" not in text
+    assert text == "\n".join(line.rstrip() for line in text.splitlines())
+    assert max(len(line) for line in render_screen(rejected(), width=80).splitlines()) <= 80
+    colours = render_screen(rejected(), colour=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colours).split() == text.split()
+    assert "\x1b[1;31mFAIL" in colours
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
