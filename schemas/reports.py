@@ -374,6 +374,10 @@ class FleetReport:
     what accepted hosts measured. `rackproof report RUN_DIR --host NAME` shows them."""
     left_out: int = 0
     """Verdicts that are only in `judged`, aggregated, and not in `verdicts`."""
+    site: str = ""
+    """Site, purchase order and operator as in the inventory; empty if it does not have them."""
+    purchase_order: str = ""
+    operator: str = ""
     simulated: bool = False
     """`rackproof simulate` generated the plan and all records."""
     waivers: tuple[Waiver, ...] = ()

@@ -145,7 +145,10 @@ def make_plan(
         expected=(),
         manifest=tuple(manifest),
         grafana_url=str(run_variables.get("rackproof_grafana_url", "")),
-        reason=" ".join(str(run_variables.get("rackproof_reason", "")).split()),
+        site=_line(run_variables, "rackproof_site"),
+        purchase_order=_line(run_variables, "rackproof_purchase_order"),
+        operator=_line(run_variables, "rackproof_operator"),
+        reason=_line(run_variables, "rackproof_reason"),
         choice=choice,
         waivers=tuple(waivers),
         baseline=baseline,
@@ -158,7 +161,15 @@ def make_plan(
     return replace(plan, expected=expectations(plan.stages, rehearsal=plan.rehearsal))
 
 
+def _line(variables: Variables, name: str) -> str:
+    """Return a variable's text on one line; empty if it is not set."""
+    return " ".join(str(variables.get(name, "")).split())
+
+
 _RUN_WIDE = (
+    "rackproof_site",
+    "rackproof_purchase_order",
+    "rackproof_operator",
     "rackproof_profile",
     "rackproof_manifest",
     "rackproof_grafana_url",
