@@ -109,7 +109,8 @@ def test_click_opens_the_host_page_and_back_returns(watched: WatchedPage, files:
     assert page.url.endswith("#host=r01-h03")
     text = host_page(page, "r01-h03")
     for expected in ("r01-h03", "rejected", "GPU 3", "r01-h03-3", "Return the part (RMA)", "Margin", "Source",
-                     "measured, 4x H200", "Evidence", "hosts/r01-h03.json", "Reproduce", "--limit r01-h03"):  # fmt: skip
+                     "measured, 4x H200", "Evidence", "hosts/r01-h03.json",
+                     "Package it for return", "--serial r01-h03-3"):  # fmt: skip
         assert expected in text
     assert not page.locator("#overview").is_visible()
     assert page.title().startswith("r01-h03 – FAIL")
@@ -298,7 +299,7 @@ def test_page_of_ten_thousand_hosts_opens_and_searches(watched: WatchedPage, fil
     assert "rackproof report runs/20261121T040000Z --host r123-h07" in text
     failed = page.evaluate("names.find((name, number) => decisionOf[number] === 1)")
     page.goto(f"{files['large'].as_uri()}#host={failed}")
-    assert "Reproduce" in host_page(page, failed)
+    assert "Copy" in host_page(page, failed)
 
 
 def test_map_cell_opens_its_host_page(watched: WatchedPage, files: dict[str, Path]) -> None:

@@ -6,7 +6,6 @@ script inserts them as text nodes.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +18,9 @@ from fleet.report.html import pairs
 from fleet.report.html.launch_traces import LaunchTrace, has_traces, hosts_with_traces, launch_traces
 from fleet.report.html.text_table import TextTable, as_json
 from fleet.report.tables import hosts
-from fleet.report.tables.reasons import Reason, reasons
+from fleet.report.tables.reasons import Reason, next_command, reasons
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.report.tables.versions import version_order
-from schemas.readings import READINGS
 from schemas.records import Launch
 from schemas.reports import (
     ACCEPTED,
@@ -227,7 +225,7 @@ def _page(
         "no_gpu": number(hosts.NO_GPU_JUDGED if report.rehearsal else hosts.NO_GPU),
         "software": [numbers(pair) for pair in software],
         "launches": [_launch(launch, table) for launch in host.launches],
-        "reasons": [_reason(host, reason, table) for reason in reasons(report.verdicts, causes)],
+        "reasons": [_reason(report.run_id, host, reason, table) for reason in reasons(report.verdicts, causes)],
         "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
         "more": max(0, len(rows) - _MAX_ROWS),
         "pairs": pairs.host_pairs(host),
@@ -251,12 +249,13 @@ def _launch(launch: Launch, table: TextTable) -> list[Any]:
     return [int(row.ok), *table.numbers(texts), logs]
 
 
-def _reason(host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
+def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
     """Return verdict and count, then texts.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
-    evidence, command to reproduce, severity.
+    evidence, what the next command does, next command, severity.
     """
+    what, command = next_command(reason, run_id)
     planned = reason.criterion == "plan"
     evidence = ", ".join(part for part in (host.record, reason.stage and f"stage {reason.stage}") if part)
     texts = (
@@ -265,7 +264,7 @@ def _reason(host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
         reason.why,
         "" if planned else reason.criterion,
         "required by the plan" if planned else reason.source,
-        *(reason.waiver, evidence, reproduce_command(host.name, reason.name), reason.severity),
+        *(reason.waiver, evidence, what, command, reason.severity),
     )
     return [_STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
 
@@ -276,11 +275,3 @@ def _row(row: VerdictRow, table: TextTable) -> list[Any]:
     settings = ", ".join(part for part in (row.params, row.stage and f"stage {row.stage}") if part)
     texts = (row.name, settings, row.scope, row.value, row.wanted, row.margin, row.origin, row.criterion, why)
     return [_STATES.get(row.verdict, "i"), *table.numbers(texts)]
-
-
-def reproduce_command(host: str, name: str) -> str:
-    """Return the command that measures a figure again: `doctor` for a reading, a run on that host for a benchmark."""
-    quoted = shlex.quote(clean(host))
-    if name in READINGS:
-        return f"ssh {quoted} sudo /opt/rackproof/bin/rackproof doctor"
-    return f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {quoted}"

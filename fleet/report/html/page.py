@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,9 +36,11 @@ from fleet.report.tables import (
     versions,
     workloads,
 )
-from fleet.report.tables.reasons import Reason, reasons
+from fleet.report.tables.reasons import Reason, next_command, reasons
 from fleet.scope_text import describe_scope
+from schemas.records import Gpu
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
+from schemas.scopes import Scope
 
 MAX_BYTES = 2_000_000
 """Size limit of the file at any fleet size."""
@@ -102,16 +104,41 @@ def _headline(report: FleetReport) -> dict[str, Any]:
     return {
         "status": formatting.status(report),
         "tone": headline.tone(report.decision),
-        "sentence": headline.sentence(report),
+        "sentence": headline.causes_sentence(report) or headline.sentence(report),
+        "verdicts_sentence": headline.sentence(report),
+        "numbers": headline.numbers(report),
+        "certificate": headline.certificate(report),
+        "parts": headline.parts_to_return(report),
+        "causes": sum(cause.waiver is None for cause in report.causes),
         "notice": headline.notice(report),
-        "size": headline.hosts_and_gpus(report),
         "checks": headline.checks(report),
-        "manifest": headline.manifest(report),
         "caveats": [escape(line) for line in headline.caveats(report)],  # not cut
-        "action_groups": _action_groups(reasons(report.verdicts, report.causes)),
+        **_causes(report),
         "coverage": _coverage(report),
         "gaps": _gaps(report),
     }
+
+
+def _causes(report: FleetReport) -> dict[str, Any]:
+    """Return the variables of the section with the causes."""
+    groups = _action_groups(reasons(report.verdicts, report.causes))
+    shown = [reason for group in groups for reason in (*group.first, *group.rest)]
+    gpus_of = {host.name: host.gpus for host in report.hosts}
+    return {
+        "action_groups": groups,
+        "evidence": strips.evidence(report, (reason.lead for reason in shown)),
+        "gpus_of": gpus_of,
+    }
+
+
+def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
+    """Return PCI address, position and number of GPUs of the host, if the reason is about one GPU; else nothing."""
+    scope = Scope.parse(reason.lead.part_scope)
+    gpus = gpus_of.get(reason.lead.host, ())
+    if len(reason.hosts) > 1 or scope.device_kind != "gpu":
+        return {}
+    at = next((at for at, gpu in enumerate(gpus) if gpu.index == scope.index), None)
+    return {} if at is None else {"address": gpus[at].pci_bus_id, "at": at, "of": len(gpus)}
 
 
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
@@ -245,6 +272,9 @@ def environment(*directories: Path) -> Environment:
     names = ("action_name", "params_text", "format_time", "elapsed", "duration")
     templates.filters.update({name: getattr(formatting, name) for name in names})
     templates.filters["quantity"] = quantities.quantity
+    templates.globals["next_command"] = next_command
+    templates.globals["id"] = id
+    templates.globals["slot_of"] = _slot
     templates.filters["tone"] = headline.tone
     templates.filters["log"] = escape  # a log is already cleaned, and has several lines
     templates.filters["svg_path"] = Markup  # made of our own numbers, and longer than the limit of a text

@@ -201,16 +201,30 @@ function roles(table) {
   return table;
 }
 
+// A button that copies the command before it; without access to the clipboard it selects the command.
+function copyButton() {
+  const button = el("button", { type: "button", class: "copy" }, "Copy");
+  button.addEventListener("click", async () => {
+    const command = button.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+      button.textContent = "Copied";
+      $("announce").textContent = "Command copied";
+    } catch { getSelection().selectAllChildren(command); }
+  });
+  return button;
+}
+
 function card(reason) {
   const [kind, times, ...rest] = reason;
-  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, reproduce, severity] = rest.map(textAt);
+  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, next, command, severity] = rest.map(textAt);
   const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
   return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
     el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${title} `, serial && note("serial ", code(serial))),
-    el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "verdict")}`)),
     action && el("p", { class: "action" }, action),
+    el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "related check")}`)),
     el("dl", {}, ...facts.filter(([, text]) => text).map(([fact, text]) => el("div", {}, el("dt", {}, fact), el("dd", { class: fact === "Margin" && kind === "f" ? "off" : "" }, text)))),
-    el("p", { class: "command" }, note("Reproduce: "), code(reproduce)));
+    el("p", { class: "next" }, note(next)), el("p", { class: "command" }, code(command), copyButton()));
 }
 
 function pairPicture(pairs) {
@@ -263,22 +277,30 @@ function pageOf(number, id = "") {
         code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
   }
   const parts = [...top];
+  if (page.reasons.length) parts.push(el("h3", {}, "Causes ", note(findings(number))), el("ol", { class: "cards" }, ...page.reasons.map(card)));
+  else if (page.verdicts.length) parts.push(el("p", { class: "verdict pass" }, icon("pass"), `All ${plural(page.counts[2], "check")} passed.`));
   if (page.events.length) parts.push(el("h3", {}, "Events"), el("ul", { class: "events" }, ...page.events.map((event) => el("li", {}, icon("inconclusive"), textAt(event)))));
-  if (page.reasons.length) parts.push(el("h3", {}, "Findings ", note(findings(number))), el("ol", { class: "cards" }, ...page.reasons.map(card)));
-  else if (page.verdicts.length) parts.push(el("p", { class: "verdict pass" }, icon("pass"), `All ${plural(page.counts[2], "verdict")} passed.`));
   parts.push(page.gpus.length ? tableOf("GPUs", ["Index", "Verdict", "Name", "Serial", "UUID", "PCI address"], page.gpus.map(([state, index, ...rest]) =>
     tableRow(textAt(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), textAt(rest[0]), ...rest.slice(1).map((text) => textAt(text) ? code(textAt(text)) : "–"))), "parts")
     : el("p", { class: "empty" }, textAt(page.no_gpu)));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
   if (page.traces) parts.push(...overTime(number, page.traces));
-  if (page.verdicts.length) parts.push(tableOf(`Verdicts: ${page.counts[0]} failed, ${page.counts[1]} inconclusive, ${page.counts[2]} passed`,
-    ["Observation", "Part", "Value", "Limit", "Margin", "Verdict", "Source"], page.verdicts.flatMap(verdictRow), "verdicts"));
+  if (page.verdicts.length) parts.push(...verdictTables(page));
   else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));
   if (page.more) parts.push(note(`and ${count(page.more)} more in report.json`));
   parts.push(...launches(page));
   if (page.software.length) parts.push(el("h3", {}, "Versions"), el("dl", { class: "software" }, ...page.software.map(([name, version]) => el("div", {}, el("dt", {}, textAt(name)), el("dd", {}, code(textAt(version)))))));
   parts.push(el("p", { class: "note" }, "Record: ", code(`${data.run}/${textAt(page.record)}`)));
   return parts;
+}
+
+// Failures and what is inconclusive in full; what passed is folded.
+function verdictTables(page) {
+  const heads = ["Observation", "Part", "Value", "Limit", "Margin", "Verdict", "Source"];
+  const [failed, open, passed] = page.counts;
+  const others = page.verdicts.filter((row) => row[0] !== "p"), passes = page.verdicts.filter((row) => row[0] === "p");
+  return [others.length && tableOf(`Checks: ${failed} failed, ${open} inconclusive`, heads, others.flatMap(verdictRow), "verdicts"),
+    passes.length && el("details", { class: "data" }, el("summary", {}, `${plural(passed, "check")} passed`), tableOf("Passed checks", heads, passes.flatMap(verdictRow), "verdicts"))].filter(Boolean);
 }
 
 function verdictRow([kind, ...rest]) {
@@ -353,6 +375,29 @@ function route() {
   }
 }
 
+// The navigation marks the section at the top of the window.
+function markSections() {
+  const links = [...document.querySelectorAll(".contents a")];
+  const sections = links.map((each) => $(each.hash.slice(1)));
+  let current = null, waiting = false;
+  const mark = () => {
+    waiting = false;
+    let at = -1;
+    sections.forEach((section, number) => { if (section && section.getClientRects().length && section.getBoundingClientRect().top <= innerHeight / 3) at = number; });
+    const next = at >= 0 ? links[at] : null;
+    if (next === current) return;
+    if (current) current.removeAttribute("aria-current");
+    if (next) {
+      next.setAttribute("aria-current", "true");
+      const list = next.closest("ul");
+      list.scrollTo({ left: next.offsetLeft - list.clientWidth / 2 });
+    }
+    current = next;
+  };
+  addEventListener("scroll", () => { if (!waiting) { waiting = true; requestAnimationFrame(mark); } }, { passive: true });
+  mark();
+}
+
 function start() {
   for (const [decision, name] of data.decisions.entries()) $("only").append(el("option", { value: String(decision) }, name));
   const acts = new Set(Object.values(data.action).flat());
@@ -370,6 +415,8 @@ function start() {
     if (event.key === "/" && !typing && !$("tools").hidden) { event.preventDefault(); if (!$("host-page").hidden) location.hash = "hosts"; overview("hosts"); $("find").focus(); }
     if (event.key === "Escape" && !$("host-page").hidden) location.hash = "hosts";
   });
+  for (const command of document.querySelectorAll(".command")) command.append(copyButton());
+  markSections();
   // When printed, the pages of hosts that are not accepted follow the overview; for up to four hosts, all pages.
   const closedDetails = document.querySelectorAll("details.rest:not([open])");
   addEventListener("beforeprint", () => {

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import SIGNS, quantity
-from fleet.report.charts.strip import Axis, Dot, Mark, draw_strip
+from fleet.diagnosis.words import label
+from fleet.quantities import SIGNS, finite, quantity
+from fleet.report.charts.strip import Axis, Dot, Mark, bars_path, draw_strip
 from fleet.report.formatting import clean, margin_of, params_text, signed_percent
 from fleet.report.links import host_anchor
 from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, Limit, Point, distributions
+from fleet.report.tables.figure import figure_key
 from fleet.report.titles import TITLES, benchmark_title
 from fleet.scope_text import describe_scope
 from schemas.records import Value
-from schemas.reports import FAIL, FleetReport
+from schemas.reports import FAIL, FleetReport, Verdict
 from schemas.stages import BENCHMARK
 
 HEALTH = "Health"
 _MAX_WORST = 3
+_EQUAL = 1.0
+"""Half of the width, in percent of the axis, that is drawn as equal to a limit."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
@@ -50,8 +54,8 @@ class Strip:
     criteria: tuple[str, ...]
     limits: tuple[float, ...]
     """Positions in percent."""
-    below: bool
-    """Whether values left of the first limit fail."""
+    wrong: tuple[tuple[float, float], ...]
+    """Where values fail: begin and width in percent."""
     axis: tuple[str, str]
     dots: tuple[Dot, ...]
     bars: str
@@ -149,17 +153,77 @@ def _strip(figure: Distribution) -> Strip:
         wanted=_limits_text(figure),
         criteria=tuple(figure.criteria),
         limits=tuple(axis.percent(limit) for limit in drawn),
-        below=bool(operators & {"ge", "gt"}),
-        axis=(quantity(axis.low, unit, 3), quantity(axis.high, unit, 3)),
+        wrong=wrong_sides([(operator, axis.percent(limit)) for operator, limit in limits]),
+        axis=_ends(axis, unit),
         dots=dots,
         bars=bars,
         worst=_worst(figure.points.values(), limits, unit) if figure.failed or operators & {*_ORDERED} else (),
     )
 
 
+def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
+    """Return where values fail every limit of a kind: begin and width in percent; both sides for a value that must be equal."""
+    by_operator: dict[str, list[float]] = {}
+    for operator, x in limits:
+        by_operator.setdefault(operator[0], []).append(min(max(x, 0.0), 100.0))
+    regions: list[tuple[float, float]] = []
+    for first, positions in by_operator.items():
+        low, high = min(positions), max(positions)
+        if first in ("g", "e"):
+            regions.append((0.0, low - (_EQUAL if first == "e" else 0.0)))
+        if first in ("l", "e"):
+            begin = high + (_EQUAL if first == "e" else 0.0)
+            regions.append((begin, 100.0 - begin))
+    return tuple((round(begin, 2), round(width, 2)) for begin, width in regions if width > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The value of one part among all values of its figure, with the limit that judged it."""
+
+    x: float
+    """Position of the value in percent."""
+    limit: float
+    wrong: tuple[tuple[float, float], ...]
+    """Where values fail: begin and width in percent."""
+    bars: str
+    ends: tuple[str, str]
+    parts: int
+
+
+def evidence(report: FleetReport, leads: Iterable[Verdict]) -> dict[int, Evidence]:
+    """Return a picture for each verdict with a number and a limit whose figure several parts have, by the verdict's id()."""
+    wanted = [verdict for verdict in leads if verdict.operator in (*_ORDERED, "eq")]
+    if not wanted:
+        return {}
+    figures = {figure.key: figure for figure in distributions(report) if figure.count > 1}
+    pictures = {id(verdict): _evidence(verdict, figures.get(figure_key(verdict))) for verdict in wanted}
+    return {key: picture for key, picture in pictures.items() if picture}
+
+
+def _evidence(verdict: Verdict, figure: Distribution | None) -> Evidence | None:
+    value, limit = finite(verdict.value), finite(verdict.limit)
+    if figure is None or value is None or limit is None or figure.unit != verdict.unit:
+        return None
+    axis = Axis.around([figure.range[0], figure.range[2], value, limit])
+    x = axis.percent(limit)
+    return Evidence(
+        x=axis.percent(value),
+        limit=x,
+        wrong=wrong_sides([(verdict.operator, x)]),
+        bars=bars_path(figure.bins or axis.histogram(point.value for point in figure.points.values()), axis),
+        ends=_ends(axis, verdict.unit),
+        parts=figure.count,
+    )
+
+
+def _ends(axis: Axis, unit: str) -> tuple[str, str]:
+    return ("0" if axis.low == 0 else quantity(axis.low, unit, 3), quantity(axis.high, unit, 3))
+
+
 def _label(figure: Distribution) -> str:
     rest = figure.key.name.partition(".")[2]
-    text = (rest if figure.key.benchmark in TITLES else figure.key.name).replace("_", " ")
+    text = rest.replace("_", " ") if figure.key.benchmark in TITLES else label(figure.key.name)
     return f"{text or benchmark_title(figure.key.benchmark)}{', change' if figure.change else ''}"
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fleet.report.formatting import clean
+from fleet.report.formatting import clean, elapsed, format_time
 from fleet.report.tables.summary_text import LINE_LIMIT
+from fleet.scope_text import describe_scope
+from schemas.plans import GPU
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, LineKind
+from schemas.scopes import Scope
 
 REHEARSAL_NOTICE = "This run rehearsed the pipeline on CPUs. No GPU was tested or judged: it accepts no hardware."
 SIMULATED_NOTICE = (
     "No host was tested: rackproof simulate generated every host, GPU and figure. It accepts no hardware."
 )
 
+_MAX_NAMES = 4
 _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
 
 
@@ -23,6 +30,16 @@ class Check:
     title: str
     word: str
     state: str
+
+
+class PartToReturn(NamedTuple):
+    """A part to return to its vendor."""
+
+    host: str
+    part: str
+    serial: str
+    slot: str
+    """PCI address; empty if it is not known."""
 
 
 def notice(report: FleetReport) -> str:
@@ -83,6 +100,76 @@ def sentence(report: FleetReport) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else noun + 's'}"
+
+
+def causes_sentence(report: FleetReport) -> str:
+    """Return how many causes keep how many hosts from acceptance, and how many parts to return; empty without a cause."""
+    causes = [cause for cause in report.causes if cause.waiver is None]
+    if not causes:
+        return ""
+    hosts = sum(host.decision != ACCEPTED for host in report.hosts)
+    parts = len(parts_to_return(report))
+    found = _count(len(causes), "cause") + (" keeps " if len(causes) == 1 else " keep ")
+    return (
+        f"{found}{hosts} of {_count(len(report.hosts), 'host')} from {'passing' if report.mark else 'acceptance'}. "
+        + (f"{_count(parts, 'part')} must be returned." if parts else "No part must be returned.")
+    )
+
+
+def parts_to_return(report: FleetReport) -> list[PartToReturn]:
+    """Return the parts whose failures ask for their return, the most urgent first."""
+    slots = {(host.name, gpu.index): gpu.pci_bus_id for host in report.hosts for gpu in host.gpus}
+    parts: dict[tuple[str, str], PartToReturn] = {}
+    for cause in report.causes:
+        if cause.verdict != FAIL or cause.action != "rma" or cause.waiver is not None:
+            continue
+        scope = Scope.parse(cause.part)
+        slot = slots.get((cause.host, scope.index), "") if scope.device_kind == GPU and scope.index is not None else ""
+        part = PartToReturn(cause.host, describe_scope(cause.part), cause.serial, slot)
+        parts.setdefault((cause.host, cause.part), part)
+    return list(parts.values())
+
+
+def numbers(report: FleetReport) -> list[tuple[str, str, str]]:
+    """Return the numbers at the top: number, what it counts, and the verdict that has its color."""
+    words = ("passed", "failed", "incomplete") if report.mark else ("accepted", "rejected", "incomplete")
+    rows = []
+    for decision, word in zip((ACCEPTED, REJECTED, INCOMPLETE), words, strict=True):
+        count = sum(host.decision == decision for host in report.hosts)
+        rows.append((str(count), f"{'host' if count == 1 else 'hosts'} {word}", _TONES[decision] if count else ""))
+    if not report.rehearsal:
+        on = sum(bool(host.gpus) for host in report.hosts)
+        where = "" if on == len(report.hosts) else f" on {on} of {len(report.hosts)} hosts"
+        rows.append((str(gpu_count(report)), f"{'GPU' if gpu_count(report) == 1 else 'GPUs'} reported{where}", ""))
+    parts = len(parts_to_return(report))
+    return [*rows, (str(parts), f"{'part' if parts == 1 else 'parts'} to return", FAIL if parts else "")]
+
+
+def certificate(report: FleetReport) -> list[tuple[str, str]]:
+    """Return what the report is about: names and values. Site, purchase order and operator only if the inventory has them."""
+    racks = list(dict.fromkeys(host.rack for host in report.hosts))
+    models = Counter(gpu.name for host in report.hosts for gpu in host.gpus)
+    packs = list(dict.fromkeys(pack for host in report.hosts for pack in host.packs))
+    tested, took = len(checks(report)), elapsed(report.began, report.ended)
+    facts = [
+        ("Site", report.site),
+        ("Rack" if len(racks) == 1 else f"{len(racks)} racks", _few(racks)),
+        ("Purchase order", report.purchase_order),
+        ("Operator", report.operator),
+        ("GPU model", _few([f"{name} × {count}" if len(models) > 1 else name for name, count in models.most_common()])),
+        ("Tested", ", ".join(text for text in (_count(tested, "kind") + " of tests", took) if text)),
+        ("Profile", report.profile),
+        ("Ended", format_time(report.ended)),
+        ("Run", report.run_id),
+        ("Criteria", f"{_few(packs)}, Rackproof {report.rackproof}" if packs else f"Rackproof {report.rackproof}"),
+        ("Manifest", manifest(report)),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(map(clean, names[:_MAX_NAMES]))
+    return f"{shown} and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else shown
 
 
 def gpu_count(report: FleetReport) -> int:

@@ -92,14 +92,16 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the worst verdict on each GPU of a host.
 
-    A GPU without verdicts is inconclusive. If the report leaves out passes, it passed. No GPU passes on a host that left no
-    record, or no result of a whole stage.
+    A GPU without verdicts is inconclusive. If the report leaves out passes, it passed, unless more observations of the host are
+    missing than it has inconclusive verdicts. No GPU passes on a host that left no record, or no result of a whole stage.
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_part.setdefault(verdict.part_scope, []).append(verdict)
     is_judged = not any(verdict.verdict == INCONCLUSIVE and _is_of_whole_host(verdict) for verdict in verdicts)
-    default = PASS if passes_left_out else INCONCLUSIVE
+    gaps = host.coverage.expected - host.coverage.measured
+    explained = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
+    default = PASS if passes_left_out and gaps <= explained else INCONCLUSIVE
     states = []
     for gpu in host.gpus:
         of_gpu = by_part.get(f"gpu={gpu.index}", ())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite
-from fleet.report.formatting import action_name, margin, params_text, signed_percent, value_and_limit
+from fleet.report.formatting import action_name, clean, margin, params_text, signed_percent, value_and_limit
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
+from schemas.readings import READINGS
 from schemas.reports import FAIL, Cause, Verdict
+
+_MAX_LIMIT = 20
+"""Most hosts that a command names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class Reason:
     severity: str = ""
     waiver: str = ""
     """The waiver: person, reason and last day. The verdict is unchanged."""
+    lead: Verdict
+    """The leading evidence."""
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause]) -> list[Reason]:
@@ -73,7 +80,22 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         share=_share(first),
         severity=cause.severity,
         waiver=str(cause.waiver or ""),
+        lead=first,
     )
+
+
+def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
+    """Return what the next command does, and the command: package a part for its return, or measure again."""
+    host = shlex.quote(clean(reason.lead.host))
+    if reason.lead.action == "rma" and reason.verdict == FAIL and reason.serial:
+        return (
+            "Package it for return",
+            f"rackproof rma runs/{clean(run_id)} --serial {shlex.quote(clean(reason.serial))} --zip",
+        )
+    if reason.name in READINGS:
+        return "Check it again on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
+    hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_LIMIT])
+    return "Measure again", f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}"
 
 
 def _share(verdict: Verdict) -> float | None:

@@ -303,7 +303,7 @@ def test_every_view_shows_the_selection() -> None:
     assert not [
         check for check in headline.checks(report) if check.title == "Reason"
     ]  # the text of the operator is no check
-    caveats = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
+    caveats = page[page.index('id="caveats"') : page.index("<h3>Coverage</h3>")]
     assert headline.caveats(report) == [
         "Reason: PASS",
         "BenchmarkChoice: 2 of 3 benchmarks of smoke, for 60 s",
@@ -311,7 +311,7 @@ def test_every_view_shows_the_selection() -> None:
         "GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3",
     ]
     for number, line in enumerate(headline.caveats(report), 1):
-        assert f'<p class="lede">{line}</p>' in caveats
+        assert f"<li>{line}</li>" in caveats
         assert f'<property name="caveat.{number}" value="{line}"/>' in xml
 
 

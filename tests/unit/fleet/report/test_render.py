@@ -34,6 +34,7 @@ from fleet.report.tables import (
     verdict_rows,
     workloads,
 )
+from fleet.report.tables.hosts import gpu_states
 from fleet.report.tables.summary_text import RULE, render_screen, render_summary
 from schemas.baselines import Change
 from schemas.catalogue import Expectation
@@ -382,7 +383,7 @@ def test_rehearsal_never_reads_as_accepted(wrong_status: bool) -> None:
     page = Page(render_html(report))
     assert "No GPU was judged" in page.text
     assert any("REHEARSAL" in text for tag, text in page.inside if tag == "title")
-    assert not re.search(r"\baccepted\b", page.text.split("Reasons", 1)[1])
+    assert not re.search(r"\baccepted\b", page.text.split("Causes", 1)[1])
     assert headline.REHEARSAL_NOTICE in render_markdown(report)
 
 
@@ -401,7 +402,9 @@ def test_rejection_names_part_value_and_action() -> None:
         "GPU 1 of gpu-01 is slow: matrix products (bf16) 600.9 TFLOP/s, the limit is ≥ 700 TFLOP/s (14 % off)"
         in data["texts"]
     )
-    assert "ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit gpu-01" in data["texts"]
+    command = f"rackproof rma runs/{rejected().run_id} --serial 1611 --zip"
+    assert command in data["texts"]
+    assert command in Page(html).text
 
 
 def test_missing_host_is_named_without_charts() -> None:
@@ -1103,11 +1106,19 @@ def test_strip_shows_values_limit_and_worst_part() -> None:
     [gemm] = [group for group in strips.groups(rejected()) if group.title == "GEMM"]
     [strip] = gemm.strips
     assert (strip.label, strip.settings, strip.count, strip.failed) == ("throughput", "bf16", 4, 1)
-    assert (strip.wanted, strip.below, strip.lowest) == (("≥ 700 TFLOP/s",), True, "600.9 TFLOP/s")
+    assert (strip.wanted, strip.wrong, strip.lowest) == (("≥ 700 TFLOP/s",), ((0.0, strip.limits[0]),), "600.9 TFLOP/s")
     assert [(part.host, part.part, part.margin) for part in strip.worst] == [("gpu-01", "GPU 1", "−14.2 %")]
     failing = [dot for dot in strip.dots if dot.css == FAIL]
     assert len(failing) == 1
     assert failing[0].x < strip.limits[0] < min(dot.x for dot in strip.dots if dot.css == PASS)
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong"),
+    [("ge", ((0.0, 40.0),)), ("lt", ((40.0, 60.0),)), ("eq", ((0.0, 39.0), (41.0, 59.0)))],
+)
+def test_strip_shades_the_side_that_fails(operator: str, wrong: tuple[tuple[float, float], ...]) -> None:
+    assert strips.wrong_sides([(operator, 40.0)]) == wrong
 
 
 def test_strip_of_a_large_fleet_is_a_histogram() -> None:
@@ -1182,3 +1193,27 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
 def test_log_keeps_its_lines_in_the_page_data() -> None:
     data = Page(render_html(one_of_everything())).data
     assert "NCCL WARN\n  peer is gone" in data["texts"]
+
+
+def test_certificate_names_the_order_and_the_part_to_return() -> None:
+    report = replace(rejected(), site="Oslo, hall 2", purchase_order="PO-4711", operator="Kari")
+    page = Page(render_html(report)).text
+    for expected in (
+        "Oslo, hall 2",
+        "PO-4711",
+        "Kari",
+        "1 part to return",
+        "serial 1611",
+        "NVIDIA H200",
+        "hosts rejected",
+    ):
+        assert expected in page or expected.replace("hosts", "host") in page
+    assert headline.causes_sentence(report) == "1 cause keeps 1 of 2 hosts from acceptance. 1 part must be returned."
+    assert "Purchase order" not in Page(render_html(rejected())).text
+
+
+def test_gpu_is_no_pass_if_gaps_of_its_host_have_no_verdict() -> None:
+    host = rejected().hosts[0]
+    gap = replace(host, coverage=replace(host.coverage, expected=host.coverage.measured + 3))
+    assert {item.state for item in gpu_states(host, (), passes_left_out=True)} == {PASS}
+    assert {item.state for item in gpu_states(gap, (), passes_left_out=True)} == {"inconclusive"}

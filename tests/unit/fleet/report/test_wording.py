@@ -103,7 +103,10 @@ def content(report: FleetReport) -> dict[str, Any]:
         "caveats": len(headline.caveats(report)),
         "manifest": bool(headline.manifest(report)),
         "unjudged": headline.unjudged(report),
-        "reasons": [replace(item, title="", why="", more=()) for item in reasons(report.verdicts, report.causes)],
+        "reasons": [
+            replace(item, title="", why="", more=(), lead=replace(item.lead, reason="", detail=""))
+            for item in reasons(report.verdicts, report.causes)
+        ],
         "devices": devices.device_figures(report),
         "parts": [
             (part.host, part.scope, part.needs_part_work, len(part.findings)) for part in failed_parts(report.verdicts)
