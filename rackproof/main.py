@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import os
@@ -16,46 +17,63 @@ from schemas import VERSION, documents
 from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, RackproofError, UsageError
 
 VERBS = {
-    # on a GPU host
-    "inspect": "agent.cli.inspect",
+    # run a test
+    "plan": "fleet.cli.plan",
+    "run": "rackproof.local_run",
+    "watch": "fleet.cli.watch",
     "doctor": "agent.cli.doctor",
+    "revalidate": "fleet.cli.revalidate",
+    "simulate": "fleet.cli.simulate",
+    # read the result
+    "report": "fleet.cli.report",
+    "rma": "fleet.cli.rma",
+    "sign": "fleet.cli.sign",
+    "verify": "fleet.cli.verify",
+    "scaling": "fleet.cli.scaling",
+    # compare
+    "diff": "fleet.cli.diff",
+    "baseline": "fleet.cli.baseline",
+    "judge": "fleet.cli.judge",
+    # criteria
+    "criteria": "fleet.cli.criteria",
+    "power": "fleet.cli.power",
+    # integrate
+    "export": "agent.cli.export",
+    "scheduler": "fleet.cli.scheduler",
+    "notice": "fleet.cli.notice",
+    "collect": "fleet.cli.collect",
+    # internal (the playbooks and launchers call these)
+    "inspect": "agent.cli.inspect",
     "bench": "agent.cli.bench",
     "launch": "agent.cli.launch",
     "soak": "agent.cli.soak",
     "wait": "agent.cli.wait",
-    "export": "agent.cli.export",
     "stop": "agent.cli.stop",
     "run-host": "agent.cli.run_host",
     "emit-record": "agent.cli.emit_record",
     "busy": "agent.cli.busy",
-    # on the control node
-    "plan": "fleet.cli.plan",
     "gangs": "fleet.cli.gangs",
-    "report": "fleet.cli.report",
-    "judge": "fleet.cli.judge",
-    "baseline": "fleet.cli.baseline",
-    "diff": "fleet.cli.diff",
-    "watch": "fleet.cli.watch",
-    "simulate": "fleet.cli.simulate",
-    "power": "fleet.cli.power",
-    "criteria": "fleet.cli.criteria",
-    "scheduler": "fleet.cli.scheduler",
-    "notice": "fleet.cli.notice",
-    "revalidate": "fleet.cli.revalidate",
-    "collect": "fleet.cli.collect",
-    "rma": "fleet.cli.rma",
-    "scaling": "fleet.cli.scaling",
-    "sign": "fleet.cli.sign",
-    "verify": "fleet.cli.verify",
-    # on a machine that is both
-    "run": "rackproof.local_run",
+    # this command
+    "help": "rackproof.shell_verbs",
+    "version": "rackproof.shell_verbs",
+    "completion": "rackproof.shell_verbs",
 }
 """Verb -> the module whose `add_verb` adds its parser and sets `call`.
 
 Only the module of the requested verb is imported: each side has dependencies of its own, and a playbook starts the command often.
 """
+GROUPS = {
+    "plan": "run a test",
+    "report": "read the result",
+    "diff": "compare",
+    "criteria": "criteria",
+    "export": "integrate",
+    "inspect": "internal (the playbooks and launchers call these)",
+    "help": "this command",
+}
+"""The first verb of each group in `--help` -> its heading. A group ends before the first verb of the next."""
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich", "shtab"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }
@@ -78,25 +96,8 @@ def _main(arguments: list[str] | None) -> int:
     if is_process := arguments is None:
         gc.disable()  # until all imports are done: collection takes a twelfth of the start-up time and frees nothing
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(
-        prog="rackproof",
-        description="Acceptance-test, burn in and re-validate racks of GPU servers.",
-        epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
-        "70 a defect in Rackproof itself, 74 a report could not be written, 75 the run or host is locked by another process, "
-        "130 interrupted. "
-        "`rackproof VERB --help` shows each verb with an example.",
-    )
-    parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
     verb = next((word for word in arguments if not word.startswith("-")), "")
-    if verb and verb not in VERBS:
-        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, VERBS)}")
-    for module in dict.fromkeys([VERBS[verb]] if verb else VERBS.values()):
-        try:
-            importlib.import_module(module).add_verb(verbs)
-        except ImportError as error:
-            if verb:
-                parser.exit(TROUBLE, f"rackproof {verb}: {_missing_package(error)}\n")
+    parser = build_parser(verb)
     if is_process:
         gc.freeze()
         gc.enable()
@@ -109,6 +110,54 @@ def _main(arguments: list[str] | None) -> int:
         return int(options.call(options))
     except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`
         return _report_error(error)
+
+
+class MainParser(Parser):
+    """The parser of the command, whose help lists the verbs by group."""
+
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser]
+
+    def format_help(self) -> str:
+        """Return usage, description, the verbs by group, options and exit codes."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        lines = {action.dest: action for action in self.verbs._choices_actions}
+        for verb in VERBS:
+            if verb in GROUPS:
+                if verb != next(iter(VERBS)):
+                    formatter.end_section()
+                formatter.start_section(GROUPS[verb])
+            formatter.add_arguments([lines[verb]] if verb in lines else [])
+        formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+
+def build_parser(verb: str = "") -> MainParser:
+    """Return the parser of the command with one verb; without a verb, with all whose packages are installed."""
+    parser = MainParser(
+        prog="rackproof",
+        description="Acceptance-test, burn in and re-validate racks of GPU servers.",
+        epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
+        "70 a defect in Rackproof itself, 74 a report could not be written, 75 the run or host is locked by another process, "
+        "130 interrupted. "
+        "`rackproof help VERB` shows each verb with an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
+    parser.verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
+    if verb and verb not in VERBS:
+        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, VERBS)}")
+    for module in dict.fromkeys([VERBS[verb]] if verb else VERBS.values()):
+        try:
+            importlib.import_module(module).add_verb(parser.verbs)
+        except ImportError as error:
+            if verb:
+                parser.exit(TROUBLE, f"rackproof {verb}: {_missing_package(error)}\n")
+    return parser
 
 
 def _missing_package(error: ImportError) -> str:

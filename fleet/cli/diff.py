@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet.baseline.compare import RunComparison, compare_runs
 from fleet.records import baseline_store
+from fleet.records.newest import newest_two
 from fleet.report.changes import changes_page, changes_text, count_by_kind
 from fleet.report.markup import code
 from schemas.baselines import REAL, Change
@@ -29,11 +30,16 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "2 not comparable, or something known before is missing",
         description="Compares the last run with the runs before it, or with a directory of baselines. Figures of several "
         "earlier runs are combined, and their spread from run to run is the noise.",
-        epilog="examples: rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after --json; "
-        "rackproof diff baselines runs/after --markdown",
+        epilog="examples: rackproof diff; rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after "
+        "--json; rackproof diff baselines runs/after --markdown",
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="earlier runs (or a directory of baselines), and the new run last"
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="earlier runs (or a directory of baselines), and the new run last (default: the two newest runs of the same "
+        "hosts in runs/)",
     )
     parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     parser.add_argument(
@@ -47,9 +53,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    if len(options.runs) < 2:
+    if len(options.runs) == 1:
         raise UsageError("diff: give an earlier run, or a directory of baselines, and the new run")
-    *earlier, last = (Path(name) for name in options.runs)
+    *earlier, last = options.runs or newest_two()
     compared = compare_runs(earlier, last, options.criteria)
     changes = compared.comparison.changes()
     if options.json:

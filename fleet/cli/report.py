@@ -11,6 +11,7 @@ from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.waivers_file import with_waivers
 from fleet.records import run_lock
 from fleet.records.load import load
+from fleet.records.newest import run_or_newest
 from fleet.report import formats, one_host
 from fleet.report.judge_run import EXIT_CODES, judge_run
 from fleet.report.tables.summary_text import render_screen
@@ -27,9 +28,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     report = verbs.add_parser(
         "report",
         help="judge a run and write its report; exits 0 accepted, 1 rejected, 2 incomplete, 74 not written",
-        epilog="example: rackproof report runs/20261121T040000Z",
+        epilog="examples: rackproof report; rackproof report runs/20261121T040000Z",
     )
-    report.add_argument("run_dir", type=Path, help="directory of the run")
+    report.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
@@ -42,6 +43,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     flags = formats.flags_of(options)
+    options.run_dir = run_or_newest(options.run_dir)
     _note_in_progress(options.run_dir)
     if getattr(options, "host", None):
         run = with_waivers(load(options.run_dir), options.waivers)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load, refuse_no_run
+from fleet.records.newest import run_or_newest
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
 from fleet.rma.files import package_names, to_json_text, write_package
@@ -32,10 +33,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="write what a vendor needs for each failed part of a reported run: rma/<serial>/ in the run directory",
         description="Writes rma/<serial>/ with README.md, part.json and observations.csv for every part with an unwaived "
         "failure whose action is to return, inspect or reseat it. The findings are those of report.json.",
-        epilog="examples: rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip. "
+        epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip. "
         "Exit codes: 0 written, or no part needs to be returned; 2 no report; 64 the named host or part has no failure.",
     )
-    verb.add_argument("run_dir", type=Path, help="directory of the run")
+    verb.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     verb.add_argument("--serial", help="only the part with this serial, whatever the action of its failures")
     verb.add_argument("--host", help="only the parts of this host, whatever the action of their failures")
     verb.add_argument("--zip", action="store_true", help="also write rma/<serial>.zip")
@@ -47,6 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
+    options.run_dir = run_or_newest(options.run_dir)
     refuse_no_run(options.run_dir)
     report = _report(options.run_dir)
     run = load(options.run_dir)

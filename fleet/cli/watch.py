@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from fleet.records.newest import run_or_newest
 from fleet.watch.lines import HeartbeatLines, changes
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
@@ -28,9 +29,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="show a run in progress: hosts, stages, progress and findings so far",
         description="Show a run in progress. Any user who can read its directory may do so. A terminal shows a screen that is "
         "updated until the run has a report; other outputs get one line per change. Times are UTC.",
-        epilog="example: rackproof watch runs/20261121T040000Z; for a program: rackproof watch runs/rack12 --once --json",
+        epilog="examples: rackproof watch; rackproof watch runs/20261121T040000Z; for a program: "
+        "rackproof watch runs/rack12 --once --json",
     )
-    watch.add_argument("run_dir", type=Path, help="directory of the run")
+    watch.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     watch.add_argument("--once", action="store_true", help="print the current state and exit")
     watch.add_argument("--json", action="store_true", help="print JSON: one document per line for each change")
     watch.add_argument("--lines", action="store_true", help="print lines even on a terminal")
@@ -49,6 +51,7 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if not 0.1 <= options.every <= 3600:
         raise UsageError(f"--every {options.every:g}: give 0.1 to 3600 seconds")
+    options.run_dir = run_or_newest(options.run_dir)
     watcher = Watcher(
         options.run_dir, judge_records=not options.no_judge and not options.beats, scrape_exporters=not options.no_ask
     )

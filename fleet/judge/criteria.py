@@ -206,6 +206,11 @@ def shipped_packs() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PACKS.glob("*.yml")))
 
 
+def model_packs() -> tuple[str, ...]:
+    """Return the names of the shipped packs of GPU models."""
+    return tuple(name for name in shipped_packs() if read_pack(name).gpu_names)
+
+
 def read_pack(name: str) -> Pack:
     """Return a shipped pack by its name, or a pack from a YAML file by its path, with the packs that it includes.
 

@@ -12,7 +12,7 @@ from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.ansible import Variables
 from fleet.inventory.manifest_file import read_manifest
 from fleet.inventory.waivers_file import read_waivers
-from fleet.judge.criteria import shipped_packs
+from fleet.judge.criteria import model_packs, read_pack, shipped_packs
 from fleet.planning.history import apply_budget
 from fleet.planning.plan import make_plan, read_profile
 from fleet.planning.test_selection import refuse_budget
@@ -75,8 +75,9 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
 def _refuse_unknown_models(hosts: Mapping[str, Variables]) -> None:
     for name, variables in hosts.items():
         model = variables.get("rackproof_gpu_model", "")
-        if model and model not in shipped_packs():
+        if model and (model not in shipped_packs() or not read_pack(model).gpu_names):
+            models = model_packs()
             raise UsageError(
-                f"host {name}: unknown rackproof_gpu_model {model}{documents.nearest(model, shipped_packs())}: "
-                f"choose from {', '.join(shipped_packs())}"
+                f"host {name}: unknown rackproof_gpu_model {model}{documents.nearest(model, models)}: "
+                f"choose from {', '.join(models)}"
             )

@@ -69,7 +69,7 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         ("doctor --gpu 8", "rackproof doctor: unknown option --gpu (did you mean --gpus?)"),
         ("plan -x", "rackproof plan: unknown option -x: see rackproof plan --help"),
         ("--verison", "rackproof: unknown option --verison (did you mean --version?)"),
-        ("report", "rackproof report: the following arguments are required: run_dir: see rackproof report --help"),
+        ("judge", "rackproof judge: the following arguments are required: run_dir: see rackproof judge --help"),
         ("report a b", "rackproof report: unexpected argument 'b': see rackproof report --help"),
         ("simulate --hosts 0", "rackproof simulate: argument --hosts: 0 is not a whole number from 1 to 1000000: see "),
         ("simulate x --seed -1 --seeds 2", "rackproof simulate: unknown option --seeds (did you mean --seed?)"),
@@ -244,3 +244,9 @@ def test_run_in_progress_cannot_be_a_baseline(
     playbook.kill()
     playbook.wait()
     assert main(["baseline", "accept", str(run_in_progress), "--baseline", "base"]) == 0
+
+
+@pytest.mark.parametrize("verb", ["report", "rma", "watch", "diff"])
+def test_without_any_run_the_error_says_where_it_searched(call_verb: CallVerb, tmp_path: Path, verb: str) -> None:
+    code, output = call_verb(verb)
+    assert (code, f"no run in {tmp_path / 'runs'}: give " in output) == (64, True)

@@ -302,7 +302,7 @@ def test_invalid_plan_exits_64_with_a_message(
         (["plann"], "unknown verb 'plann' (did you mean plan?)"),
         (["plan"], "either -i with an inventory, or --hosts with their names"),
         (["plan", "-i", "no/such"], "inventory no/such: no such file or directory"),
-        (["report"], "required: run_dir"),
+        (["judge"], "required: run_dir"),
         ([], ""),
     ],
 )

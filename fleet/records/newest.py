@@ -1,0 +1,66 @@
+"""Choose the newest run if a verb is given none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fleet.records.load import PLAN_BYTES
+from schemas import documents
+from schemas.errors import UsageError
+from schemas.plans import Plan, plan_from_json
+from schemas.run_directory import RunDirectory, runs_in
+
+RUNS = Path("runs")
+"""Where playbooks and `rackproof run` put runs."""
+
+
+def run_or_newest(run_dir: Path | None) -> Path:
+    """Return `run_dir`, or the newest run in RUNS, which is named on stderr.
+
+    Raises:
+        UsageError: there is no run in RUNS.
+    """
+    if run_dir is not None:
+        return run_dir
+    runs = _newest_first()
+    if not runs:
+        raise UsageError(
+            f"no run in {RUNS.absolute()}: give the directory of a run, or change to the directory that has {RUNS}/"
+        )
+    sys.stderr.write(f"rackproof: newest run: {runs[0]}\n")
+    return runs[0]
+
+
+def newest_two() -> tuple[Path, Path]:
+    """Return the newest run in RUNS and before it the newest earlier one of the same hosts; both are named on stderr.
+
+    Raises:
+        UsageError: there are no two such runs.
+    """
+    runs = _newest_first()
+    newest = _read_plan(runs[0]) if runs else None
+    for earlier in runs[1:]:
+        plan = _read_plan(earlier)
+        if newest and plan and _fleet(plan) == _fleet(newest):
+            sys.stderr.write(f"rackproof: newest runs of the same hosts: {earlier} and {runs[0]}\n")
+            return earlier, runs[0]
+    found = f"no earlier run of the same hosts as {runs[0]}" if runs else f"no run in {RUNS.absolute()}"
+    raise UsageError(f"diff: {found}: give an earlier run, or a directory of baselines, and the new run")
+
+
+def _newest_first() -> list[Path]:
+    """Return the runs in RUNS by the time at which they began, which is when their plan was written."""
+    return sorted(runs_in(RUNS), key=lambda run: (RunDirectory(run).plan.stat().st_mtime_ns, run.name), reverse=True)
+
+
+def _read_plan(run: Path) -> Plan | None:
+    try:
+        return plan_from_json(documents.read(RunDirectory(run).plan, "plan", max_bytes=PLAN_BYTES))
+    except documents.DocumentError:
+        return None
+
+
+def _fleet(plan: Plan) -> tuple[object, ...]:
+    """Return what the plans of two runs have in common if they measure the same hosts in the same way."""
+    return plan.simulated, plan.rehearsal, frozenset(host.name for host in plan.hosts)

@@ -1,0 +1,112 @@
+"""Test what the command does without a verb or a run: its help, completions, and the newest run as default."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rackproof.main import GROUPS, VERBS, main
+from tests import builders
+from tests.unit.fleet.report.test_report import write_run
+
+
+def test_help_lists_every_verb_once_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = [f"{title}:" for title in GROUPS.values()]
+    assert [line for line in lines if line in headings] == headings
+    first_words = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    assert [word for word in first_words if word in VERBS] == list(VERBS)
+
+
+def test_help_of_a_verb_is_that_of_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for arguments in (["help", "diff"], ["diff", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("usage: rackproof diff ")
+
+
+def test_version_is_that_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+BASH = """
+source /dev/stdin
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+function=$(complete -p rackproof | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+$function rackproof "${@: -1}" "${@: -2:1}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["re"], ["report", "revalidate"]),
+        (["report", "--col"], ["--color"]),
+        (["report", "--color", "a"], ["always", "auto"]),
+        (["completion", ""], ["bash", "fish", "zsh"]),
+    ],
+)
+def test_bash_completes(capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    command = ["bash", "--norc", "-c", BASH, "bash", "rackproof", *words]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
+def test_completions_of_other_shells_are_valid(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str, check: str
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = tmp_path / "completion"
+    script.write_text(capsys.readouterr().out)
+    assert "rackproof" in script.read_text()
+    if shutil.which(shell):
+        subprocess.run([shell, check, script], check=True)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return runs/ in the working directory: two runs of h1, and between them one of another host."""
+    monkeypatch.chdir(tmp_path)
+    for age, (name, host) in enumerate((("b", "h1"), ("c", "h2"), ("a", "h1"))):
+        run = tmp_path / "runs" / name
+        write_run(
+            run, replace(builders.plan(host, profile="smoke", rackproof_gang="none"), run_id=name, nonce=name * 32)
+        )
+        os.utime(run / "plan.json", (1_000_000 + age, 1_000_000 + age))
+    return tmp_path / "runs"
+
+
+def test_newest_run_is_the_default(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report"]) == 0
+    assert (runs / "a" / "report.json").exists()
+    assert capsys.readouterr().err == "rackproof: newest run: runs/a\n"
+    assert main(["rma", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+    assert main(["watch", "--once", "--no-ask"]) == 0
+    assert "newest run: runs/a" in capsys.readouterr().err
+
+
+def test_diff_compares_the_newest_runs_of_the_same_hosts(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff"]) == 0
+    assert capsys.readouterr().err == "rackproof: newest runs of the same hosts: runs/b and runs/a\n"
+    shutil.rmtree(runs / "b")
+    assert main(["diff"]) == 64
+    assert "no earlier run of the same hosts as runs/a: give an earlier run" in capsys.readouterr().err
