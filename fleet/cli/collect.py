@@ -8,6 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from fleet import progress
+from fleet.progress import progress_bar
 from fleet.records import run_lock
 from fleet.records.collect import FIRST, LAST, CollectionResult, RecordCollector
 from fleet.records.collect_sources import read_source
@@ -47,17 +49,21 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     plan = _plan(options.run_dir)
     frames, problems = [], []
-    for source in options.sources:
-        source_frames, source_problems = read_source(source)
-        frames += source_frames
-        problems += source_problems
+    with progress_bar(sys.stderr):
+        progress.begin("reading logs", len(options.sources))
+        for source in options.sources:
+            source_frames, source_problems = read_source(source)
+            frames += source_frames
+            problems += source_problems
+            progress.advance()
     if not frames and not problems:
         problems.append(
             f"{', '.join(options.sources)}: no record found: collect the whole log (kubectl logs --tail=-1) "
             "of a pod whose `rackproof run-host` has finished"
         )
     run_lock.acquire(options.run_dir)
-    result = RecordCollector(options.run_dir, plan, options.attempt).add(frames)
+    with progress_bar(sys.stderr):
+        result = RecordCollector(options.run_dir, plan, options.attempt).add(frames)
     result.problems[:0] = problems
     _show(result, options.json)
     return TROUBLE if result.problems else 0

@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.waivers_file import with_waivers
+from fleet.progress import progress_bar
 from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.records.newest import run_or_newest
@@ -20,6 +22,7 @@ from fleet.signature.signing import warn_if_changed
 from schemas import documents, quick
 from schemas.errors import writing
 from schemas.records import to_json
+from schemas.reports import FleetReport
 from schemas.run_directory import RunDirectory
 
 
@@ -49,15 +52,8 @@ def call(options: argparse.Namespace) -> int:
         run = with_waivers(load(options.run_dir), options.waivers)
         packs = checked_packs([*run.plan.criteria, *options.criteria])
         return EXIT_CODES[one_host.write_page(options, run, packs)]
-    run, report = judge_run(options.run_dir, options.criteria, options.waivers)
-    document = to_json(report)
-    documents.validate(document, "report", source="generated report")
-    text = quick.text(document)
-    paths = RunDirectory(options.run_dir)
-    with writing(options.run_dir):
-        documents.write_text(paths.report, text)
-        formats.write_formats(options.run_dir, formats.RenderInput(report=report, run=run, flags=flags))
-        run_lock.release(options.run_dir, report.decision)
+    with progress_bar(sys.stderr):
+        report, document = _judge_and_write(options, flags)
     if options.json:
         summary = {
             "decision": report.decision,
@@ -68,10 +64,23 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps(summary))
     else:
         print(render_screen(report, width=width_of(), colour=has_colour(options.color)))
-        print(f"report: {paths.page}")
+        print(f"report: {RunDirectory(options.run_dir).page}")
     if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]
+
+
+def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tuple[FleetReport, dict[str, Any]]:
+    """Return the report and its document, which is written with all other formats."""
+    run, report = judge_run(options.run_dir, options.criteria, options.waivers)
+    document = to_json(report)
+    documents.validate(document, "report", source="generated report")
+    text = quick.text(document)
+    with writing(options.run_dir):
+        documents.write_text(RunDirectory(options.run_dir).report, text)
+        formats.write_formats(options.run_dir, formats.RenderInput(report=report, run=run, flags=flags))
+        run_lock.release(options.run_dir, report.decision)
+    return report, document
 
 
 def _note_in_progress(run_dir: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fleet.progress import progress_bar
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import MAX_GPUS, Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import model_names
@@ -78,7 +80,8 @@ def call(options: argparse.Namespace) -> int:
     began = time.monotonic()
     plan = fleet.plan(directory.absolute().name, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     faults = place_faults(options.fault, plan, fleet.seed)
-    write_run(directory, fleet, faults, plan, jobs=min(options.jobs, os.cpu_count() or 1))
+    with progress_bar(sys.stderr):
+        write_run(directory, fleet, faults, plan, jobs=min(options.jobs, os.cpu_count() or 1))
     gpus = sum(len(host.devices) for host in plan.hosts)
     if options.json:
         print(json.dumps({

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fleet.cli.sign import add_rules, rules_of
+from fleet.progress import progress_bar
 from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import judge_report
@@ -48,13 +49,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     refuse_no_run(options.run_dir)
-    result = signing.verify(
-        options.run_dir,
-        options.allowed_signers.expanduser(),
-        None if options.no_judge else judge_report,
-        identity=options.signer,
-        rules=rules_of(options) if options.criteria or options.waivers else None,
-    )
+    with progress_bar(sys.stderr):
+        result = signing.verify(
+            options.run_dir,
+            options.allowed_signers.expanduser(),
+            None if options.no_judge else judge_report,
+            identity=options.signer,
+            rules=rules_of(options) if options.criteria or options.waivers else None,
+        )
     statement = result.statement
     if options.json:
         about = {key: statement.get(key, "") for key in ("run_id", "mark", "decision", "status", "signed_at")}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fleet import progress
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.frames import FramedRecord
@@ -53,7 +54,10 @@ class RecordCollector:
     def add(self, frames: Iterable[FramedRecord]) -> CollectionResult:
         """Write each record to its path. Of records that extend each other, the latest is used."""
         accepted: dict[str, list[tuple[Record, FramedRecord]]] = {}
-        for item in dict.fromkeys(frames):
+        items = list(dict.fromkeys(frames))
+        progress.begin("checking records", len(items))
+        for item in items:
+            progress.advance()
             try:
                 record = self._checked(item)
             except documents.DocumentError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from pathlib import Path
 
+from fleet import progress
 from fleet.records.load import Run
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
@@ -113,6 +114,10 @@ def flags_of(options: argparse.Namespace) -> frozenset[str]:
 
 def write_formats(directory: Path, source: RenderInput) -> None:
     """Write the files that `source.flags` ask for, each atomically."""
-    for name, output in FORMATS.items():
-        if not output.only_with or output.only_with in source.flags:
-            write_stream(directory / name, output.pieces(source))
+    chosen = {
+        name: output for name, output in FORMATS.items() if not output.only_with or output.only_with in source.flags
+    }
+    progress.begin("writing the report", len(chosen))
+    for name, output in chosen.items():
+        write_stream(directory / name, output.pieces(source))
+        progress.advance()

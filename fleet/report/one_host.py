@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 
 from fleet.judge.criteria import Pack
+from fleet.progress import progress_bar
 from fleet.records.load import Run
 from fleet.report.run_report import report_on_host
 from schemas import documents
@@ -40,7 +42,8 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         raise UsageError(
             f"the run has no host {options.host[:80]!r}{documents.nearest(options.host[:80], names)}: choose a host of its plan"
         )
-    report = report_on_host(run, packs, options.host)
+    with progress_bar(sys.stderr):
+        report = report_on_host(run, packs, options.host)
     document = json.loads(json.dumps(to_json(report)))
     documents.validate(document, "report", source="generated report")
     if options.json:

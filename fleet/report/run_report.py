@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fleet import progress
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
@@ -56,6 +57,7 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
     job = _Job(run=run, context=context_of(run.plan, packs, run.events))
     all_shares = shares(units(run.plan), process_count(len(run.plan.hosts), jobs))
     stats = _statistics(job, all_shares)
+    progress.begin("judging hosts", len(run.plan.hosts))
     first, *others = map_shares(_judge, replace(job, stats=stats), all_shares)
     for other in others:
         first.hosts.update(other.hosts)
@@ -89,6 +91,7 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, jobs: int | No
 
 def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
     """Return the statistics of all hosts. Records that pass validation here are not validated again in the second pass."""
+    progress.begin("reading records", len(job.run.plan.hosts))
     (stats, _), *others = gathered = map_shares(_gather, job, all_shares)
     for other, _ in others:
         stats.update(other)
@@ -106,6 +109,7 @@ def _gather(job: _Job, share: Share) -> tuple[FleetStats, dict[str, bytes]]:
         part = context.plan.only(unit)
         for name in unit:
             gatherer.add(host_view(part, name, job.run.evidence[name], context.packs))
+            progress.advance()
     return gatherer.finish(), job.run.evidence.reader.checked
 
 
@@ -121,6 +125,7 @@ def _judge(job: _Job, share: Share) -> _Judged:
             evidence[name], rejected = job.run.evidence.read(name)
             quarantined += rejected
         judge.add(unit, evidence)
+        progress.advance(len(unit))
     return _Judged(hosts=judge.finish(), quarantined=quarantined)
 
 

@@ -8,10 +8,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from fleet import progress
 from fleet.report.hosts import Unit
 
 ONE_PROCESS_HOSTS = 256
 """Largest number of hosts for which one process is faster than several."""
+
+_DRAW_S = 0.2
+"""Seconds between updates of the progress bar."""
 
 Share = list[Unit]
 _Context = TypeVar("_Context")
@@ -43,7 +47,11 @@ def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, sh
         if len(shares) <= 1:
             return [_without_gc(call, share) for share in shares]
         with multiprocessing.get_context("fork").Pool(len(shares)) as pool:
-            return pool.starmap(_without_gc, [(call, share) for share in shares], chunksize=1)
+            results = pool.starmap_async(_without_gc, [(call, share) for share in shares], chunksize=1)
+            while not results.ready():
+                results.wait(_DRAW_S)
+                progress.draw()
+            return results.get()
     finally:
         _context = None
 

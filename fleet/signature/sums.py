@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fleet import progress
 from schemas.errors import RunError
 
 SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
@@ -36,7 +37,10 @@ def hash_files(directory: Path) -> dict[str, str]:
         RunError: a file is a link or not regular, is partly written, or has a name with a line break or other control character.
     """
     by_path = {}
-    for path in sorted(files(directory)):
+    paths = sorted(files(directory))
+    progress.begin("hashing files", len(paths))
+    for path in paths:
+        progress.advance()
         if not path.isprintable() or "\\" in path:
             raise RunError(f"{path!r}: a file with this name cannot be signed: rename or remove it")
         if _TEMPORARY.fullmatch(Path(path).name):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet import progress
 from fleet.records.load import load
 from fleet.report.formats import FORMATS, RenderInput
 from schemas.reports import FleetReport
@@ -26,7 +27,9 @@ def compare_views(run_dir: Path, report: FleetReport, checksums: Mapping[str, st
     """Render the files of `report` that are in `checksums` (path -> SHA-256) and compare them."""
     run = load(run_dir)
     differ, not_rendered = [], {}
+    progress.begin("rendering the report again", len(FORMATS))
     for name, output in FORMATS.items():
+        progress.advance()
         if name not in checksums:
             continue
         if library := output.missing_library():

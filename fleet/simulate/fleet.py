@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fleet import progress
 from fleet.inventory.ansible import Variables
 from fleet.planning.plan import make_plan, read_profile
 from fleet.simulate import records
@@ -329,11 +330,16 @@ _worker_writer: RunWriter | None = None
 
 
 def _write_batches(writer: RunWriter, batches: Sequence[tuple[str, tuple[str, ...]]], jobs: int) -> Iterator[list[Doc]]:
+    progress.begin("writing records", sum(len(names) for _, names in batches))
     if jobs <= 1 or len(batches) <= 1:
-        yield from (writer.write(*batch) for batch in batches)
+        for batch in batches:
+            yield writer.write(*batch)
+            progress.advance(len(batch[1]))
         return
     with multiprocessing.get_context("fork").Pool(min(jobs, len(batches)), _set_worker_writer, (writer,)) as pool:
-        yield from pool.imap(_write_batch, batches)
+        for batch, events in zip(batches, pool.imap(_write_batch, batches), strict=True):
+            yield events
+            progress.advance(len(batch[1]))
 
 
 def _set_worker_writer(writer: RunWriter) -> None:
