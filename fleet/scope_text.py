@@ -36,7 +36,9 @@ def describe_scopes(scopes: Iterable[str]) -> str:
 def _suffix(label: str) -> str:
     """Return what follows the device: `, hw_thermal`, ` to GPU 1`, `, link 2`."""
     kind, _, value = label.partition("=")
-    return {"reason": f", {value}", "peer": f" to GPU {value}"}.get(kind, f", {label.replace('=', ' ')}")
+    return {"reason": f", {value.replace('_', ' ')}", "peer": f" to GPU {value}"}.get(
+        kind, f", {label.replace('=', ' ')}"
+    )
 
 
 def _ranges(numbers: Iterable[int]) -> str:

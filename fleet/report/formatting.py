@@ -32,6 +32,9 @@ ACTIONS = {
 }
 """Most severe first."""
 
+_FAR_BEYOND = -2.0
+"""Margin from which a multiple of the limit is easier to read than a percentage."""
+
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL
 )
@@ -113,6 +116,13 @@ def signed_percent(share: float | None) -> str:
     if points == 0:
         return "0 %"
     return f"{points:+.{1 if abs(points) < 100 else 0}f} %".replace("-", "−")
+
+
+def margin_text(share: float | None) -> str:
+    """Return a margin (`margin_of`) in words: `+9.3 %`, `−12 %`; far beyond an upper limit `38 times the limit`."""
+    if share is not None and share < _FAR_BEYOND and math.isfinite(share):
+        return f"{number(1 - share, 2)} times the limit"
+    return signed_percent(share)
 
 
 def percent(share: float) -> str:

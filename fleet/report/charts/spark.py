@@ -11,6 +11,8 @@ from fleet.quantities import number, scale
 from schemas.timeline import Event, Series
 
 WIDTH, HEIGHT = 160, 40
+_LEAST_SPAN = 0.1
+"""Smallest range of the vertical axis as a share of the highest value, so that noise does not fill it."""
 THROTTLED = "gpu.throttle.active"
 SAMPLED = "gpu."
 """Prefix of figures that are sampled continuously: a gap is missing data and interrupts the line."""
@@ -56,8 +58,9 @@ class Axes:
 
     def y(self, value: float) -> int:
         """Return the distance from the top."""
-        margin = 0.05 * (self.high - self.low) or abs(self.high) * 0.05 or 1.0
-        return round(HEIGHT * (1 - (value - self.low + margin) / (self.high - self.low + 2 * margin)))
+        span = max(1.1 * (self.high - self.low), _LEAST_SPAN * abs(self.high)) or 1.0
+        low = (self.low + self.high - span) / 2
+        return round(HEIGHT * (1 - (value - low) / span))
 
 
 class Bucket(NamedTuple):

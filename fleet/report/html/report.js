@@ -266,6 +266,15 @@ function spark(label, began, [, band, line, throttled]) {
     throttled && svg("path", { class: "throttled", d: throttled }), began && svg("path", { class: "began", d: began, ...thin }), svg("path", { class: "spread", d: band }), svg("path", { class: "line", d: line, ...thin }));
 }
 
+// The printed page of a host: causes and parts, without figures over time, checks and logs.
+function briefOf(number) {
+  const page = data.pages[number];
+  const head = el("h3", {}, icon(tone(number)), names[number], " ", note(decisionName(number)));
+  if (!page) return [head, el("p", { class: "note" }, textAt(data.finding[number]))];
+  return [head, el("p", { class: "note" }, textAt(page.coverage)), page.reasons.length > 0 && el("ol", { class: "cards" }, ...page.reasons.map(card)),
+    page.gpus.length > 0 && el("p", { class: "print-gpus" }, note("GPU: "), ...page.gpus.map(([state, index, , serial]) => [el("span", { class: state === "f" ? "off" : "" }, `${textAt(index)} `, code(textAt(serial))), " · "]).flat().slice(0, -1))];
+}
+
 function pageOf(number, id = "") {
   const page = data.pages[number];
   const states = gpusOf[number];
@@ -375,6 +384,38 @@ function route() {
   }
 }
 
+// Plots are reachable by keyboard: arrow keys move over their values, whose titles appear as tooltips.
+function describePlots() {
+  const tip = $("tip");
+  const showTitle = (plot, at) => {
+    const values = [...plot.querySelectorAll(".at")];
+    values.forEach((value) => value.classList.remove("at"));
+    tip.hidden = at < 0;
+    if (tip.hidden) return;
+    const title = plot.querySelectorAll(":scope title")[at], box = title.parentElement.getBoundingClientRect();
+    if (title.parentElement !== plot) title.parentElement.classList.add("at");
+    tip.textContent = title.textContent;
+    $("announce").textContent = title.textContent;
+    tip.style.left = `${Math.max(8, Math.min(box.right + 8, innerWidth - 300))}px`;
+    tip.style.top = `${box.bottom + 8}px`;
+  };
+  for (const plot of document.querySelectorAll(".plot > svg, svg.chart, svg.spark, .time svg")) {
+    const size = plot.querySelectorAll(":scope title").length;
+    if (!size) continue;
+    let at = 0;
+    plot.setAttribute("tabindex", "0");
+    plot.addEventListener("focus", () => showTitle(plot, at));
+    plot.addEventListener("blur", () => showTitle(plot, -1));
+    plot.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      at = (at + step + size) % size;
+      showTitle(plot, at);
+    });
+  }
+}
+
 // The navigation marks the section at the top of the window.
 function markSections() {
   const links = [...document.querySelectorAll(".contents a")];
@@ -417,13 +458,14 @@ function start() {
   });
   for (const command of document.querySelectorAll(".command")) command.append(copyButton());
   markSections();
-  // When printed, the pages of hosts that are not accepted follow the overview; for up to four hosts, all pages.
+  describePlots();
+  // When printed, the causes of hosts that are not accepted follow the overview; a page of a host is printed in full.
   const closedDetails = document.querySelectorAll("details.rest:not([open])");
   addEventListener("beforeprint", () => {
     closedDetails.forEach((rest) => { rest.open = true; });
     if (!$("host-page").hidden) return;
     const wanted = names.map((_, number) => number).filter((number) => size <= 4 || decisionOf[number] !== 0).slice(0, 40);
-    $("host-prints").replaceChildren(...wanted.map((number) => el("section", { class: "print-page" }, ...pageOf(number).filter(Boolean))));
+    $("host-prints").replaceChildren(el("h2", {}, "Hosts with findings"), ...wanted.map((number) => el("section", { class: "print-host" }, ...briefOf(number).filter(Boolean))));
   });
   addEventListener("afterprint", () => {
     closedDetails.forEach((rest) => { rest.open = false; });

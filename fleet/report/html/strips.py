@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fleet.diagnosis.words import label
 from fleet.quantities import SIGNS, finite, quantity
 from fleet.report.charts.strip import Axis, Dot, Mark, bars_path, draw_strip
-from fleet.report.formatting import clean, margin_of, params_text, signed_percent
+from fleet.report.formatting import clean, margin_of, margin_text, params_text
 from fleet.report.links import host_anchor
 from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, Limit, Point, distributions
 from fleet.report.tables.figure import figure_key
@@ -284,6 +284,6 @@ def _worst_part(point: Point, margin: float | None, unit: str) -> WorstPart:
         anchor=host_anchor(point.host),
         part=describe_scope(point.scope) if point.scope != "host" else "",
         value=quantity(point.value, unit),
-        margin=signed_percent(margin) if margin is not None else "",
+        margin=margin_text(margin) if margin is not None else "",
         verdict=point.state,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite
-from fleet.report.formatting import action_name, clean, margin, params_text, signed_percent, value_and_limit
+from fleet.report.formatting import action_name, clean, margin, margin_text, params_text, value_and_limit
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
 from schemas.readings import READINGS
@@ -70,7 +70,7 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         params=params_text(first.params),
         value=value,
         wanted=limit,
-        margin=signed_percent(margin(first)) if compared else NONE,
+        margin=margin_text(margin(first)) if compared else NONE,
         why=cause.why,
         action=action_name(cause.action) if cause.verdict == FAIL else "",
         source=first.source,

@@ -94,10 +94,13 @@ def summary_line(report: FleetReport) -> str:
     total = times(report).total
     if not total:
         return ""
+    measured = [
+        of_host for host in report.hosts if (of_host := _seconds(host))
+    ]  # a large report has those of few hosts
     by_benchmark: dict[str, float] = {}
-    for host in report.hosts:
-        for key, seconds in _seconds(host).items():
-            by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds / len(report.hosts)
+    for of_host in measured:
+        for key, seconds in of_host.items():
+            by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds / len(measured)
     longest = sorted(by_benchmark, key=lambda name: -by_benchmark[name])[:_MAX_SLOWEST]
     return f"{total} per host: " + ", ".join(
         f"{benchmark_title(name)} {duration(by_benchmark[name])}" for name in longest

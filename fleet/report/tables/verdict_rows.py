@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, number, quantity, scale, size
-from fleet.report.formatting import is_change, limit_text, margin, params_text, signed_percent, value_and_limit
+from fleet.report.formatting import is_change, limit_text, margin, margin_text, params_text, value_and_limit
 from fleet.scope_text import describe_scopes
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -111,7 +111,7 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], equal: bool) -> Verdic
         stage=first.stage,
         value=value if equal else _values(group),
         wanted=limit if equal else _limits(group),
-        margin=signed_percent(min(margins)) if margins else NONE,
+        margin=margin_text(min(margins)) if margins else NONE,
         verdict=first.verdict,
         criterion=first.criterion,
         origin=": ".join(text for text in (first.basis, first.source.removeprefix(f"{first.basis}, ")) if text),

@@ -703,7 +703,7 @@ def test_margin_is_a_signed_share_of_the_limit(operator: str, value: Any, limit:
     [
         (["gpu=0", "gpu=1", "gpu=2", "gpu=5"], "GPU 0–2, 5"),
         (["gpu=3,link=2"], "GPU 3, link 2"),
-        (["gpu=0,reason=hw_thermal", "gpu=1,reason=hw_thermal"], "GPU 0–1, hw_thermal"),
+        (["gpu=0,reason=hw_thermal", "gpu=1,reason=hw_thermal"], "GPU 0–1, hw thermal"),
         (["cpu=0"], "process 0"),
         (["gang=rack12"], "gang rack12"),
         (["host"], "host"),
@@ -1217,3 +1217,20 @@ def test_gpu_is_no_pass_if_gaps_of_its_host_have_no_verdict() -> None:
     gap = replace(host, coverage=replace(host.coverage, expected=host.coverage.measured + 3))
     assert {item.state for item in gpu_states(host, (), passes_left_out=True)} == {PASS}
     assert {item.state for item in gpu_states(gap, (), passes_left_out=True)} == {"inconclusive"}
+
+
+def test_margin_far_beyond_a_limit_is_a_multiple_of_it() -> None:
+    assert [formatting.margin_text(share) for share in (-36.5, -0.12, 0.5, None)] == [
+        "38 times the limit",
+        "−12.0 %",
+        "+50.0 %",
+        "–",
+    ]
+
+
+def test_time_per_host_is_that_of_the_hosts_with_durations() -> None:
+    report = rejected()
+    quiet = replace(
+        report, hosts=(*report.hosts, *(replace(report.hosts[0], name=f"q{i}", measurements=()) for i in range(9)))
+    )
+    assert timing.summary_line(quiet) == timing.summary_line(report)
