@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 
 from fleet.criteria_lint.lint import lint
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, rule_file
 from fleet.judge.criteria import read_pack, read_packs, shipped_packs
 from fleet.report.checks import checks
+from fleet.report.criteria_table import criteria_blocks, criteria_of, criterion_json, pack_json, packs_blocks
+from fleet.report.terminal import add_color_option, has_colour, render_blocks, width_of
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,7 +19,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria = verbs.add_parser(
         "criteria",
         help="check criteria packs (exits 0 clean, 1 with findings), list them, or print them as alert rules",
-        epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list h200-sxm; "
+        epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list; "
+        "rackproof criteria list h200-sxm; "
         "rackproof criteria alerts my-pack.yml > /etc/prometheus/rackproof.rules.yml",
     )
     criteria.add_argument(
@@ -27,8 +31,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument(
         "packs",
         nargs="*",
-        help="lint: .yml files to check in addition to the shipped packs; list, alerts: names or .yml files",
+        help="lint: .yml files to check in addition to the shipped packs; list, alerts: names or .yml files "
+        "(list without any: the packs)",
     )
+    criteria.add_argument("--all", action="store_true", help="list: the criteria of every shipped pack")
+    form = criteria.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="list: print JSON, with the source of each limit")
+    form.add_argument("--markdown", action="store_true", help="list: print a Markdown page, as docs/checks.md")
+    add_color_option(criteria)
     criteria.add_argument("--runbook", default=RUNBOOK, help="alerts: URL of docs/alerts.md (default: %(default)s)")
     criteria.set_defaults(call=call)
 
@@ -36,8 +46,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.what == "list":
-        print(checks([read_pack(name) for name in options.packs or ["common"]]), end="")
-        return 0
+        return _list(options)
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
@@ -54,3 +63,18 @@ def call(options: argparse.Namespace) -> int:
     if not findings:
         print(f"{len(packs)} packs with {checked} criteria: no findings")
     return 1 if findings else 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    """Print the shipped packs, or the criteria of packs."""
+    names = [*(shipped_packs() if options.all else ()), *options.packs]
+    packs = [read_pack(name) for name in names or shipped_packs()]
+    if options.markdown:
+        print(checks(packs), end="")
+    elif options.json:
+        items = [criterion_json(item) for item in criteria_of(packs)] if names else [pack_json(pack) for pack in packs]
+        print(json.dumps(items, indent=1))
+    else:
+        blocks = criteria_blocks(packs) if names else packs_blocks(packs)
+        print(render_blocks(blocks, width=width_of(), colour=has_colour(options.color)))
+    return 0

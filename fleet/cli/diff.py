@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from fleet.baseline.compare import RunComparison, compare_runs
 from fleet.records import baseline_store
 from fleet.records.newest import newest_two
-from fleet.report.changes import changes_page, changes_text, count_by_kind
+from fleet.report.changes import changes_blocks, changes_page, count_by_kind
 from fleet.report.markup import code
+from fleet.report.terminal import add_color_option, has_colour, render_blocks, width_of
 from schemas.baselines import REAL, Change
 from schemas.errors import UsageError
 from schemas.records import to_json
@@ -48,6 +52,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the changes as JSON")
     form.add_argument("--markdown", action="store_true", help="print the changes as Markdown")
+    add_color_option(parser)
     parser.set_defaults(call=call)
 
 
@@ -63,7 +68,8 @@ def call(options: argparse.Namespace) -> int:
     elif options.markdown:
         print(_markdown(compared, changes), end="")
     else:
-        print("\n".join(_lines(compared, changes, everything=options.all)))
+        blocks = _blocks(compared, changes, everything=options.all)
+        print(render_blocks(blocks, width=width_of(), colour=has_colour(options.color)))
     if any(change.counts for change in changes):
         return DIFFERS
     return UNKNOWN if any(change.is_unreported for change in changes) else SAME
@@ -99,13 +105,11 @@ def _markdown(compared: RunComparison, changes: Sequence[Change]) -> str:
     return changes_page(f"{_mark(compared)} Changes".strip(), facts, changes)
 
 
-def _lines(compared: RunComparison, changes: Sequence[Change], *, everything: bool) -> list[str]:
+def _blocks(compared: RunComparison, changes: Sequence[Change], *, everything: bool) -> list[Table | Text]:
     plan, comparison, mark = compared.run.plan, compared.comparison, _mark(compared)
     counts = f"{comparison.hosts} hosts, {comparison.compared} of {comparison.figures} figures compared"
-    first = [change for change in changes if change.counts or change.is_unreported]
-    rest = [change for change in changes if not change.counts and not change.is_unreported]
     return [
-        *([f"{mark}: no GPU was measured"] if mark else []),
-        f"{compared.earlier} → {plan.run_id}: {counts}: {count_by_kind(changes)}",
-        *filter(None, (changes_text(first, everything=True), changes_text(rest, everything=everything))),
+        *([Text(f"{mark}: no GPU was measured")] if mark else []),
+        Text(f"{compared.earlier} → {plan.run_id}: {counts}: {count_by_kind(changes)}"),
+        *changes_blocks(changes, everything=everything),
     ]

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.table import Table
+from rich.text import Text
+
 from fleet.quantities import quantity
 from fleet.report.formatting import clean, params_text, signed_percent
 from fleet.report.markup import code, section, table
-from schemas.baselines import CHANGED, FIGURES_GONE, FIGURES_NEW, IMPROVED, Change
+from fleet.report.terminal import plain_table
+from fleet.scope_text import describe_scope
+from schemas.baselines import CHANGED, FIGURES_GONE, FIGURES_NEW, IMPROVED, PARTS, Change
 from schemas.reports import FleetReport
+from schemas.scopes import HOST, Scope
 
 MAX_ROWS = 100
 MAX_LINES = 200
+MAX_NAMES = 4
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
 """Kinds that come last. A terminal shows only their number unless `everything` is asked for."""
 TITLE = "Changes since acceptance"
@@ -55,16 +62,75 @@ def _row(change: Change) -> tuple[str, ...]:
     )
 
 
-def changes_text(changes: Sequence[Change], *, everything: bool = False) -> str:
-    """Return lines for a terminal, most important first; minor kinds are counted, or listed with `everything`."""
-    shown = [change for change in changes if everything or change.kind not in MINOR_KINDS]
-    lines = [f"{change.kind.upper().replace('_', ' ')}: {clean(change.text, 600)}" for change in shown[:MAX_LINES]]
-    if len(shown) > MAX_LINES:
-        lines.append(f"… and {len(shown) - MAX_LINES} more (--json has all)")
-    minor = [change for change in changes if change not in shown and change.kind in MINOR_KINDS]
+def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
+    """Return a table for a terminal, one row per part, what matters first; minor kinds are counted unless `everything`."""
+    major = [change for change in changes if change.counts or change.is_unreported]
+    others = [change for change in changes if not change.counts and not change.is_unreported]
+    minor = [change for change in others if not everything and change.kind in MINOR_KINDS]
+    groups = _by_part([*major, *(change for change in others if change not in minor)])
+    rows = plain_table("CHANGE", "PART", "WHAT")
+    for parts, of_part in groups[:MAX_LINES]:
+        more = len(of_part) - 1
+        what = Text.assemble(
+            _what(of_part[0]), (f" and {more} more change{'s' if more > 1 else ''} of this part" if more else "", "dim")
+        )
+        kind = of_part[0].kind
+        style = "bold red" if of_part[0].counts else "yellow" if of_part[0].is_unreported else ""
+        rows.add_row(Text(kind.upper().replace("_", " "), style=style), _names(parts), what)
+    blocks: list[Table | Text] = [rows] if groups else []
+    if len(groups) > MAX_LINES:
+        blocks.append(Text(f"… and {len(groups) - MAX_LINES} more parts (--json has all)"))
     if minor:
-        lines.append(f"not shown: {count_by_kind(minor)} (--all)")
-    return "\n".join(lines)
+        blocks.append(Text(f"not shown: {count_by_kind(minor)} (--all)"))
+    return blocks
+
+
+def _by_part(changes: Sequence[Change]) -> list[tuple[list[str], list[Change]]]:
+    """Return the parts and their changes of one kind, in the order of their first change.
+
+    A pair of GPUs belongs to the one with more changes. Parts that changed in the same way share an entry.
+    """
+    ends = Counter((change.host, end) for change in changes for end in _ends(change))
+    of_part: dict[tuple[str, str, str], list[Change]] = {}
+    for change in changes:
+        part = max(_ends(change), key=lambda end: ends[change.host, end])
+        of_part.setdefault((change.kind, change.host, part), []).append(change)
+    joined: dict[object, tuple[list[str], list[Change]]] = {}
+    for (kind, host, part), of_one in of_part.items():
+        name = host if part == HOST else f"{describe_scope(part)} of {host}"
+        content = (kind, *(_content(change) for change in of_one))
+        joined.setdefault(content, ([], of_one))[0].append(name)
+    return list(joined.values())
+
+
+def _content(change: Change) -> tuple[object, ...]:
+    return (change.what, str(change.params), change.old, change.new) if _has_values(change) else (change.text,)
+
+
+def _has_values(change: Change) -> bool:
+    """Return whether the values before and now say what changed."""
+    return change.old is not None and change.new is not None and not change.is_unreported and change.kind not in PARTS
+
+
+def _ends(change: Change) -> tuple[str, ...]:
+    scope = Scope.parse(change.scope)
+    return (scope.part, f"gpu={scope.get('peer')}") if scope.get("peer") else (scope.part,)
+
+
+def _names(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - MAX_NAMES} more" if len(parts) > MAX_NAMES else ""
+    return clean(", ".join(parts[:MAX_NAMES]) + more)
+
+
+def _what(change: Change) -> str:
+    """Return the values before and now; for a change that they do not explain, its sentence."""
+    if not _has_values(change):
+        return clean(change.text, 600)
+    params = params_text(change.params)
+    share = f" ({signed_percent(change.share)})" if change.share is not None else ""
+    noise = f", noise {signed_percent(change.noise).lstrip('+')}" if change.noise else ""
+    values = f"{quantity(change.old, change.unit)} → {quantity(change.new, change.unit)}{share}{noise}"
+    return clean(f"{change.what}{f' ({params})' if params else ''}: {values}", 600)
 
 
 def changes_page(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:

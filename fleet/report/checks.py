@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.informational import INFORMATIONAL
 from fleet.quantities import NONE
+from fleet.report.criteria_table import criteria_of
 from fleet.report.criterion_text import parameter_text, wanted_text
 from fleet.report.formatting import ACTIONS
 from schemas.catalogue import BENCHMARKS
@@ -17,10 +18,10 @@ _CONDITION = re.compile(r"\b(if present|if the run has a baseline)\b")
 
 HEAD = """# Checks
 
-This page lists every criterion of these packs, as `rackproof criteria list PACK` prints it. The pack of each GPU model includes
-`common`, which includes the health packs and `uniformity`; `rackproof criteria list h200-sxm` shows all criteria for one model.
-[criteria.md](criteria.md) describes how criteria work and how to write your own. A reading that is not available never passes.
-A check marked *if present* applies only to hardware that has the part.
+This page lists every criterion of these packs, as `rackproof criteria list PACK --markdown` prints it. The pack of each GPU
+model includes `common`, which includes the health packs and `uniformity`; `rackproof criteria list h200-sxm` shows all
+criteria for one model. [criteria.md](criteria.md) describes how criteria work and how to write your own. A reading that is
+not available never passes. A check marked *if present* applies only to hardware that has the part.
 """
 
 INFORMATIONAL_HEAD = """The report and the exporter include these, and no check judges them. Every other reading and figure
@@ -30,11 +31,10 @@ a value that is bad on every host passes."""
 
 def checks(packs: Sequence[Pack]) -> str:
     """Return the page: each criterion once, under the pack that defines it."""
-    sections: dict[str, dict[str, Criterion]] = {}
-    for pack in packs:
-        for criterion in pack.criteria:
-            sections.setdefault(criterion.origin, {})[criterion.id] = criterion
-    lines = [line for name, criteria in sections.items() for line in _section(name, criteria.values())]
+    sections: dict[str, list[Criterion]] = {}
+    for criterion in criteria_of(packs):
+        sections.setdefault(criterion.origin, []).append(criterion)
+    lines = [line for name, criteria in sections.items() for line in _section(name, criteria)]
     return "\n".join([HEAD, *lines, *_informational()]).rstrip() + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.judge.criteria import shipped_packs
 from rackproof.main import GROUPS, VERBS, main
 from tests import builders
 from tests.unit.fleet.report.test_report import write_run
@@ -110,3 +112,32 @@ def test_diff_compares_the_newest_runs_of_the_same_hosts(runs: Path, capsys: pyt
     shutil.rmtree(runs / "b")
     assert main(["diff"]) == 64
     assert "no earlier run of the same hosts as runs/a: give an earlier run" in capsys.readouterr().err
+
+
+def test_criteria_list_shows_packs_or_criteria(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["criteria", "list"]) == 0
+    packs = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert packs == list(shipped_packs())
+    assert main(["criteria", "list", "--json"]) == 0
+    assert [pack["pack"] for pack in json.loads(capsys.readouterr().out)] == packs
+    assert main(["criteria", "list", "xid"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert main(["criteria", "list", "xid", "--json"]) == 0
+    assert [item["id"] for item in json.loads(capsys.readouterr().out)] == [row.split()[0] for row in rows]
+    assert main(["criteria", "list", "--all", "--json"]) == 0
+    assert {item["pack"] for item in json.loads(capsys.readouterr().out)} <= set(packs)
+
+
+def test_diff_folds_the_pairs_of_a_gpu_into_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    simulate = ["simulate", "--hosts", "2", "--racks", "1", "--profile", "smoke"]
+    assert main([*simulate, "before"]) == 0
+    assert main([*simulate, "after", "--seed", "2", "--fault", "nvlink_down:r01-h02:6"]) == 0
+    capsys.readouterr()
+    assert main(["diff", "before", "after"]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("REGRESSED")]
+    assert len(rows) == 1
+    assert "GPU 6 of r01-h02" in rows[0]
+    assert "14 more changes" in rows[0]

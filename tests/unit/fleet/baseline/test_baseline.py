@@ -405,10 +405,10 @@ def test_report_lists_regressions_and_replaced_parts(
     compared(base, tmp_path / "after", both)
     capsys.readouterr()
     assert call("report", tmp_path / "after") == 1
-    shown, report = capsys.readouterr().out, report_of(tmp_path / "after")
+    shown, report = " ".join(capsys.readouterr().out.split()), report_of(tmp_path / "after")
     assert "1 regressed, 1 part differ" in shown
-    assert "REGRESSED: h1 gpu=0: stress.throughput" in shown
-    assert "REPLACED: h2 gpu=1: GPU h2-1 was replaced by S-NEW" in shown
+    assert "REGRESSED h1 gpu=0: stress.throughput" in shown
+    assert "REPLACED h2 gpu=1: GPU h2-1 was replaced by S-NEW" in shown
     assert [item["kind"] for item in report["changes"]] == ["regressed", "replaced"]
     assert report["baseline"] == json.loads((tmp_path / "after" / "plan.json").read_text())["baseline"]["digest"]
     assert "Changes since acceptance" in (tmp_path / "after" / "report.md").read_text()
