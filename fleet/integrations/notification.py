@@ -10,16 +10,18 @@ from typing import Any
 
 from fleet.integrations import scheduler
 from fleet.records.load import refuse_no_run
+from fleet.report.formatting import action_name
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind
 from schemas.run_directory import PAGE, RunDirectory
 from schemas.stages import GANG
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
 MAX_LINES, MAX_HOSTS = 12, 10
+_MAX_CAVEATS = 5
 MAX_BYTES = 400_000_000
 
 
@@ -70,7 +72,7 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
     head = f"{mark + ' ' if mark else ''}{report['decision']}: run {plan.run_id}, profile {plan.profile}, {len(plan.hosts)} hosts"
     head += f" ({plan.reason})" if plan.reason else ""
     head += f"; in use and not measured: {', '.join(names)}" if busy else ""
-    shown = [_plain(line) for line in _shown_lines(report["acceptance"])]
+    shown = [_plain(line) for line in _shown_lines(report)]
     drained = scheduler.still_drained(directory)
     still_drained = f"STILL DRAINED in the scheduler: {', '.join(drained[:MAX_HOSTS])}: rackproof scheduler resume"
     notes = [*([still_drained] if drained else []), *scheduler.notes(directory)[:MAX_LINES]]
@@ -91,22 +93,25 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
     }
 
 
-def _shown_lines(acceptance: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_LINES lines of the summary in their order. The states of the kinds of tests are left out first."""
-    texts, lines = list(acceptance["summary"]), list(acceptance.get("lines", ()))  # older reports have no lines
+def _shown_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return at most MAX_LINES lines: counts and caveats of the summary, then one line per cause, the most urgent first."""
+    lines = list(report["acceptance"].get("lines", ()))
+    texts = list(report["acceptance"]["summary"])
+    if len(lines) == len(texts):  # older reports have no lines
+        skipped = {LineKind.CHECK, LineKind.CRITERIA, LineKind.MORE, LineKind.REASON}
+        texts = [text for line, text in zip(lines, texts, strict=True) if line["kind"] not in skipped]
+        texts = [*texts[:_MAX_CAVEATS], *map(_cause, report.get("causes", ()))]
     if len(texts) <= MAX_LINES:
         return texts
-    ranks = [_detail_rank(line) for line in lines] if len(lines) == len(texts) else [0] * len(texts)
-    indexes = sorted(range(len(texts)), key=ranks.__getitem__)
-    more = f"… and {len(texts) - MAX_LINES} more lines in the report"
-    return [*(texts[index] for index in sorted(indexes[:MAX_LINES])), more]
+    return [*texts[:MAX_LINES], f"… and {len(texts) - MAX_LINES} more lines in the report"]
 
 
-def _detail_rank(line: Mapping[str, Any]) -> int:
-    """Return 0 for a line that says what is wrong with which host, 1 for the state of a kind of test, 2 for one that passed."""
-    if line["kind"] not in (LineKind.CHECK, LineKind.CRITERIA):
-        return 0
-    return 1 if line.get("verdict", PASS) != PASS else 2
+def _cause(cause: Mapping[str, Any]) -> str:
+    """Return the verdict, what is wrong, the serial, and what to do."""
+    word = "waived" if cause.get("waiver") else "FAIL" if cause["verdict"] == FAIL else "INCOMPLETE"
+    serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
+    action = cause.get("action", "none") if cause["verdict"] == FAIL else "none"
+    return f"{word}: {cause['title']}{serial}{f': {action_name(action)}' if action != 'none' else ''}"
 
 
 def _plain(line: str) -> str:

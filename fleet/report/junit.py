@@ -1,8 +1,9 @@
-"""Render `junit.xml` for CI: a suite per host, a case per observation and criterion.
+"""Render `junit.xml` for CI: a suite per host, a case per passed check and one per cause.
 
-A failed check is a failure. An inconclusive check is an error, never `skipped`, because CI systems count that as success;
-`skipped` marks waived checks. The first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that
-a report without verdicts is not green.
+A cause is a case of the first host that has it, with the related checks in its text. A failed cause is a failure. An
+inconclusive cause is an error, never `skipped`, because CI systems count that as success; `skipped` marks waived causes. The
+first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that a report without verdicts is not
+green.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from schemas.reports import (
     INCONCLUSIVE,
     PASS,
     REJECTED,
+    Cause,
     FleetReport,
     HostReport,
     Judged,
@@ -34,6 +36,8 @@ WAIVED = "waived"
 _ELEMENTS = {FAIL: "failure", INCONCLUSIVE: "error", WAIVED: "skipped"}
 _VERDICTS = {ACCEPTED: PASS, REJECTED: FAIL}
 _MAX_REJECTED = 100
+_MAX_CHECKS = 40
+"""Most checks in the text of a cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +58,22 @@ class JunitCase:
 
 def render_junit(report: FleetReport) -> Iterator[str]:
     """Yield the document in pieces, one per host."""
-    of_host = by_host(report.verdicts)
+    explained = {position for cause in report.causes for position in cause.verdicts}
+    of_host = by_host([verdict for position, verdict in enumerate(report.verdicts) if position not in explained])
+    causes: dict[str, list[Cause]] = {}
+    titles: dict[str, str] = {}
+    for cause in report.causes:
+        causes.setdefault(cause.host, []).append(cause)
+        for name in (*cause.hosts, *(report.verdicts[position].host for position in cause.verdicts)):
+            titles.setdefault(name, cause.title)
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     yield f"<testsuites name={_quoted(_marked(report, f'rackproof {report.run_id}: {status(report)}'))}>\n"
     yield _fleet(report)
     for host in report.hosts:
-        yield _host(report, host, of_host.get(host.name, ()))
+        class_name = _class_name(report, host.rack, host.name)
+        cases = [_cause(class_name, cause, report.verdicts) for cause in causes.get(host.name, ())]
+        cases += [_case(class_name, verdict) for verdict in of_host.get(host.name, ())]
+        yield _host(report, host, cases, titles.get(host.name, ""))
     yield "</testsuites>\n"
 
 
@@ -95,12 +109,12 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
     )
 
 
-def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> str:
+def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: str) -> str:
+    """Return the suite of a host. `title` is that of its most urgent cause, which may be a case of another host."""
     class_name = _class_name(report, host.rack, host.name)
-    cases = [_case(class_name, verdict) for verdict in verdicts]
     explained = any(case.verdict not in (PASS, WAIVED) for case in cases)
     if not cases or (host.decision != ACCEPTED and not explained):
-        message = f"the host is {decision_name(report, host.decision)}"
+        message = f"the host is {decision_name(report, host.decision)}{f': {title}' if title else ''}"
         verdict = _VERDICTS.get(host.decision, INCONCLUSIVE)
         note = f"{message}; its passed checks are counted in the fleet's suite"
         cases.append(
@@ -110,6 +124,31 @@ def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) ->
         )
     about = {"rack": host.rack, "decision": decision_name(report, host.decision), "record": host.record}
     return _suite(_marked(report, host.name), cases, about, host.events, host.name, report.began)
+
+
+def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitCase:
+    """Return the case of a cause. CI systems match cases by name from run to run, so the name has neither values nor serial."""
+    group = [verdicts[position] for position in cause.verdicts]
+    part = "" if cause.part in ("", "host") else f" {cause.part}"
+    facts = {
+        "hosts": ", ".join(cause.hosts) if len(cause.hosts) > 1 else "",
+        "serial": cause.serial,
+        "action": action_name(cause.action) if cause.verdict == FAIL else "",
+        "severity": cause.severity,
+        "confidence": cause.confidence,
+        "source": group[0].source if group else "",
+    }
+    checks = list(dict.fromkeys(f"{item.host} {item.scope}: {item.name}: {item.reason}" for item in group))
+    more = [f"and {len(checks) - _MAX_CHECKS} more checks in report.json"] if len(checks) > _MAX_CHECKS else []
+    waived = f"{cause.verdict}, {cause.waiver}: " if cause.waiver else ""
+    return JunitCase(
+        class_name=class_name,
+        name=f"{cause.problem}{part}",
+        verdict=WAIVED if cause.waiver else cause.verdict,
+        kind=cause.action if cause.verdict == FAIL and cause.action != "none" else cause.problem,
+        message=f"{waived}{cause.title}{f': {cause.why}' if cause.why else ''}",
+        lines=(*(f"{key}: {text}" for key, text in facts.items() if text), *checks[:_MAX_CHECKS], *more),
+    )
 
 
 def _case(class_name: str, verdict: Verdict) -> JunitCase:

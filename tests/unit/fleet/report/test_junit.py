@@ -16,7 +16,7 @@ from fleet.judge.judge import Evidence
 from fleet.report.junit import render_junit
 from fleet.report.merge import merge
 from rackproof.main import main
-from schemas.reports import EXCEPTIONS, FleetReport, Judged, Verdict
+from schemas.reports import EXCEPTIONS, Cause, FleetReport, Judged, Verdict
 from schemas.waivers import Waiver
 from tests import builders
 from tests.unit.fleet.report.test_report import write_run
@@ -83,9 +83,28 @@ def test_inconclusive_is_an_error_and_never_skipped() -> None:
     evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
     suites = read(merge(PLAN, evidence, read_packs([])))
     errors = {(suite, message) for suite, _, message in results(suites.values(), Error)}
-    assert ("h2", "no record: hosts/h2.json is missing") in errors
+    assert ("h2", "h2 left no usable record: no record: hosts/h2.json is missing") in errors
     assert {suite for suite, _ in errors} == {"fleet", "h2"}
     assert not results(suites.values(), Skipped)
+
+
+def test_one_cause_is_one_failure(report: FleetReport) -> None:
+    one, two = (
+        failure(),
+        failure(name="gpu.memory.unrepairable", criterion="memory", host="h3", action="inspect_hardware"),
+    )
+    number = len(report.verdicts)
+    cause = Cause(
+        problem="gpu-memory-errors", title="GPU 1 of h2 has a memory row that could not be remapped", why="", verdict="fail",
+        host="h2", hosts=("h2",), part="gpu=1", confidence="certain", verdicts=(number, number + 1), serial="h2-1", action="rma",
+    )  # fmt: skip
+    suites = read(replace(report, verdicts=(*report.verdicts, one, two), causes=(cause,)))
+    (failed,) = results(suites.values(), Failure)
+    assert failed == ("h2", "gpu-memory-errors gpu=1", cause.title)
+    (case,) = [case for case in suites["h2"] if case.result]
+    assert case.result[0].type == "rma"
+    for expected in ("serial: h2-1", "h3 gpu=1: gpu.memory.unrepairable", "action: Return the part (RMA)"):
+        assert expected in case.result[0].text
 
 
 def test_waived_failure_is_skipped_with_its_waiver(report: FleetReport) -> None:
@@ -147,7 +166,7 @@ def test_host_text_is_escaped_in_junit(report: FleetReport, text: str) -> None:
 @settings(max_examples=50)
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=60))
 def test_any_text_is_legal_xml(text: str) -> None:
-    suites = read(replace(REPORT_WITHOUT_RECORDS, verdicts=(failure(host="h1", reason=text, serial=text),)))
+    suites = read(replace(REPORT_WITHOUT_RECORDS, causes=(), verdicts=(failure(host="h1", reason=text, serial=text),)))
     assert len(results([suites["h1"]], Failure)) == 1
 
 
