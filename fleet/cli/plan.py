@@ -11,8 +11,10 @@ from pathlib import Path
 from fleet.inventory import command_line
 from fleet.inventory.ansible import Variables, check_listing, read_inventory
 from fleet.planning.begin import begin
+from fleet.planning.duration import estimate_duration, past_run
 from fleet.planning.plan_run import PlanRequest, plan_run
 from fleet.planning.test_selection import selection_table
+from fleet.records.newest import RUNS
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
@@ -23,7 +25,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add plan to the command."""
     plan = verbs.add_parser(
         "plan",
-        help="turn inventory and profile into the observations that must exist; exits 75 if the run is locked",
+        help="turn inventory and profile into the observations that must exist, and estimate the time; "
+        "exits 75 if the run is locked",
         epilog="examples: rackproof plan -i inventory/rack12 --profile smoke; "
         "rackproof plan --hosts n1,n2 --gpus 8 --run-dir runs/r1",
     )
@@ -65,6 +68,10 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps(document, indent=1))
         return 0
     print(f"run {document['run_id']}: {_summary(plan)}")
+    if not plan.study:
+        directory = options.run_dir
+        runs = options.history or (directory.parent if directory else RUNS)
+        print(f"time: {estimate_duration(plan, past_run(plan, runs, directory))}")
     if plan.choice:
         print(selection_table(plan.choice))
     return 0
