@@ -470,6 +470,10 @@ def test_messages_in_troubleshooting_exist_in_the_sources(sources: str) -> None:
         assert [piece for piece in pieces if len(piece) > 12 and piece.strip() not in sources] == [], text
 
 
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
 def test_index_lists_every_page() -> None:
     linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
