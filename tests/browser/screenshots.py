@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -22,7 +23,7 @@ from tests.browser.conftest import CHROMIUM, CHROMIUM_ARGUMENTS
 ROOT = Path(__file__).parent.parent.parent
 IMAGES = ROOT / "docs" / "images"
 MAX_BYTES = 250_000
-SIZES = {1280: 2600, 390: 2400}
+SIZES = {1280: 2200, 390: 2400}
 """Width of the window -> largest height of the picture, in pixels."""
 FAULTS = (
     "ecc",
@@ -67,12 +68,23 @@ def _write_page(folder: Path, name: str, html: str) -> str:
     return path.as_uri()
 
 
-def shoot(browser: Browser, url: str, width: int, path: Path) -> None:
+def shoot(browser: Browser, url: str, width: int, path: Path, scheme: Literal["light", "dark"] = "light") -> None:
     """Take one picture, with limited height and number of colours."""
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="light")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(url)
     height = min(SIZES[width], page.evaluate("document.documentElement.scrollHeight"))
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+    page.close()
+    _reduce_colours(path)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def shoot_print(browser: Browser, url: str, path: Path) -> None:
+    """Take a picture of the first printed page, as wide as A4 without its margins."""
+    page = browser.new_page(viewport={"width": 720, "height": 1010}, color_scheme="light")
+    page.goto(url)
+    page.emulate_media(media="print")
+    page.screenshot(path=path)
     page.close()
     _reduce_colours(path)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
@@ -96,6 +108,9 @@ def main(names: list[str]) -> int:
         for name, url in pages(Path(folder), chosen).items():
             for width in SIZES:
                 shoot(browser, url, width, IMAGES / f"report-{name}-{width}.png")
+            if name == "demo":
+                shoot(browser, url, 1280, IMAGES / "report-demo-dark.png", "dark")
+                shoot_print(browser, url, IMAGES / "report-demo-print.png")
         browser.close()
     return int(any(path.stat().st_size > MAX_BYTES for path in IMAGES.glob("report-*.png")))
 

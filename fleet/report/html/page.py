@@ -126,7 +126,7 @@ def _causes(report: FleetReport) -> dict[str, Any]:
     gpus_of = {host.name: host.gpus for host in report.hosts}
     return {
         "action_groups": groups,
-        "evidence": strips.evidence(report, (reason.lead for reason in shown)),
+        "evidence": strips.evidence(report, shown),
         "gpus_of": gpus_of,
     }
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from fleet.diagnosis.words import label
 from fleet.quantities import SIGNS, finite, quantity
 from fleet.report.charts.strip import Axis, Dot, Mark, bars_path, draw_strip
-from fleet.report.formatting import clean, margin_of, margin_text, params_text
+from fleet.report.formatting import clean, margin_of, margin_text, params_text, value_and_limit
 from fleet.report.links import host_anchor
 from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, Limit, Point, distributions
 from fleet.report.tables.figure import figure_key
+from fleet.report.tables.reasons import Reason
 from fleet.report.titles import TITLES, benchmark_title
 from fleet.scope_text import describe_scope
 from schemas.records import Value
@@ -181,6 +182,10 @@ def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
 class Evidence:
     """The value of one part among all values of its figure, with the limit that judged it."""
 
+    name: str
+    value: str
+    wanted: str
+    margin: str
     x: float
     """Position of the value in percent."""
     limit: float
@@ -191,14 +196,20 @@ class Evidence:
     parts: int
 
 
-def evidence(report: FleetReport, leads: Iterable[Verdict]) -> dict[int, Evidence]:
-    """Return a picture for each verdict with a number and a limit whose figure several parts have, by the verdict's id()."""
-    wanted = [verdict for verdict in leads if verdict.operator in (*_ORDERED, "eq")]
-    if not wanted:
+def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, Evidence]:
+    """Return a picture for each reason that has a number with a limit whose figure several parts have, by the reason's id()."""
+    wanted = [
+        (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
+    ]
+    if not any(candidates for _, candidates in wanted):
         return {}
     figures = {figure.key: figure for figure in distributions(report) if figure.count > 1}
-    pictures = {id(verdict): _evidence(verdict, figures.get(figure_key(verdict))) for verdict in wanted}
-    return {key: picture for key, picture in pictures.items() if picture}
+    pictures = {}
+    for reason, candidates in wanted:
+        drawn = (_evidence(verdict, figures.get(figure_key(verdict))) for verdict in candidates)
+        if picture := next((item for item in drawn if item), None):
+            pictures[id(reason)] = picture
+    return pictures
 
 
 def _evidence(verdict: Verdict, figure: Distribution | None) -> Evidence | None:
@@ -207,7 +218,14 @@ def _evidence(verdict: Verdict, figure: Distribution | None) -> Evidence | None:
         return None
     axis = Axis.around([figure.range[0], figure.range[2], value, limit])
     x = axis.percent(limit)
+    value_text, limit_text = value_and_limit(verdict)
+    margin = margin_of(value, verdict.operator, limit)
+    settings = params_text(verdict.params)
     return Evidence(
+        name=f"{label(verdict.name)} ({settings})" if settings else label(verdict.name),
+        value=value_text,
+        wanted=limit_text,
+        margin=margin_text(margin) if margin is not None else "",
         x=axis.percent(value),
         limit=x,
         wrong=wrong_sides([(verdict.operator, x)]),

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fleet.diagnosis import words
 from fleet.quantities import NONE, finite
 from fleet.report.formatting import action_name, clean, margin, margin_text, params_text, value_and_limit
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
@@ -48,6 +49,8 @@ class Reason:
     """The waiver: person, reason and last day. The verdict is unchanged."""
     lead: Verdict
     """The leading evidence."""
+    candidates: tuple[Verdict, ...] = ()
+    """Verdicts with a number that a picture can show: the leading one, then the figure that is farthest beyond its limit."""
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause]) -> list[Reason]:
@@ -81,6 +84,7 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         severity=cause.severity,
         waiver=str(cause.waiver or ""),
         lead=first,
+        candidates=(first, *_worst_figure(group)),
     )
 
 
@@ -96,6 +100,12 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
         return "Check it again on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
     hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_LIMIT])
     return "Measure again", f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}"
+
+
+def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Return the figure of a benchmark that is farthest beyond its limit, if there is one."""
+    figures = [verdict for verdict in group if verdict.verdict == FAIL and verdict.name not in READINGS]
+    return (max(figures, key=words.distance),) if figures else ()
 
 
 def _share(verdict: Verdict) -> float | None:

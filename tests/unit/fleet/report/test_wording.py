@@ -104,7 +104,7 @@ def content(report: FleetReport) -> dict[str, Any]:
         "manifest": bool(headline.manifest(report)),
         "unjudged": headline.unjudged(report),
         "reasons": [
-            replace(item, title="", why="", more=(), lead=replace(item.lead, reason="", detail=""))
+            replace(item, title="", why="", more=(), candidates=(), lead=replace(item.lead, reason="", detail=""))
             for item in reasons(report.verdicts, report.causes)
         ],
         "devices": devices.device_figures(report),
