@@ -256,17 +256,19 @@ MAX_SUGGESTIONS = 6
 """If more known words than this begin with a wrong word, listing them does not help."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
     If known words begin with the word, or have all of its parts, all of them are suggested (`h200`: h200-nvl, h200-sxm).
     Otherwise the most similar one is. If none is very similar, words that begin with a part of it are preferred (`nvidia-h200`).
+    With `same_letters` a similar word must begin with the same letters: of GPU models, `gh200` is other hardware than `h2000`.
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))
     longer = [name for name in names if name.startswith(folded)] if parts else []
     longer = longer or [name for name in names if len(parts) > 1 and parts <= set(_parts(name))]
-    close = difflib.get_close_matches(folded, names)
+    similar = [name for name in names if not same_letters or _letters(name) == _letters(folded)]
+    close = difflib.get_close_matches(folded, similar)
     if not longer and len(parts) > 1 and (not close or _likeness(folded, close[0]) < VERY_SIMILAR):
         distinctive = {part for part in parts if len(part) > 2}
         longer = [name for name in names if distinctive.intersection(_parts(name)[:1])]
@@ -276,6 +278,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     # Among equally similar words, prefer one with the same last letter: `gte` is ge, not gt.
     best = max(close, key=lambda name: (_likeness(folded, name), name[-1:] == folded[-1:]), default="")
     return f" (did you mean {names[best]}?)" if close else ""
+
+
+def _letters(name: str) -> str:
+    """Return the letters before the first digit."""
+    return name[: next((index for index, character in enumerate(name) if character.isdigit()), len(name))]
 
 
 def _parts(name: str) -> list[str]:

@@ -200,6 +200,11 @@ def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, An
     return replace(criterion, expected=figure) if criterion.datasheet else criterion
 
 
+def _has_digit(name: str) -> bool:
+    """Return whether the name is that of a GPU model, rather than of a group of checks."""
+    return any(character.isdigit() for character in name)
+
+
 @cache
 def shipped_packs() -> tuple[str, ...]:
     """Return the names of the packs that come with Rackproof, in alphabetical order."""
@@ -220,8 +225,9 @@ def read_pack(name: str) -> Pack:
     if name.endswith((".yml", ".yaml")):
         return _read(Path(name))
     if name not in shipped_packs():
+        near = documents.nearest(name, shipped_packs(), same_letters=_has_digit(name))
         raise UsageError(
-            f"unknown criteria pack {name}{documents.nearest(name, shipped_packs())}: choose one of "
+            f"unknown criteria pack {name}{near}: choose one of "
             f"{', '.join(shipped_packs())}, or give the path of a .yml file"
         )
     return _shipped(name)

@@ -78,6 +78,6 @@ def _refuse_unknown_models(hosts: Mapping[str, Variables]) -> None:
         if model and (model not in shipped_packs() or not read_pack(model).gpu_names):
             models = model_packs()
             raise UsageError(
-                f"host {name}: unknown rackproof_gpu_model {model}{documents.nearest(model, models)}: "
+                f"host {name}: unknown rackproof_gpu_model {model}{documents.nearest(model, models, same_letters=True)}: "
                 f"choose from {', '.join(models)}"
             )

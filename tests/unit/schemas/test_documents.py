@@ -166,3 +166,9 @@ MODELS = [
 )
 def test_every_name_that_begins_with_the_word_is_suggested(word: str, suggested: str) -> None:
     assert documents.nearest(word, MODELS) == (f" (did you mean {suggested}?)" if suggested else "")
+
+
+def test_a_gpu_model_is_never_suggested_for_one_with_other_letters() -> None:
+    assert documents.nearest("h2000", ["gh200", "baseline"]) == " (did you mean gh200?)"
+    assert documents.nearest("h2000", ["gh200", "baseline"], same_letters=True) == ""
+    assert documents.nearest("h2000", ["gh200", "h200-sxm"], same_letters=True) == " (did you mean h200-sxm?)"
