@@ -107,11 +107,12 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
-    """Return the verdict, what is wrong, the serial, and what to do."""
+    """Return the verdict, what is wrong, the serial, why, and what to do."""
     word = "waived" if cause.get("waiver") else "FAIL" if cause["verdict"] == FAIL else "INCOMPLETE"
     serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
     action = cause.get("action", "none") if cause["verdict"] == FAIL else "none"
-    return f"{word}: {cause['title']}{serial}{f': {action_name(action)}' if action != 'none' else ''}"
+    why = f": {cause['why']}" if cause.get("why") else ""
+    return f"{word}: {cause['title']}{serial}{why}{f': {action_name(action)}' if action != 'none' else ''}"
 
 
 def _plain(line: str) -> str:

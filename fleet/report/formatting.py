@@ -32,7 +32,7 @@ ACTIONS = {
 }
 """Most severe first."""
 
-_FAR_BEYOND = -2.0
+_FAR = 2.0
 """Margin from which a multiple of the limit is easier to read than a percentage."""
 
 _ESCAPE_SEQUENCE = re.compile(
@@ -119,9 +119,9 @@ def signed_percent(share: float | None) -> str:
 
 
 def margin_text(share: float | None) -> str:
-    """Return a margin (`margin_of`) in words: `+9.3 %`, `−12 %`; far beyond an upper limit `38 times the limit`."""
-    if share is not None and share < _FAR_BEYOND and math.isfinite(share):
-        return f"{number(1 - share, 2)} times the limit"
+    """Return a margin (`margin_of`) in words: `+9.3 %`, `−12 %`; far from the limit `38 times the limit`."""
+    if share is not None and abs(share) > _FAR and math.isfinite(share):  # below 0 an upper limit, above it a lower one
+        return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)
 
 

@@ -1220,8 +1220,9 @@ def test_gpu_is_no_pass_if_gaps_of_its_host_have_no_verdict() -> None:
 
 
 def test_margin_far_beyond_a_limit_is_a_multiple_of_it() -> None:
-    assert [formatting.margin_text(share) for share in (-36.5, -0.12, 0.5, None)] == [
+    assert [formatting.margin_text(share) for share in (-36.5, 12.7, -0.12, 0.5, None)] == [
         "38 times the limit",
+        "14 times the limit",
         "−12.0 %",
         "+50.0 %",
         "–",
