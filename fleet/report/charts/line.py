@@ -38,6 +38,8 @@ class Curve:
     title: str
     end: tuple[float, float] | None = None
     """Position of the dot that marks the end of the curve."""
+    label: str = ""
+    """Text at the end, for a curve that differs from the others."""
 
 
 class LineAxes:

@@ -18,6 +18,8 @@ from schemas.reports import FAIL, FleetReport, Verdict
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
 """Most lines that are drawn one by one; more are drawn as median and range."""
+_LOW, _FEWEST_TO_COMPARE = 0.8, 3
+"""A curve that ends below this share of the median of at least so many is marked."""
 _LIMIT_HALF_WIDTH = 34
 _MAX_SIZE = 1 << 60
 
@@ -186,17 +188,20 @@ def _curves(series: Sequence[BandwidthSeries], axes: LineAxes, factor: float) ->
         outline = f"{axes.path(high)}{axes.path(dict(reversed(low.items())), 'L')}Z"
         yield Curve(path=outline, css="spread", title=f"lowest to highest of {len(series)}")
         yield Curve(path=axes.path(median), css="line", title=f"median of {len(series)}")
+    usual = statistics.median([line.values[max(line.values)] for line in series])
     for line in series:
+        is_low = len(series) >= _FEWEST_TO_COMPARE and line.values[max(line.values)] < _LOW * usual
         if len(series) <= MANY_LINES or line.failed:
-            yield _curve(line, axes, factor)
+            yield _curve(line, axes, factor, is_low=is_low)
 
 
-def _curve(line: BandwidthSeries, axes: LineAxes, factor: float) -> Curve:
+def _curve(line: BandwidthSeries, axes: LineAxes, factor: float, *, is_low: bool) -> Curve:
     last = max(line.values)
     value = quantity(line.values[last] * factor, "B/s")
     return Curve(
         path=axes.path(line.values),
-        css=f"line{' failed' if line.failed else ''}",
+        css=f"line{' failed' if line.failed else ' low' if is_low else ''}",
+        label=line.label if line.failed or is_low else "",
         title=f"{line.label}: {value} at {size(last)}{', fails' if line.failed else ''}",
         end=(axes.x(last), axes.y(line.values[last])),
     )
