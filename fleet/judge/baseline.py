@@ -206,12 +206,14 @@ def comparison_key(observation: Observation, within: str) -> Key:
 
 
 def settings(observation: Observation) -> dict[str, Value]:
-    """Return the parameters that are settings.
-
-    The message size of pairs is not one: a slow pair is measured with smaller messages.
-    """
-    outcomes = OUTCOME_PARAMS | {"size_bytes"} if observation.name.startswith("pairs.") else OUTCOME_PARAMS
+    """Return the parameters that are settings."""
+    outcomes = outcome_params(observation.name)
     return {key: value for key, value in observation.params.items() if key not in outcomes}
+
+
+def outcome_params(name: str) -> frozenset[str]:
+    """Return the parameters of a figure that are outcomes. A slow pair is measured with smaller messages."""
+    return OUTCOME_PARAMS | {"size_bytes"} if name.startswith("pairs.") else OUTCOME_PARAMS
 
 
 class AcceptedRecord:

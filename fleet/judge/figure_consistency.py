@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fleet.judge.baseline import outcome_params
 from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_problem
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
@@ -163,10 +164,11 @@ def _problem(item: Observation, reason: str) -> Problem:
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
     """Yield each figure that was measured with other settings than the same figure of the first device."""
     first = items[group[0]]
+    outcomes = outcome_params(first.name)
     for position in group[1:]:
         params = items[position].params
         for key in EQUAL_PARAMS:
-            if key in first.params and key in params and params[key] != first.params[key]:
+            if key not in outcomes and key in first.params and key in params and params[key] != first.params[key]:
                 yield position, f"{key} is {params[key]}, and {first.params[key]} at {first.scope}"
                 break
 
