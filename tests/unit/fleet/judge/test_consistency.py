@@ -207,6 +207,21 @@ def test_harmless_change_is_no_contradiction(kind: str) -> None:
     assert [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
 
 
+@pytest.mark.parametrize(("parameter", "contradictory"), [("size_bytes", False), ("size", True)])
+def test_only_the_message_size_of_pairs_may_differ(parameter: str, contradictory: bool) -> None:
+    """A slow pair is measured with smaller messages."""
+
+    def resized(item: Observation) -> Observation:
+        return replace(item, params={**item.params, parameter: 1 << (21 + item.scope.startswith("gpu=0"))})
+
+    values = builders.evidence(PLAN)
+    alone, *gangs = values["h2"].records
+    changed = [change_figures(resized, "pairs.bandwidth")(record) for record in gangs]
+    evidence = {**values, "h2": replace(values["h2"], records=(alone, *changed))}
+    reasons = [item.reason for item in judge(PLAN, evidence, PACKS) if item.kind == VerdictKind.CONTRADICTORY]
+    assert any(f"{parameter} is" in reason for reason in reasons) is contradictory
+
+
 def test_emulated_fp64_may_be_as_fast_as_fp32() -> None:
     def evidence_of_fp64(value: float) -> dict[str, Evidence]:
         figure = builders.observation("gemm.throughput", value, scope="gpu=0", dtype="fp64", size=8192)
