@@ -115,8 +115,8 @@ def test_every_inventory_variable_that_roles_use_is_in_the_schema() -> None:
 
 
 def test_inventory_page_lists_exactly_the_variables_of_the_schema() -> None:
-    page = (ROOT / "docs" / "inventory.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(SCHEMA)
+    _, _, table = (ROOT / "docs" / "inventory.md").read_text().partition("\n## All variables\n")
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(SCHEMA)
 
 
 def test_example_inventory_is_valid() -> None:

@@ -178,7 +178,7 @@ def start_playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
 def test_second_playbook_of_a_run_is_refused_until_the_first_is_killed(checkout: Path) -> None:
     with start_playbook(checkout, 600) as first:
         assert first.stdout
-        assert [first.stdout.readline().split()[0] for _ in range(2)] == ["run", "0"]
+        assert [first.stdout.readline().split()[0] for _ in range(3)] == ["run", "time:", "0"]
         holder = run_lock.holder(checkout / "runs" / "r1")
         assert holder
         assert holder.pid == first.pid
