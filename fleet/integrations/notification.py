@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from pathlib import Path
@@ -94,16 +94,31 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 
 
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_LINES lines: counts and caveats of the summary, then one line per cause, the most urgent first."""
-    lines = list(report["acceptance"].get("lines", ()))
-    texts = list(report["acceptance"]["summary"])
-    if len(lines) == len(texts):  # older reports have no lines
-        skipped = {LineKind.CHECK, LineKind.CRITERIA, LineKind.MORE, LineKind.REASON}
-        texts = [text for line, text in zip(lines, texts, strict=True) if line["kind"] not in skipped]
-        texts = [*texts[:_MAX_CAVEATS], *map(_cause, report.get("causes", ()))]
-    if len(texts) <= MAX_LINES:
-        return texts
-    return [*texts[:MAX_LINES], f"… and {len(texts) - MAX_LINES} more lines in the report"]
+    """Return at most MAX_LINES lines: counts and caveats of the summary, one line per cause, the most urgent first, and hosts
+    that no cause names. Without causes, as in older reports, the reasons of the summary stay.
+    """
+    texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
+    causes = [_cause(cause) for cause in report.get("causes", ())]
+    if not causes or len(lines) != len(texts):  # the oldest reports have no lines
+        kinds = [line["kind"] for line in lines] if len(lines) == len(texts) else [""] * len(texts)
+        return _first(
+            [text for kind, text in zip(kinds, texts, strict=True) if kind not in (LineKind.CHECK, LineKind.CRITERIA)]
+        )
+    replaced = {LineKind.CHECK, LineKind.CRITERIA, LineKind.MORE, LineKind.REASON}
+    caveats = [text for line, text in zip(lines, texts, strict=True) if line["kind"] not in replaced]
+    hosts = [
+        text
+        for line, text in zip(lines, texts, strict=True)
+        if line["kind"] == LineKind.MORE and "hosts" in line.get("values", ())
+    ]
+    shown = _first([*caveats[:_MAX_CAVEATS], *causes], MAX_LINES - len(hosts))
+    return [*shown, *hosts]
+
+
+def _first(texts: Sequence[str], most: int = MAX_LINES) -> list[str]:
+    """Return the first texts, and how many more there are."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"… and {more} more lines in the report"] if more > 0 else [])]
 
 
 def _cause(cause: Mapping[str, Any]) -> str:

@@ -563,6 +563,30 @@ def test_notification_contains_only_requested_decisions(tmp_path: Path, capsys: 
         notice("accepted", tmp_path / "nothing")
 
 
+def test_notification_names_every_failed_host(tmp_path: Path) -> None:
+    """Hosts that no cause names, and the reasons of an older report without causes, are not lost."""
+    report, plan = judged(tmp_path, lambda plan, directory: None)
+    lines = {
+        "count": "Hosts: 0 of 3 accepted",
+        "check": "GEMM: FAIL",
+        "reason": "FAIL: GPU 1 of h1 is slow [gemm]",
+        "more": "Failed as well: h2, h3",
+    }
+    report["acceptance"] |= {
+        "summary": [*lines.values()],
+        "lines": [{"kind": kind, "text": text, "values": {"hosts": 2}} for kind, text in lines.items()],
+    }
+
+    def shown(*causes: dict[str, Any]) -> list[str]:
+        text = str(payload({**report, "causes": causes}, plan, link="", directory=tmp_path)["text"])
+        return [line.removeprefix("- ") for line in text.splitlines()[1:-1]]
+
+    assert shown() == [lines["count"], lines["reason"], lines["more"]]
+    cause = {"title": "GPU 1 of h1 is slow", "verdict": "fail", "action": "rma"}
+    assert shown(cause) == [lines["count"], "FAIL: GPU 1 of h1 is slow: rma", lines["more"]]
+    assert shown(*[cause] * 30)[-2:] == ["… and 20 more lines in the report", lines["more"]]
+
+
 def test_text_from_hosts_cannot_inject_mail_headers(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
     report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40

@@ -68,7 +68,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     check_tables(run, broken)
     notification = json.loads(rackproof("notice", run).stdout)
     assert notification["state"] == "incomplete"
-    assert f"{broken} left no usable record" in notification["text"]
+    assert f"{broken} left no usable record: quarantined" in notification["text"]
     page = rackproof("report", run, "--host", broken, "--json")
     assert (page.returncode, json.loads(page.stdout)["hosts"][0]["decision"]) == (2, "incomplete")
     shutil.rmtree(run)
