@@ -28,7 +28,7 @@ def record_from_json(document: Mapping[str, Any], *, source: str = "record") -> 
     ]
     problems = (problem for _, metrics in snapshots for metric in metrics if (problem := metric_problem(metric)))
     problem = next(problems, "")
-    record = record_from_parts(document, snapshots, document.get("observations", ()))
+    record = record_from_parts(document, snapshots, map(observation_from_json, document.get("observations", ())))
     if problem := problem or record_problem(record):
         raise DocumentError(f"{source}: {problem}")
     return record
@@ -37,7 +37,7 @@ def record_from_json(document: Mapping[str, Any], *, source: str = "record") -> 
 def record_from_parts(
     document: Mapping[str, Any],
     snapshots: Iterable[tuple[Mapping[str, Any], tuple[Metric, ...]]],
-    observations: Iterable[Mapping[str, Any]],
+    observations: Iterable[Observation],
 ) -> Record:
     """Return the record of a document that matches record.schema.json, without semantic validation.
 
@@ -49,7 +49,7 @@ def record_from_parts(
     parts: dict[str, Any] = {
         "gpus": tuple(Gpu(**gpu) for gpu in document.get("gpus", ())),
         "snapshots": tuple(Snapshot(**{**snapshot, "metrics": metrics}) for snapshot, metrics in snapshots),
-        "observations": tuple(observation_from_json(item) for item in observations),
+        "observations": tuple(observations),
         "launches": tuple(_launch(item) for item in document.get("launches", ())),
     }
     soak = soak_from_json(document["soak"]) if "soak" in document else None

@@ -1,4 +1,4 @@
-"""Read thousands of records quickly: with compiled schemas, and with a cache of metrics that many hosts share.
+"""Read thousands of records quickly: with compiled schemas, and with caches of what many hosts share.
 
 `documents` and jsonschema are the authority. A record that this reader accepts, they accept with the same result; a fuzz test
 compares them. For any record that is not plainly valid the reader returns `None`; the caller then uses the authority, which
@@ -8,13 +8,14 @@ has the error messages. Without msgspec and jsonschema-rs, which only the contro
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from schemas import documents
 from schemas.decode import record_from_parts
 from schemas.documents import MAX_BYTES, compiled, part
-from schemas.records import Metric, Record
+from schemas.records import Metric, Observation, Record, Samples, instance_of
 from schemas.semantic_validation import metric_problem, record_problem
 
 try:
@@ -23,10 +24,11 @@ except ImportError:  # a GPU host reads no records but its own
     msgspec = None  # type: ignore[assignment]
 
 _METRIC = "record#/$defs/snapshot/properties/metrics/items"
-_OBSERVATIONS = "record#/properties/observations"
-MAX_CACHED_METRICS = 100_000
-"""Number of different metrics that are cached. Then the cache is cleared, since hosts may send any number."""
+MAX_CACHED = 100_000
+"""Number of entries of a cache. Then the cache is cleared, since hosts may send any number of different texts."""
 
+_Key = TypeVar("_Key")
+_Entry = TypeVar("_Entry")
 
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 _LONG = b"0" * 20
@@ -48,13 +50,20 @@ def text(value: documents.Json) -> str:
 
 
 class Reader:
-    """Reads records of one run. Metrics with the same bytes are the same object."""
+    """Reads records of one run. Metrics with the same bytes are the same object; observations share their settings."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
+        self._heads: dict[tuple[Any, ...], dict[str, Any]] = {}
+        """What an observation has beside its scope, value, reason and samples -> these fields, validated."""
+        self._scopes: dict[str, str] = {}
         self._tokens = 0
         if available():
             self._decode = msgspec.json.Decoder(_frame())
+            limits = part("observation", "properties")
+            self._longest_reason = int(limits["reason"]["maxLength"])
+            self._longest_value = int(part("observation", "$defs/measured")["maxLength"])
+            self._most_observations = int(part("record", "properties/observations")["maxItems"])
             metrics = part("record", "$defs/snapshot/properties/metrics")
             self._absent = re.compile(metrics["items"]["properties"]["absent"]["additionalProperties"]["pattern"])
             self._most_metrics = int(metrics["maxItems"])
@@ -84,35 +93,80 @@ class Reader:
                 metrics.append(known[0])
                 colons += known[1]
             snapshots.append((_without(taken), tuple(metrics)))
-        observations = document.get("observations", ())
+        items = document.get("observations", ())
         whole = document | {"snapshots": [taken for taken, _ in snapshots]} if snapshots else document
-        outer = whole | {"observations": []} if observations else whole
-        if is_checked:
-            return record_from_parts(outer, snapshots, observations)
-        if not compiled("record").is_valid(outer) or not compiled(_OBSERVATIONS).is_valid(list(observations)):
-            return None
-        # Every colon of the text is in what was decoded: no key is duplicate, or one of its two values would be lost.
-        if msgspec.json.encode(whole).count(b":") + colons != text.count(b":"):
+        outer = whole | {"observations": []} if items else whole
+        if not is_checked:
+            if len(items) > self._most_observations or not compiled("record").is_valid(outer):
+                return None
+            # Every colon of the text is in what was decoded: no key is duplicate, or one of its two values would be lost.
+            encoded = msgspec.json.encode(whole)
+            if encoded.count(b":") + colons != text.count(b":") or _has_long_number(encoded):
+                return None
+        observations = self._observations(items)
+        if observations is None:
             return None
         record = record_from_parts(outer, snapshots, observations)
-        return None if record_problem(record) else record
+        return None if not is_checked and record_problem(record) else record
+
+    def _observations(self, items: Iterable[Any]) -> list[Observation] | None:
+        """Return the observations; None if one is invalid. What they have in common with earlier ones is validated once."""
+        observations = []
+        heads, scopes, unset = self._heads, self._scopes, msgspec.UNSET
+        for item in items:
+            value, reason, params = item.value, item.reason, item.params
+            raw = b"" if params is unset else bytes(params)
+            key = (item.name, item.stage, item.unit, item.status, raw, value is unset, reason is unset)
+            head = heads.get(key) or self._head(key, item, raw)
+            scope = scopes.get(item.scope) or self._scope(item.scope)
+            if head is None or scope is None:
+                return None
+            own: dict[str, Any] = {"scope": scope}
+            if value is not unset:
+                if value.__class__ is str and len(value) > self._longest_value:
+                    return None
+                own["value"] = value
+            if reason is not unset:
+                if not 0 < len(reason) <= self._longest_reason:
+                    return None
+                own["reason"] = reason
+            if item.samples is not unset:
+                own["samples"] = instance_of(Samples, {}, msgspec.structs.asdict(item.samples))
+            observations.append(instance_of(Observation, head, own))
+        return observations
+
+    def _head(self, key: tuple[Any, ...], item: Any, raw: bytes) -> dict[str, Any] | None:
+        """Return the fields of an observation except its scope, value, reason and samples, with a new token."""
+        document = msgspec.json.decode(msgspec.json.encode(item))
+        params = document.setdefault("params", {})
+        if not compiled("observation").is_valid(document):
+            return None
+        if msgspec.json.encode(params).count(b":") != raw.count(b":"):  # a duplicate key
+            return None
+        self._tokens += 1
+        common = {name: document[name] for name in ("name", "stage", "unit", "status", "params")}
+        head = {**common, "value": None, "reason": "", "samples": None, "token": self._tokens}
+        return _cache(self._heads, key, head)
+
+    def _scope(self, text: str) -> str | None:
+        """Return the scope, if it is valid; equal scopes are one object."""
+        if not compiled("observation#/$defs/scope").is_valid(text):
+            return None
+        return _cache(self._scopes, text, text)
 
     def _metric(self, raw: bytes, is_checked: bool) -> tuple[Metric, int] | None:
         document = msgspec.json.decode(raw)
         if not is_checked and not self._is_valid_metric(document, raw):
             return None
-        if len(self._kept) >= MAX_CACHED_METRICS:
-            self._kept.clear()
         metric = Metric(**document)
         if not is_checked and metric_problem(metric):
             return None
         self._tokens += 1
         vars(metric)["token"] = self._tokens  # a number is never reused
-        kept = self._kept[raw] = (metric, raw.count(b":"))
-        return kept
+        return _cache(self._kept, raw, (metric, raw.count(b":")))
 
     def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
-        if not compiled(_METRIC).is_valid(document):
+        if not compiled(_METRIC).is_valid(document) or _has_long_number(raw):
             return False
         if not all(map(self._absent.search, document.get("absent", {}).values())):  # two regular expressions disagree
             return False
@@ -120,10 +174,21 @@ class Reader:
         return colons == raw.count(b":")
 
 
+def _cache(cache: dict[_Key, _Entry], key: _Key, entry: _Entry) -> _Entry:
+    """Add an entry to a cache, which is cleared when it is full, and return the entry."""
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[key] = entry
+    return entry
+
+
 def _is_suspicious(text: bytes) -> bool:
-    """Return whether the text is too large, or may hold an escaped colon or a number of more than 64 bits."""
-    if len(text) > MAX_BYTES or b"\\u003" in text:
-        return True
+    """Return whether the text is too large, or may hold an escaped colon."""
+    return len(text) > MAX_BYTES or (b"\\" in text and b"\\u003" in text)  # the first search is the faster one
+
+
+def _has_long_number(text: bytes) -> bool:
+    """Return whether the text may hold a number of more than 64 bits, which the authority refuses."""
     # The first search is the faster one.
     return _LONG in text.translate(_DIGITS) and _LONG_NUMBER.search(text) is not None
 
@@ -145,7 +210,7 @@ def _unset() -> Any:
 
 @cache
 def _frame() -> Any:
-    """Return a struct type of a record, made from its schema. Only metrics in snapshots stay undecoded."""
+    """Return a struct type of a record, made from its schema. Metrics in snapshots and parameters stay undecoded."""
     names = part("record", "properties")
     taken = part("record", "$defs/snapshot/properties")
     snapshot = msgspec.defstruct(
@@ -153,6 +218,37 @@ def _frame() -> Any:
         [(name, list[msgspec.Raw] if name == "metrics" else Any) for name in taken],
         forbid_unknown_fields=True,
     )
-    types = {"snapshots": list[snapshot], "observations": list[Any]}  # type: ignore[valid-type]
+    types = {"snapshots": list[snapshot], "observations": list[_observation()]}  # type: ignore[misc, valid-type]
     fields = [(name, types.get(name, Any) | msgspec.UnsetType, msgspec.UNSET) for name in names]
     return msgspec.defstruct("Frame", fields, forbid_unknown_fields=True)
+
+
+def _observation() -> Any:
+    """Return a struct type of an observation. `Reader._observations` checks what the types do not."""
+    number = float | int
+    not_negative = Annotated[float, msgspec.Meta(ge=0)] | Annotated[int, msgspec.Meta(ge=0)]
+    samples = msgspec.defstruct(
+        "Samples",
+        [
+            ("n", Annotated[int, msgspec.Meta(ge=1)]),
+            *((name, number) for name in ("min", "p50", "max")),
+            ("cv", not_negative),
+            ("precision", not_negative, None),
+            ("stopped", Literal["precision", "time"], ""),
+        ],
+        forbid_unknown_fields=True,
+        omit_defaults=True,
+    )
+    types = {
+        "value": float | int | bool | str,
+        "params": msgspec.Raw,
+        "samples": samples,
+    }
+    required = part("observation", "required")
+    fields = [
+        (name, types.get(name, str))
+        if name in required
+        else (name, types.get(name, str) | msgspec.UnsetType, msgspec.UNSET)
+        for name in part("observation", "properties")
+    ]
+    return msgspec.defstruct("Observation", fields, forbid_unknown_fields=True)

@@ -53,6 +53,9 @@ class Observation:
     reason: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
     samples: Samples | None = None
+    token: ClassVar[int] = 0
+    """Number that a `quick.Reader` gives an observation: equal numbers mean equal names, stages, units, states and parameters;
+    0 if it has none."""
 
     def __post_init__(self) -> None:
         if (self.status == MEASURED) != (self.value is not None):

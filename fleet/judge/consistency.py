@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fleet.judge.credibility import incredible
-from fleet.judge.figure_consistency import FigureStructure, Problem, figure_problems, figure_structure
+from fleet.judge.figure_consistency import Figures, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import without_partners
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.sequence import sequence_problems
 from schemas.records import Launch, Record
@@ -26,16 +25,16 @@ CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 
 
-def contradictions(view: HostView, figures: FigureStructure | None = None) -> Iterator[Verdict]:
+def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-    `figures` is the structure of the figures of its layout, except those of pairs of hosts; None for a host without layout.
+    `figures` are the figures of the host, each list with its known structure; None for a host without layout.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
 
 
-def _problems(view: HostView, figures: FigureStructure | None) -> Iterator[Problem]:
+def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Problem]:
     evidence = view.evidence
     for record in evidence.records:
         for snapshot in record.snapshots:
@@ -51,19 +50,15 @@ def _problems(view: HostView, figures: FigureStructure | None) -> Iterator[Probl
     yield from _record_problems(evidence.records)
 
 
-def _figure_problems(view: HostView, figures: FigureStructure | None) -> Iterator[Problem]:
+def _figure_problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Problem]:
     records = view.evidence.records
-    items = [item for record in records if record.soak is None for item in record.observations]
     of_soak = [item for record in records if record.soak for item in record.observations]
     if of_soak:
         yield from figure_problems(view, of_soak, figure_structure(view, of_soak, is_soak=True))
     if figures is None or of_soak:
-        yield from figure_problems(view, items)
-        return
-    own, with_partners = without_partners(items)
-    yield from figure_problems(view, own, figures)
-    if with_partners:
-        yield from figure_problems(view, with_partners)
+        figures = [([item for record in records if record.soak is None for item in record.observations], None)]
+    for items, structure in figures:
+        yield from figure_problems(view, items, structure)
 
 
 def _launch_problems(view: HostView, record: Record) -> Iterator[Problem]:

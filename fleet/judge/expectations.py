@@ -266,7 +266,9 @@ def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
     """Yield scope and identity of each network adapter in the last snapshot that has them."""
     last: dict[str, Metric] = {}
     for snapshot in evidence.snapshots():
-        last |= {metric.name: metric for metric in snapshot.metrics if metric.name in ADAPTER_IDENTITIES}
+        for metric in snapshot.metrics:
+            if metric.name in ADAPTER_IDENTITIES:
+                last[metric.name] = metric
     for name, metric in last.items():
         for scope, value in metric.values.items():
             if _is_unique(name, str(value)):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.baseline import outcome_params
+from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_problem
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
@@ -43,6 +44,7 @@ STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_
 """Figure -> the parameter of other figures of its benchmark that states the same."""
 LEAST_FOR_PRECISION = 6
 """Samples that the 95 % interval of a median takes."""
+MAX_STRUCTURES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,38 @@ class FigureStructure:
     """Positions of two figures -> the first divided by the second."""
     is_soak: bool = False
     """The figures are aggregates of several rounds."""
+
+
+Figures = tuple[Sequence[Observation], FigureStructure | None]
+"""Figures, and their structure if it is known."""
+
+
+class PartnerStructures:
+    """The structures of figures of pairs of hosts. They differ from host to host in the names of the partners."""
+
+    def __init__(self) -> None:
+        self._structures: BoundedCache[Hashable, FigureStructure] = BoundedCache(MAX_STRUCTURES)
+
+    def of_host(self, view: HostView, items: Sequence[Observation]) -> FigureStructure:
+        """Return the structure of such figures of a host."""
+        if not all(item.token for item in items):
+            return figure_structure(view, items)
+        numbers: dict[str, int] = {}
+        key = tuple(
+            (
+                item.token,
+                Scope.parse(item.scope).device,
+                item.samples is None,
+                numbers.setdefault(item.scope, len(numbers)),
+            )
+            for item in items
+        )
+        structure = self._structures.get(key)
+        if structure is None:
+            structure = figure_structure(view, items)
+            if not structure.problems:  # their reasons name scopes
+                self._structures[key] = structure
+        return structure
 
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:

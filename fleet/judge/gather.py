@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fleet.judge.bounded_cache import BoundedCache
@@ -14,15 +15,18 @@ from fleet.judge.evaluate import holds, is_applicable, limit_of, series
 from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, is_regular
+from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
 from fleet.judge.outliers import FigureKey
 from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
 from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_values
 from schemas.records import MEASURED, Observation, Value
+from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
+MAX_PENDING = 256
+"""Hosts whose values are kept until they are added together."""
 
 
 @dataclass(kw_only=True)
@@ -72,6 +76,7 @@ class _Layout:
     is_plain: bool = True
     """Every value that counts is a number or a version at a known position."""
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
+    gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
     bandwidths: list[_Bandwidth] = field(default_factory=list)
     readings: list[_Step] = field(default_factory=list)
@@ -79,6 +84,14 @@ class _Layout:
     shared: SharedReadings[_Step]
     hosts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Gang and rack -> number of its hosts, which all have the shared readings."""
+    pending: list[list[Value]] = field(default_factory=list)
+    """The values of hosts whose figures and ranks are not added yet."""
+
+    @cached_property
+    def numbers(self) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
+        """Return a function that returns the values that must be numbers."""
+        figures = [*self.figures, *self.gang_figures]
+        return values_at([position for _, _, position in figures] + [position for _, _, position in self.ranks])
 
 
 class Gatherer:
@@ -86,7 +99,7 @@ class Gatherer:
 
     def __init__(self, planned: Planned) -> None:
         self._stats = FleetStats(planned)
-        self._layouts = LayoutCache(self._compile, lambda layout: self._count_shared(layout, layout.shared.steps))
+        self._layouts = LayoutCache(self._compile, self._count_layout)
         self._readings: BoundedCache[Any, _Readings] = BoundedCache(MAX_READINGS, self._count)
 
     def add(self, view: HostView) -> None:
@@ -98,15 +111,15 @@ class Gatherer:
         host = HostValues(view)
         layout = self._layouts.of_host(host)
         values = host.values
-        numbers = [(key, scope, values[position]) for key, scope, position in layout.figures]
-        ranks = [(kind, figure, values[position]) for kind, figure, position in layout.ranks]
-        if not layout.is_plain or not all(_is_finite(value) for _, _, value in (*numbers, *ranks)):
+        numbers = layout.numbers(values)
+        if not layout.is_plain or not are_numbers(numbers) or not all(map(math.isfinite, numbers)):  # type: ignore[arg-type]
             self._stats.add_values(view)
             return
-        for key, scope, number in numbers:
-            self._stats.figures.add_figure(key, host.own_scope(scope), float(number))  # type: ignore[arg-type]
-        for kind, figure, value in ranks:
-            self._stats.ranks.add_figure(kind, figure, float(value))  # type: ignore[arg-type]
+        layout.pending.append(values)
+        if len(layout.pending) >= MAX_PENDING:
+            self._add_pending(layout)
+        for key, scope, position in layout.gang_figures:
+            self._stats.figures.add_figures(key, host.own_scope(scope), [values[position]])  # type: ignore[list-item]
         self._add_bandwidths(layout, host)
         if changed := layout.shared.remove_changed(host):
             self._count_shared(layout, changed)
@@ -125,14 +138,27 @@ class Gatherer:
         for part, parts in readings.parts:
             self._stats.groups.add_part(part, parts * readings.hosts)
         for key, scope, number in readings.figures:
-            self._stats.figures.add_figure(key, scope, number, readings.hosts)
+            self._stats.figures.add_figures(key, scope, [number] * readings.hosts)
+
+    def _count_layout(self, layout: _Layout) -> None:
+        self._add_pending(layout)
+        self._count_shared(layout, layout.shared.steps)
+
+    def _add_pending(self, layout: _Layout) -> None:
+        """Add the figures and ranks of the pending hosts."""
+        pending = layout.pending
+        for key, scope, position in layout.figures if pending else ():
+            self._stats.figures.add_figures(key, scope, [values[position] for values in pending])  # type: ignore[misc]
+        for kind, figure, position in layout.ranks if pending else ():
+            self._stats.ranks.add_figures(kind, figure, [values[position] for values in pending])  # type: ignore[misc]
+        pending.clear()
 
     def _count_shared(self, layout: _Layout, steps: Iterable[_Step]) -> None:
         """Count the readings of these steps for all hosts of the layout so far."""
         hosts = layout.hosts.total()
         for step in steps if hosts else ():
             for key, scope, number in step.readings.figures:
-                self._stats.figures.add_figure(key, scope, number, hosts)
+                self._stats.figures.add_figures(key, scope, [number] * hosts)
             if step.criterion is None:
                 continue
             for (gang, rack), count in layout.hosts.items():
@@ -206,7 +232,8 @@ class Gatherer:
         for name in view.observations.benchmark_names():
             if any(item.vs_fleet and item.matches_name(name) for item in view.criteria().values()):
                 for (key, scope), item in self._stats.figures.latest(view, name).items():
-                    layout.figures.append((key, host.layout_scope(scope), positions[id(item)]))
+                    figures = layout.gang_figures if Scope.parse(scope).is_gang else layout.figures
+                    figures.append((key, host.layout_scope(scope), positions[id(item)]))
         for kind, figure, item in ranks_of(view):
             layout.ranks.append((kind, figure, positions[id(item)]))
         names = [name for name in view.observations.benchmark_names() if is_bandwidth_name(name)]

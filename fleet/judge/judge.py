@@ -176,7 +176,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
     yield from refused_readings(view)
     yield from judge_soak(view)
     yield from judge_presence(view)
-    yield from contradictions(view, remaining.layout.figures if remaining and remaining.layout else None)
+    yield from contradictions(view, remaining.figures() if remaining else None)
 
 
 def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:

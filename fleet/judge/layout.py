@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -20,9 +20,9 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 MAX_LAYOUTS = 500
-_STRUCTURE = operator.attrgetter("name", "stage", "status", "unit", "params")
 GANG_SCOPE = "gang="
 """Scope of a gang in a layout, whatever its name."""
+_NUMBERS = frozenset({float, int})
 L = TypeVar("L")
 
 
@@ -47,31 +47,21 @@ class HostValues:
         launches = tuple((launch.stage, view.plan.ranks(launch.members)) for launch in view.evidence.launches())
         self._facts: tuple[Hashable, ...] = (
             *(view.kind, id(view.expected), tuple(self.tokens), launches, self.versions, len(view.evidence.records)),
-            frozenset(
-                [
-                    (item.name, Scope.parse(item.scope).kind, item.stage, item.status, item.unit, *item.params.items())
-                    for item in self.with_partners
-                ]
-            ),
+            frozenset([(kind_of(item), Scope.parse(item.scope).kind) for item in self.with_partners]),
         )
-        self._scopes = [scopes.get(item.scope, item.scope) for item in self.observations]
-        self.structure = (
-            self._facts,
-            self._scopes,
-            [_STRUCTURE(item) for item in self.observations],
+        self._lists: tuple[list[Hashable], ...] = (
+            [scopes.get(item.scope, item.scope) for item in self.observations],
+            [kind_of(item) for item in self.observations],
             [item.samples is None for item in self.observations],
             [item.value.__class__ is str for item in self.observations],
         )
+        self.structure = self._facts, *self._lists
         """What the hosts of a layout have in common. It is compared faster than `key`, which is a hashable form of it."""
 
     @property
     def key(self) -> Hashable:
         """Return the key of the layout."""
-        _, scopes, structures, *flags = self.structure
-        return self._facts, tuple(
-            (*structure, scope, *params.items(), *flag)
-            for (*structure, params), scope, *flag in zip(structures, scopes, *flags, strict=True)
-        )
+        return self._facts, *map(tuple, self._lists)
 
     def readings_key(self, names: Sequence[str]) -> tuple[int, ...] | None:
         """Return a key of the readings of these names: equal keys mean equal readings. None if a reading has no key."""
@@ -147,6 +137,23 @@ class LayoutCache(Generic[L]):
         self._layouts.clear()
 
 
+def values_at(positions: Sequence[int]) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
+    """Return a function that returns the values at these positions."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda values: tuple(values[position] for position in positions)
+
+
+def are_numbers(values: Sequence[Value]) -> bool:
+    """Return whether all values are numbers."""
+    return _NUMBERS.issuperset(map(type, values))
+
+
+def kind_of(item: Observation) -> Hashable:
+    """Return a key of all that an observation has beside scope, value, reason and samples: equal keys, equal kinds."""
+    return item.token or (item.name, item.stage, item.status, item.unit, *item.params.items())
+
+
 def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:
     """Return the observations without those that hosts make in pairs (`partner=`), and these."""
     alone = [item for item in items if "partner=" not in item.scope]
@@ -160,9 +167,8 @@ def is_regular(view: HostView) -> bool:
     """
     if not view.has_record or view.unmeasured_gpus:
         return False
-    if any(from_benchmark(name) or name.startswith(f"{LAUNCH}.") for name in view.observations.metrics):
-        return False
-    if not all(from_benchmark(name) or name.startswith(f"{LAUNCH}.") for name in view.observations.benchmark_names()):
+    observations = view.observations
+    if not _are_apart(tuple(observations.metrics), tuple(observations.benchmark_names())):
         return False
     launches = view.evidence.launches()
     gang = set(view.plan.gangs().get(view.host.gang, ()))
@@ -170,3 +176,13 @@ def is_regular(view: HostView) -> bool:
         launch.outcome == "finished" and not launch.reason and (launch.stage != GANG or set(launch.members) == gang)
         for launch in launches
     )
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def _are_apart(readings: tuple[str, ...], results: tuple[str, ...]) -> bool:
+    """Return whether none of these readings has the name of a result, and all results have."""
+    return all(map(_is_result, results)) and not any(map(_is_result, readings))
+
+
+def _is_result(name: str) -> bool:
+    return from_benchmark(name) or name.startswith(f"{LAUNCH}.")

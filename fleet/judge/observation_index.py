@@ -86,12 +86,12 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
     def with_reading(self, scopes: Iterable[str]) -> set[str]:
         """Return those of the scopes that have a reading in a snapshot."""
-        without, scopes = {*scopes}, {*scopes}
+        without = scopes = {*scopes}
         for metrics in self.metrics.values():
+            for _, metric in metrics:
+                without = {scope for scope in without if scope not in metric.values}
             if not without:
                 break
-            for _, metric in metrics:
-                without -= metric.values.keys()
         return scopes - without
 
     def stages(self) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,7 +97,7 @@ class FleetFigures:
         """Add the figures of one host."""
         for name in compared_names(view):
             for key, scope, number in self.figures(view, name):
-                self.add_figure(key, scope, number)
+                self.add_figures(key, scope, [number])
 
     def figures(self, view: HostView, name: str) -> Iterator[tuple[FigureKey, str, float]]:
         """Yield key, scope and number of each figure of that name on a host."""
@@ -113,25 +113,15 @@ class FleetFigures:
                 latest[(self.key(view, observation), observation.scope)] = observation
         return latest
 
-    def add_figure(self, key: FigureKey, scope: str, number: float, hosts: int = 1) -> None:
-        """Add the number of one part, or the equal numbers of this part on several hosts."""
-        # Every member of a gang reports the same figure of the gang. Count it once.
-        if Scope.parse(scope).is_gang:
-            self._of_gangs.setdefault(key, {})[scope] = number
+    def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
+        """Add the numbers of one part of several hosts."""
+        parsed = Scope.parse(scope)
+        if parsed.is_gang:
+            # Every member of a gang reports the same figure of the gang. Count it once.
+            self._of_gangs.setdefault(key, {})[scope] = numbers[-1]
             return
-        positions = self._values.get(key)
-        if positions is None:
-            positions = self._values[key] = {}
-        position = Scope.parse(scope).device
-        values = positions.get(position)
-        if values is None:
-            values = positions[position] = array("d")
-        if hosts == 1:
-            values.append(number)
-        else:
-            values.extend([number] * hosts)
-        if self._peers:
-            self._peers.clear()
+        self._values.setdefault(key, {}).setdefault(parsed.device, array("d")).extend(numbers)
+        self._peers.clear()
 
     def update(self, other: FleetFigures) -> None:
         """Add the figures of other hosts."""

@@ -8,9 +8,11 @@ layout.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fleet.judge import expectations, outliers
@@ -19,10 +21,10 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.drift import is_drift
 from fleet.judge.evaluate import COMPARE, holds, is_applicable, is_unlinked, limit_of, series
 from fleet.judge.evidence import LAUNCH, from_benchmark
-from fleet.judge.figure_consistency import FigureStructure, figure_structure
+from fleet.judge.figure_consistency import Figures, FigureStructure, PartnerStructures, figure_structure
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, is_regular
+from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
 from fleet.judge.partner_checks import PartnerCheck, are_alike
 from fleet.judge.paths import is_bandwidth_name
 from fleet.judge.reading_checks import ReadingCheck, reading_check
@@ -35,6 +37,8 @@ from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
+MAX_PENDING = 256
+"""Hosts whose passes are kept until they are counted together."""
 
 Evaluate = Callable[[HostView, Criterion], list[Verdict]]
 
@@ -67,7 +71,7 @@ class _Step:
     """For a figure of pairs of hosts."""
     names: tuple[str, ...] | None = None
     """Without checks and names, the criterion is evaluated in full."""
-    numbers: ReadingCheck | None = None
+    readings: ReadingCheck | None = None
     """How the readings are compared, once a host has passed."""
     passes: list[Verdict] = field(default_factory=list)
     """The verdicts on shared readings: all of them pass."""
@@ -75,6 +79,49 @@ class _Step:
     """The groups of the shared readings, for a criterion that compares hosts."""
     majority: Hashable = None
     """What these groups require (`ValueGroups.majority`)."""
+
+    @cached_property
+    def compares_numbers(self) -> bool:
+        """Return whether all of its checks compare numbers."""
+        return bool(self.checks) and all(check.is_number for check in self.checks or ())
+
+
+class _NumberChecks:
+    """The checks of a layout that compare numbers. Most hosts pass all of them; their passes are counted together."""
+
+    def __init__(self, checks: Sequence[_Check]) -> None:
+        self._checks = checks
+        self._chosen = values_at([check.chosen for check in checks])
+        by_operator: dict[str, list[tuple[int, float]]] = {}
+        for check in checks:
+            by_operator.setdefault(check.operator, []).extend((position, check.limit) for position in check.positions)  # type: ignore[misc]
+        self._comparisons = [
+            (COMPARE[name], values_at([position for position, _ in items]), [limit for _, limit in items])
+            for name, items in by_operator.items()
+        ]
+        self._pending: list[tuple[tuple[Value, ...], int, str, str]] = []
+        """The values, position, name and gang scope of hosts that pass."""
+
+    def count_passes(self, values: HostValues, position: int) -> int | None:
+        """Count the passes of a host and return their number; None, and nothing is counted, unless it passes all checks."""
+        for compare, chosen, limits in self._comparisons:
+            numbers = chosen(values.values)
+            if not are_numbers(numbers) or not all(map(compare, numbers, limits)):  # type: ignore[arg-type]
+                return None
+        self._pending.append((self._chosen(values.values), position, values.view.host.name, values.gang_scope))
+        if len(self._pending) >= MAX_PENDING:
+            self.finish()
+        return len(self._checks)
+
+    def finish(self) -> None:
+        """Count the passes of the pending hosts."""
+        if not self._pending:
+            return
+        columns, positions, names, gang_scopes = zip(*self._pending, strict=True)
+        for check, column in zip(self._checks, zip(*columns, strict=True), strict=True):
+            scopes = gang_scopes if check.scope == GANG_SCOPE else itertools.repeat(check.scope)
+            check.row.add_passes(column, positions, names, scopes)
+        self._pending.clear()
 
 
 @dataclass(kw_only=True)
@@ -84,6 +131,8 @@ class Layout:
     number: int
     steps: list[_Step]
     """Those that each host is judged by: all except the shared ones, in the order of the criteria."""
+    numbers: _NumberChecks
+    """The checks of the steps that only compare numbers."""
     shared: SharedReadings[_Step]
     """Steps with the same passes on all hosts so far."""
     shared_group: tuple[str, str] | None = None
@@ -100,6 +149,8 @@ class Layout:
     """Stage and name of the bandwidths of collectives that have a limit."""
     figures: FigureStructure
     """What can be wrong about the figures, except those of pairs of hosts."""
+    partner_figures: PartnerStructures = field(default_factory=PartnerStructures)
+    """The same of the figures of pairs of hosts."""
 
 
 @dataclass(kw_only=True)
@@ -136,6 +187,16 @@ class Remaining:
     passes: int = 0
     """Passes that were counted."""
 
+    def figures(self) -> list[Figures] | None:
+        """Return the figures of the host, each list with its structure; None for a host without layout."""
+        if self.layout is None or self.values is None:
+            return None
+        partners = self.values.with_partners
+        figures: list[Figures] = [(self.values.observations, self.layout.figures)]
+        if partners:
+            figures.append((partners, self.layout.partner_figures.of_host(self.values.view, partners)))
+        return figures
+
     @property
     def layout_number(self) -> int:
         """Return the number of the layout; 0 without one."""
@@ -148,7 +209,7 @@ class PassCounter:
     def __init__(self, stats: FleetStats, tally: Tally, positions: Mapping[str, int], evaluate: Evaluate) -> None:
         """`positions` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
         self._stats, self._tally, self._positions, self._evaluate = stats, tally, positions, evaluate
-        self._layouts = LayoutCache(self._compile, lambda layout: self._count_repeated(layout.alike))
+        self._layouts = LayoutCache(self._compile, self._count_layout)
         self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._count_repeated)
 
     def finish(self) -> None:
@@ -169,7 +230,11 @@ class PassCounter:
         self._unshare(layout, values)
         layout.alike.add(position, name)
         remaining.passes += len(layout.alike.passes)
+        number_passes = layout.numbers.count_passes(values, position)
+        remaining.passes += number_passes or 0
         for step in layout.steps:
+            if step.compares_numbers and number_passes is not None:
+                continue
             if step.checks is not None:
                 passed = _all_pass(step.checks, values.values)
                 if passed:
@@ -188,8 +253,8 @@ class PassCounter:
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
         """Return whether the criterion passes on the readings of this host; if not, keep its verdicts in `remaining`."""
         view, criterion, names = values.view, step.criterion, step.names or ()
-        if step.numbers:
-            passes = step.numbers.count_passes(view, self._positions[view.host.name])
+        if step.readings:
+            passes = step.readings.count_passes(view, self._positions[view.host.name])
             if passes is not None:
                 remaining.passes += passes
                 return True
@@ -215,12 +280,16 @@ class PassCounter:
             return False
         for verdict in verdicts:
             self._tally.add(verdict)
-        if step.numbers is None:
-            step.numbers = reading_check(view, criterion, names, verdicts, list(map(self._tally.row, verdicts)))
+        if step.readings is None:
+            step.readings = reading_check(view, criterion, names, verdicts, list(map(self._tally.row, verdicts)))
         remaining.passes += len(verdicts)
         if tokens is not None:
             self._readings[key] = _Repeated(passes=verdicts)
         return True
+
+    def _count_layout(self, layout: Layout) -> None:
+        layout.numbers.finish()
+        self._count_repeated(layout.alike)
 
     def _count_repeated(self, repeated: _Repeated | None) -> None:
         if repeated and repeated.count:
@@ -275,6 +344,7 @@ class PassCounter:
         return Layout(
             number=number,
             steps=[step for step in steps if step not in shared.steps],
+            numbers=_NumberChecks([check for step in steps if step.compares_numbers for check in step.checks or ()]),
             shared=shared,
             alike=_Repeated(passes=[verdict for step in shared.steps for verdict in step.passes]),
             is_complete=not incomplete,

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.records import Value
@@ -90,6 +90,19 @@ class TallyRow:
         quality = value if self.higher_is_better else -value
         if quality <= self.threshold:
             self._offer((_RANK[PASS], quality, position, scope, value, host, "", PASS))
+
+    def add_passes(
+        self, values: Sequence[float], positions: Sequence[int], hosts: Sequence[str], scopes: Iterable[str]
+    ) -> None:
+        """Count a number that passes on each of these hosts, as `add_pass` does."""
+        worst = min(values) if self.higher_is_better else -max(values)
+        if worst <= self.threshold:
+            for value, position, host, scope in zip(values, positions, hosts, scopes, strict=False):
+                self.add_pass(value, position, host, scope)
+            return
+        self.passing += values
+        if len(self.passing) >= MAX_BUFFERED:
+            self.flush()
 
     def add_repeated(
         self, value: Value, limit: Value, hosts: Sequence[tuple[int, str]], count: int, scope: str

@@ -57,9 +57,9 @@ class RankFigures:
                 for name, value in figures.items():
                     series.setdefault(name, array("d")).append(value)
 
-    def add_figure(self, kind: Kind, figure: str, value: float) -> None:
-        """Add one figure of one rank."""
-        self._series.setdefault(kind, {}).setdefault(figure, array("d")).append(value)
+    def add_figures(self, kind: Kind, figure: str, values: Iterable[float]) -> None:
+        """Add one figure of several ranks."""
+        self._series.setdefault(kind, {}).setdefault(figure, array("d")).extend(values)
 
     def update(self, other: RankFigures) -> None:
         """Add the figures of other hosts."""

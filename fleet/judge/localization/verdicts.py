@@ -124,14 +124,12 @@ class _GangPairs:
         reports: dict[tuple[str, str, int], _PairReports] = defaultdict(_PairReports)
         culprits = self._attempt.culprits()
         for host, view in self._members.items():
+            rails = {str(index): rail for rail, index in enumerate(view.host.devices)}
             for quantity in UNITS:
-                latest = {
-                    observation.scope: observation
-                    for observation in self._attempt.observations[host]
-                    if observation.name == f"pairs.{quantity}"
-                }
+                name = f"pairs.{quantity}"
+                latest = {item.scope: item for item in self._attempt.observations[host] if item.name == name}
                 for observation in latest.values():
-                    key = self._pair_key(view, observation)
+                    key = self._pair_key(view, observation, rails)
                     # An error with the host that stopped the launch is no evidence against the other end.
                     if key and not (observation.status == ERROR and culprits.keys() & set(key)):
                         reports[key].add(quantity, observation)
@@ -150,11 +148,15 @@ class _GangPairs:
         ]
         return _best_rails(pairs) if self._rehearsal else pairs
 
-    def _pair_key(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
-        """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang."""
+    def _pair_key(
+        self, view: HostView, observation: Observation, rails: Mapping[str, int]
+    ) -> tuple[str, str, int] | None:
+        """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang.
+
+        `rails` maps the index of each device of the host to its rail.
+        """
         labels = Scope.parse(observation.scope).labels
-        device, partner = labels.get(view.host.device), labels.get("partner")
-        rails = [str(index) for index in view.host.devices]
+        device, partner = labels.get(view.host.device, ""), labels.get("partner")
         if (
             observation.stage != STAGE
             or device not in rails
@@ -163,7 +165,7 @@ class _GangPairs:
         ):
             return None
         a, b = sorted((view.host.name, partner))
-        return a, b, rails.index(device)
+        return a, b, rails[device]
 
     def _kind(self, a: str, b: str) -> PairKind:
         first, second = (self._members[name].host for name in (a, b))

@@ -1119,14 +1119,14 @@ def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
     fleet = FleetFigures(Planned(one_figure_plan()))
     key = ("m", "n", "s", "gpu", ())
     for host in range(3):
-        fleet.add_figure(key, "gpu=0,link=1", 1.0 + host)
-        fleet.add_figure(key, "gang=r1", 7.0)
-    fleet.add_figure(key, "gang=r2", 9.0)
+        fleet.add_figures(key, "gpu=0,link=1", [1.0 + host])
+        fleet.add_figures(key, "gang=r1", [7.0])
+    fleet.add_figures(key, "gang=r2", [9.0])
     assert fleet.peers_at(key, "gpu=0").values == (1.0, 2.0, 3.0, 7.0, 9.0)
     other = FleetFigures(Planned(one_figure_plan()))
     for at in range(outliers.MIN_PEERS_FOR_DEVIATION):
-        other.add_figure(key, "gpu=1,link=1", 20.0 - at)
-    other.add_figure(key, "gang=r3", 5.0)
+        other.add_figures(key, "gpu=1,link=1", [20.0 - at])
+    other.add_figures(key, "gang=r3", [5.0])
     fleet.update(other)
     whole = fleet.peers_at(key, "gpu=0")
     assert len(whole.values) == 3 + outliers.MIN_PEERS_FOR_DEVIATION + 3
@@ -1136,7 +1136,7 @@ def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
         sorted(20.0 - at for at in range(outliers.MIN_PEERS_FOR_DEVIATION))
     )
     assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # too few peers at that position
-    fleet.add_figure(key, "gpu=0", 0.5)
+    fleet.add_figures(key, "gpu=0", [0.5])
     assert fleet.peers_at(key, "gpu=0").values[0] == 0.5
     assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", ()), "gpu=0").model) == ("m", "this kind")
 

@@ -234,7 +234,7 @@ def test_rank_figures_merge_from_parts() -> None:
     parts[0].update(parts[1])
     parts[0].update(parts[2])
     for value in (1.0, 2.0, 4.0):
-        fed.add_figure(kind, "compute", value)
+        fed.add_figures(kind, "compute", [value])
     for known in (whole, parts[0], fed):
         assert known.peer_medians(kind, {"compute": 1.0})["compute"] == 3.0
         assert known.peer_medians(kind, {})["compute"] == 2.0
