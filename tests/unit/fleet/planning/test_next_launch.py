@@ -27,8 +27,14 @@ PACKS = read_packs(())
 GBPS = 400.0
 
 
-def plan(*names: str, **variables: Any) -> Plan:
-    return builders.plan(*names, rackproof_fabric_gbps=GBPS, **variables)
+def plan(*names: str) -> Plan:
+    """Return a plan with the benchmarks that can end, slow down or divide a launch, and one of each host alone."""
+    of = builders.plan(*names, rackproof_fabric_gbps=GBPS)
+    planned = of.stage("gang").benchmarks
+    collective = {**planned["collective"], "ops": ["all_reduce"], "graph_ops": []}
+    collective["sizes_bytes"] = planned["collective"]["sizes_bytes"][-1:]
+    alone = {"memory": of.stage("benchmark").benchmarks["memory"]}
+    return builders.with_benchmarks(of, benchmark=alone, gang={"collective": collective, "pairs": planned["pairs"]})
 
 
 @dataclass
