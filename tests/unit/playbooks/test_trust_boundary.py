@@ -92,7 +92,12 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
     done = subprocess.run(
         [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, ROOT / "playbooks" / playbook, *options],
         cwd=directory,
-        env={**os.environ, "ANSIBLE_CONFIG": str(directory / "ansible.cfg"), "ANSIBLE_HOME": str(directory / "home")},
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
+            "ANSIBLE_HOME": str(directory / "home"),
+            "ANSIBLE_PIPELINING": "1",  # as in the ansible.cfg of the checkout
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from fleet.judge.uniformity import WITHIN_HOST
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan
 from schemas.readings import READINGS
-from schemas.records import Metric, Observation, Snapshot, Value
+from schemas.records import Metric, Observation, Record, Snapshot, Value
 from schemas.reports import PASS
 from schemas.scopes import Scope
 from tests import builders
@@ -88,7 +88,8 @@ def fleet() -> Fleet:
     return Fleet(plan=replace(plan, expected=()), packs=(read_pack(MODEL),))
 
 
-def criteria_on(names: Iterable[str]) -> tuple[Criterion, ...]:
+@cache
+def criteria_on(*names: str) -> tuple[Criterion, ...]:
     wanted = {*names}
     return tuple(
         item
@@ -116,22 +117,24 @@ def found(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evidence])
 # ---- readings of the collectors ----
 
 
+@cache
+def record_of(host: str) -> Record:
+    """Return the record of a host, without readings of its collectors."""
+    gpus = tuple(
+        replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
+    )
+    (record,) = builders.records(replace(fleet().plan, hosts=(replace(fleet().plan.host(host), gang=""),)), host)
+    return replace(record, gpus=gpus)
+
+
 def evidence_of(
     host: str, healthy: Mapping[str, Metric], faulty: Metric | None = None, *, is_change: bool = False
 ) -> Evidence:
     """Return the evidence of a host; the faulty reading is in all snapshots, or only in the last one."""
-    gpus = tuple(
-        replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
-    )
     own = {name: unique(metric, host) if name in UNIQUE else metric for name, metric in healthy.items()}
     bad = own | ({faulty.name: faulty} if faulty else {})
-    (record,) = builders.records(replace(fleet().plan, hosts=(replace(fleet().plan.host(host), gang=""),)), host)
-    changed = replace(
-        record,
-        gpus=gpus,
-        snapshots=snapshots((own if is_change else bad).values(), bad.values()),
-    )
-    return Evidence(records=(changed,))
+    values = snapshots((own if is_change else bad).values(), bad.values())
+    return Evidence(records=(replace(record_of(host), snapshots=values),))
 
 
 def unique(metric: Metric, host: str) -> Metric:
@@ -161,7 +164,7 @@ def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
 
 def with_healthy_values(metric: Metric) -> Metric:
     """Return the reading with the value that a criterion prefers, and with values if the host does not support it."""
-    preferred = [item.prefer for item in criteria_on([metric.name]) if item.prefer is not None]
+    preferred = [item.prefer for item in criteria_on(metric.name) if item.prefer is not None]
     if preferred and isinstance(preferred[0], bool):
         return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
     if metric.values:
@@ -195,30 +198,52 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
             yield replace(metric, values={**metric.values, **dict(zip(chosen, values, strict=True))}), is_change
 
 
-def criteria_that_find(metrics: Mapping[str, Metric], name: str, extent: str) -> set[str]:
-    """Return the criteria that fail for the first bad value that any criterion finds, on one part, one host or all hosts."""
-    informational = bool(reason_of(name))
-    if informational and not criteria_on([name]):
-        return set()
-    metric = metrics[name]
-    related = {reading for item in criteria_on([name]) for reading in item.group_by} | (
+@dataclass(frozen=True)
+class Healthy:
+    """Hosts with one reading and the readings that it is grouped by, and what does not pass on them."""
+
+    metric: Metric
+    readings: Mapping[str, Metric]
+    packs: tuple[Pack, ...]
+    fleet: Mapping[str, Evidence]
+    findings: set[tuple[str, ...]]
+
+
+def healthy_fleet(metrics: Mapping[str, Metric], name: str) -> Healthy:
+    related = {reading for item in criteria_on(name) for reading in item.group_by} | (
         {*PORTS} if name in PORTS else set()
     )
-    healthy = {other: metrics[other] for other in metrics if other == name or other in related}
+    readings = {other: metrics[other] for other in metrics if other == name or other in related}
+    if name in EVENTS:
+        readings[name] = replace(metrics[name], values={}, absent={})
+    else:
+        readings[name] = with_healthy_values(metrics[name])
+    packs = (replace(fleet().packs[0], criteria=criteria_on(name)),)
+    evidence = {host: evidence_of(host, readings) for host in HOSTS}
+    return Healthy(readings[name], readings, packs, evidence, found(fleet().plan, packs, evidence))
+
+
+@pytest.fixture(scope="module")
+def healthy(metrics: Mapping[str, Metric]) -> Callable[[str], Healthy]:
+    """Return a function of the name of a reading. It judges each healthy fleet once, since each extent of a fault needs it."""
+    return cache(partial(healthy_fleet, metrics))
+
+
+def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str) -> set[str]:
+    """Return the criteria that fail for the first bad value that any criterion finds, on one part, one host or all hosts."""
+    informational = bool(reason_of(name))
+    if informational and not criteria_on(name):
+        return set()
+    before = healthy(name)
     if name in EVENTS:
         scope, value = EVENTS[name]
-        healthy[name] = replace(metric, values={}, absent={})
-        cases = [(replace(metric, values={scope: value}, absent={}), False)]
+        cases = [(replace(before.metric, values={scope: value}), False)]
     else:
-        metric = healthy[name] = with_healthy_values(metric)
-        cases = [case for scopes in scopes_of(metric, extent) for case in alterations(metric, scopes)]
-    packs = (replace(fleet().packs[0], criteria=criteria_on([name])),)
-    fleets = {host: evidence_of(host, healthy) for host in HOSTS}
-    before = found(fleet().plan, packs, fleets)
+        cases = [case for scopes in scopes_of(before.metric, extent) for case in alterations(before.metric, scopes)]
     for faulty, is_change in cases:
         hosts = HOSTS[: PARTS[extent]]
-        changed = {host: evidence_of(host, healthy, faulty, is_change=is_change) for host in hosts}
-        after = found(fleet().plan, packs, {**fleets, **changed}) - before
+        changed = {host: evidence_of(host, before.readings, faulty, is_change=is_change) for host in hosts}
+        after = found(fleet().plan, before.packs, {**before.fleet, **changed}) - before.findings
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
         if informational:
             criteria -= {"plan"}  # impossible values are reported without a criterion
@@ -248,12 +273,12 @@ def can_find(criterion: Criterion, extent: str) -> bool:
 
 @pytest.mark.parametrize("extent", PARTS)
 @pytest.mark.parametrize("name", READINGS)
-def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], name: str, extent: str) -> None:
+def test_bad_reading_is_found_or_informational(healthy: Callable[[str], Healthy], name: str, extent: str) -> None:
     if reason_of(name):
-        criteria = criteria_that_find(metrics, name, extent)
+        criteria = criteria_that_find(healthy, name, extent)
         assert not criteria, f"{name} is judged: remove it from fleet/judge/informational.py"
-    elif not criteria_on([name]) or any(can_find(item, extent) for item in criteria_on([name])):
-        assert criteria_that_find(metrics, name, extent), (
+    elif not criteria_on(name) or any(can_find(item, extent) for item in criteria_on(name)):
+        assert criteria_that_find(healthy, name, extent), (
             f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
         )
 
@@ -261,7 +286,7 @@ def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], na
 def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
     """Return what does not pass on hosts with all readings; `changed`: host -> its readings that differ."""
     healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
-    packs = (replace(fleet().packs[0], criteria=criteria_on(READINGS)),)
+    packs = (replace(fleet().packs[0], criteria=criteria_on(*READINGS)),)
     evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}
     return found(fleet().plan, packs, evidence)
 
@@ -353,26 +378,41 @@ def changes(scope: str) -> Iterator[Any]:
         yield change
 
 
+@dataclass(frozen=True)
+class HealthyFigure:
+    """Hosts with the figures of one name and settings, and what does not pass on them."""
+
+    plan: Plan
+    criteria: tuple[Criterion, ...]
+    packs: tuple[Pack, ...]
+    fleet: Mapping[str, Evidence]
+    findings: set[tuple[str, ...]]
+
+
+@cache
+def healthy_figure(name: str, settings: tuple[tuple[str, Value], ...]) -> HealthyFigure:
+    plan = replace(measuring_plan(), expected=planned_figures()[(name, settings)])
+    criteria = tuple(item for item in read_pack(FIGURES_MODEL).criteria if item.matches_name(name))
+    packs = (replace(read_pack(FIGURES_MODEL), criteria=criteria),)
+    evidence = {host: figure_evidence(plan, host) for host in HOSTS}
+    return HealthyFigure(plan, criteria, packs, evidence, found(plan, packs, evidence))
+
+
 @pytest.mark.parametrize("extent", PARTS)
 @pytest.mark.parametrize(("name", "settings"), planned_figures(), ids=lambda value: str(value))
 def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[str, Value], ...], extent: str) -> None:
-    expected = planned_figures()[(name, settings)]
-    plan = replace(measuring_plan(), expected=expected)
-    criteria = tuple(item for item in read_pack(FIGURES_MODEL).criteria if item.matches_name(name))
-    packs = (replace(read_pack(FIGURES_MODEL), criteria=criteria),)
-    fleets = {host: figure_evidence(plan, host) for host in HOSTS}
-    before = found(plan, packs, fleets)
-    scopes = [item.scope for item in fleets["h1"].benchmarks() if item.name == name]
+    healthy = healthy_figure(name, settings)
+    scopes = [item.scope for item in healthy.fleet["h1"].benchmarks() if item.name == name]
     finding: set[str] = set()
     for change in changes(scopes[0] if extent == "one part" else ""):
-        changed = {host: in_all_records(fleets[host], change) for host in HOSTS[: PARTS[extent]]}
-        after = found(plan, packs, {**fleets, **changed}) - before
+        changed = {host: in_all_records(healthy.fleet[host], change) for host in HOSTS[: PARTS[extent]]}
+        after = found(healthy.plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
         finding = {criterion for criterion, figure, *_ in after if figure == name and criterion != "plan"}
         if finding:
             break
     if reason_of(name, dict(settings)):
         assert not finding, f"{name} is judged by {finding}: remove it from fleet/judge/informational.py"
-    elif any(can_find(item, extent) for item in criteria) or (not criteria and extent != "all hosts"):
+    elif any(can_find(item, extent) for item in healthy.criteria) or (not healthy.criteria and extent != "all hosts"):
         assert finding, f"no criterion finds a bad {name} {dict(settings)} on {extent}"
 
 
