@@ -599,21 +599,20 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("code", [999, 10])
-@pytest.mark.parametrize("getter", REFUSALS)
+@pytest.mark.parametrize("getters", [tuple(REFUSALS)[:7], tuple(REFUSALS)[7:]], ids=["first half", "second half"])
 def test_reading_that_the_driver_refuses_is_inconclusive_unless_that_is_transient(
-    machine: Machine, packs: tuple[Pack, ...], getter: str, code: int
+    machine: Machine, packs: tuple[Pack, ...], getters: tuple[str, ...], code: int
 ) -> None:
-    readings, healthy = REFUSALS[getter]
-    refused, answered = f"{GPU_3}{getter}=!{code}", f"{GPU_3}{getter}={healthy}"
-    for first, later, expected in (
-        ((refused,), (), readings),
-        ((), (refused,), readings),
-        ((refused,), (answered,), set()),
-    ):
+    """Each GPU refuses another getter."""
+    on_gpus = dict(enumerate(getters))
+    refused = tuple(f"gpu.{gpu}.{getter}=!{code}" for gpu, getter in on_gpus.items())
+    answered = tuple(f"gpu.{gpu}.{getter}={REFUSALS[getter][1]}" for gpu, getter in on_gpus.items())
+    missing = {(name, f"gpu={gpu}") for gpu, getter in on_gpus.items() for name in REFUSALS[getter][0]}
+    for first, later, expected in ((refused, (), missing), ((), refused, missing), (refused, answered, set())):
         verdicts = machine.judge_fault(Fault(name="refused", failing=frozenset(), nvml=first, nvml_later=later), packs)
         other = [item for item in verdicts if item.verdict != PASS and item.criterion != "uniform-power-limit"]
         assert {item.verdict for item in other} <= {INCONCLUSIVE}
-        assert {(item.name, item.scope) for item in other} == {(name, "gpu=3") for name in expected}
+        assert {(item.name, item.scope) for item in other} == expected
         assert all("NVML: " in item.reason for item in other)
 
 

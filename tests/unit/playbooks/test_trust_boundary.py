@@ -112,7 +112,9 @@ def test_facts_of_a_hostile_host_replace_no_variable(tmp_path: Path, inventory: 
     The ansible.cfg of the checkout turns that off, but it does not apply to the collection. tests/lab/test_hostile_host.py tests
     the other setting over SSH, with more facts.
     """
-    output = play(tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1", config="inject_facts_as_vars = True\n")
+    output = play(
+        tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1", config="inject_facts_as_vars = True\n"
+    )
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]
     assert [path.name for path in bait.iterdir()] == ["file"]
     assert (bait / "file").read_text(encoding="utf-8") == "kept"
