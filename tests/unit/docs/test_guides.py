@@ -22,9 +22,9 @@ PYTEST_OPTIONS = ("-q", "-c", os.devnull, "--rootdir", ".", "--basetemp", "pytes
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a copy of the code."""
+    """Return a copy of the code, compiled as far as the original is."""
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, tmp_path / package)
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def test_new_collector_is_exported_and_catalogued(checkout: Path) -> None:
     add_entry(table, line)
     anchor = "from collectors.host import"
     table.write_text(table.read_text().replace(anchor, f"from collectors.fan import FanCollector\n{anchor}"))
-    shutil.copytree(ROOT / "tests/fakes", checkout / "tests/fakes", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests/fakes", checkout / "tests/fakes")
     (checkout / "tests/unit").mkdir()
     (checkout / "tests/unit/test_fan.py").write_text(test, encoding="utf-8")
     run(checkout, "-m", "pytest", *PYTEST_OPTIONS, "tests/unit/test_fan.py")
@@ -112,7 +112,20 @@ def test_new_report_format_is_written_and_verified(checkout: Path) -> None:
     run(checkout, "-m", "pytest", *PYTEST_OPTIONS, "tests/test_host_list.py")
 
     directory, key, signers = checkout / "demo", checkout / "key", checkout / "signers"
-    run(checkout, "rackproof", "simulate", str(directory), "--hosts", "2", "--readings", "judged")
+    run(
+        checkout,
+        "rackproof",
+        "simulate",
+        str(directory),
+        "--hosts",
+        "2",
+        "--gpus",
+        "2",
+        "--profile",
+        "smoke",
+        "--readings",
+        "judged",
+    )
     run(checkout, "rackproof", "report", str(directory))
     hosts = directory / "hosts.txt"
     assert hosts.read_text(encoding="utf-8").startswith("demo: SIMULATED PASS\n")
@@ -138,9 +151,7 @@ def test_new_verb_is_in_the_command(checkout: Path) -> None:
 def test_new_criterion_finds_its_fault(checkout: Path) -> None:
     """The guides for a criterion and for its fault are tested together: one is incomplete without the other."""
     for name in ("tests", "docs"):
-        shutil.copytree(
-            ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "images", "measurements")
-        )
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("images", "measurements"))
     pack = checkout / "fleet/judge/packs/gpu-health.yml"
     pack.write_text(pack.read_text(encoding="utf-8") + code_blocks("A criterion")[0], encoding="utf-8")
     run(checkout, "rackproof", "criteria", "lint", str(pack))
