@@ -36,37 +36,41 @@ def wheel(directory: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("section", "setting"),
-    [
-        ("global", "user = true"),
-        ("install", "user = true"),
-        ("global", "target = elsewhere"),
-        ("install", "require-hashes = true"),
-        ("global", "no-binary = :all:"),
-        ("install", "prefix = elsewhere"),
-        ("global", "dry-run = true"),
-        ("global", "constraint = /no/such/constraints.txt"),
-        ("global", "python = /no/such/python"),
-    ],
+SETTINGS = (
+    ("global", "user = true"),
+    ("install", "user = true"),
+    ("global", "target = elsewhere"),
+    ("install", "require-hashes = true"),
+    ("global", "no-binary = :all:"),
+    ("install", "prefix = elsewhere"),
+    ("global", "dry-run = true"),
+    ("global", "constraint = /no/such/constraints.txt"),
+    ("global", "python = /no/such/python"),
 )
+"""Section and setting of pip.conf. Each of them alone prevents the installation below."""
+
+
 @pytest.mark.parametrize("source", ["file", "variable"])
-def test_settings_for_other_installations_do_not_apply(
-    environment: Path, tmp_path: Path, section: str, setting: str, source: str
-) -> None:
+def test_settings_for_other_installations_do_not_apply(environment: Path, tmp_path: Path, source: str) -> None:
     """The settings that say where packages come from do apply."""
-    name = f"needed_{abs(hash((section, setting, source)))}"
     for directory in ("links", "empty"):
         (tmp_path / directory).mkdir()
-    wheel(tmp_path / "links", name)
-    option, _, value = setting.partition(" = ")
+    wheel(tmp_path / "links", f"needed_{source}")
     text = f"[global]\nno-index = true\nfind-links =\n  {tmp_path}/empty\n  {tmp_path}/links\n"
     variables = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PYTHONPATH": str(tmp_path)}
     if source == "file":
-        text = text + setting if section == "global" else f"{text}[{section}]\n{setting}\n"
+        by_section = {name: [line for section, line in SETTINGS if section == name] for name, _ in SETTINGS}
+        text += "\n".join([*by_section["global"], "[install]", *by_section["install"]])
     else:
-        variables[f"PIP_{option.replace('-', '_').upper()}"] = value
+        settings = (line.partition(" = ") for _, line in SETTINGS)
+        variables |= {f"PIP_{option.replace('-', '_').upper()}": value for option, _, value in settings}
     (tmp_path / "pip.conf").write_text(text)
+    assert install(environment, tmp_path, f"needed_{source}", **variables) == (0, "")
+    assert list(environment.glob(f"lib/python3*/site-packages/needed_{source}.py"))
+
+
+def install(environment: Path, directory: Path, name: str, **variables: str) -> tuple[int, str]:
+    """Run the script in the virtual environment, and return its exit code and standard error."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
     command = [environment / "bin" / "python", "-I", "-", "--quiet", "--disable-pip-version-check", name]
     with SCRIPT.open() as script:
@@ -74,10 +78,9 @@ def test_settings_for_other_installations_do_not_apply(
             command,
             stdin=script,
             env={**inherited, **variables},
-            cwd=tmp_path,
+            cwd=directory,
             capture_output=True,
             text=True,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list(environment.glob(f"lib/python3*/site-packages/{name}.py"))
+    return done.returncode, done.stderr
