@@ -25,6 +25,7 @@ ACTIONS = (
     "reboot",
     "recover_imex_domain",
     "drain_p2p",
+    "configure",
     "monitor",
     "none",
 )
@@ -32,7 +33,7 @@ ACTIONS = (
 RECORD = "record"
 """Name of the verdict on a host that left no record: nothing else on the host is judged."""
 CRITICAL, WARNING = "critical", "warning"
-SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for action in ACTIONS}
+SEVERITY = {action: WARNING if action in ("configure", "monitor", "none") else CRITICAL for action in ACTIONS}
 """Severity of a failure by its action, if the pack gives none. The alerts use the same words."""
 
 
@@ -144,6 +145,16 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CausePart:
+    """A part that has the problem of a cause."""
+
+    host: str
+    scope: str
+    """Scope of the part: `gpu=3`, `host`; `gang=r1` for hosts together."""
+    serial: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cause:
     """Why a part or a host is not accepted: one problem, with every verdict that shows it or follows from it."""
 
@@ -160,6 +171,8 @@ class Cause:
     """All hosts that have the problem. Others may suffer from it: `verdicts` has them."""
     part: str
     """Scope of the part on the first host."""
+    parts: tuple[CausePart, ...]
+    """All parts that have the problem, the first host's first. The report, and the packages for a vendor, name these."""
     confidence: str
     """`certain` if a reading shows it, `likely` if figures do, `unknown` if evidence is missing."""
     verdicts: tuple[int, ...]

@@ -54,6 +54,7 @@ ACTIONS = {
     "reboot": ("reboot", WARN),
     "recover_imex_domain": ("recover imex domain", WARN),
     "drain_p2p": ("drain p2p", WARN),
+    "configure": ("configure", WARN),
     "monitor": ("monitor", BUSY),
 }
 SEVERITIES = {"critical": ("critical", BAD), "warning": ("warning", WARN)}

@@ -13,13 +13,15 @@ from fleet.records.load import Run, load, refuse_no_run
 from fleet.records.newest import run_or_newest
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
+from fleet.report.terminal import width_of
 from fleet.rma.files import package_names, to_json_text, write_package
+from fleet.rma.listing import Package, cause_rows, render_rows
 from fleet.rma.part_document import ReportFacts, part_document
 from fleet.rma.parts import HOST, FailedPart, failed_parts, is_within
 from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.errors import RunError, UsageError
-from schemas.reports import FAIL, INCONCLUSIVE, Verdict, mark
+from schemas.reports import PASS, Cause, CausePart, Verdict, mark
 from schemas.run_directory import RunDirectory
 from schemas.waivers import Waiver
 
@@ -31,8 +33,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb = verbs.add_parser(
         "rma",
         help="write what a vendor needs for each failed part of a reported run: rma/<serial>/ in the run directory",
-        description="Writes rma/<serial>/ with README.md, part.json and observations.csv for every part with an unwaived "
-        "failure whose action is to return, inspect or reseat it. The findings are those of report.json.",
+        description="Prints each cause of the report with its action. For every part to return, inspect or reseat it writes "
+        "rma/<serial>/ with README.md, part.json and observations.csv.",
         epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip. "
         "Exit codes: 0 written, or no part needs to be returned; 2 no report; 64 the named host or part has no failure.",
     )
@@ -41,7 +43,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("--host", help="only the parts of this host, whatever the action of their failures")
     verb.add_argument("--zip", action="store_true", help="also write rma/<serial>.zip")
     verb.add_argument(
-        "--json", action="store_true", help="print serial, host, place, action and path of each part as JSON"
+        "--json",
+        action="store_true",
+        help="print host, place, serial, slot, cause, action and path of each cause as JSON",
     )
     verb.set_defaults(call=call)
 
@@ -57,27 +61,31 @@ def call(options: argparse.Namespace) -> int:
             f"{options.run_dir}: report.json is of run {clean(report['run_id'])}, the plan of {run.plan.run_id}: "
             f"rackproof report {options.run_dir}"
         )
-    verdicts = [_verdict(item) for item in report["verdicts"]]
-    failed, facts = failed_parts(verdicts), _facts(report)
-    named = options.serial is not None or options.host is not None
-    wanted = [part for part in failed if (part.needs_part_work or named) and options.host in (None, part.host)]
+    verdicts, causes, facts = [_verdict(item) for item in report["verdicts"]], _causes(report), _facts(report)
+    failed = failed_parts(causes, verdicts)
+    is_named = options.serial is not None or options.host is not None
+    wanted = [part for part in failed if (part.needs_part_work or is_named) and options.host in (None, part.host)]
     entries = [(part, part_document(part, run.plan, facts, _evidence(run, part))) for part in wanted]
     chosen = [item for item in entries if options.serial in (None, item[1]["part"].get("serial"))]
-    if named and not chosen:
+    if is_named and not chosen:
         raise UsageError(_unknown(options, failed, entries))
-    made = []
+    packages: dict[tuple[str, str], Package] = {}
     for (part, document), name in zip(chosen, package_names([document for _, document in chosen]), strict=True):
         files = {
             "README.md": render_readme(document),
             "part.json": to_json_text(document),
             "observations.csv": _observations(report, run, part),
         }
-        path = write_package(options.run_dir, name, files, options.zip)
-        made.append({**_line(document), "path": str(path)})
+        packages[part.host, part.scope] = Package(
+            path=write_package(options.run_dir, name, files, options.zip),
+            model=document["part"].get("model", document["part"]["kind"]),
+            slot=document["slot"].get("pci_address", ""),
+        )
+    rows = [row for row in cause_rows(causes, packages, any_action=is_named) if row.package or not is_named]
     if options.json:
-        print(json.dumps(made, indent=1))
+        print(json.dumps([{"mark": facts.mark, **row.as_json()} for row in rows], indent=1))
     else:
-        print("\n".join(_text(item) for item in made) or _nothing(failed, verdicts))
+        print(render_rows(rows, facts.mark, width_of()))
     return 0
 
 
@@ -92,6 +100,24 @@ def _report(run_dir: Path) -> Mapping[str, Any]:
 def _verdict(item: Mapping[str, Any]) -> Verdict:
     waiver = item.get("waiver")
     return Verdict(**{**item, "waiver": Waiver(**waiver) if waiver else None})
+
+
+def _causes(report: Mapping[str, Any]) -> list[Cause]:
+    if "causes" not in report and any(item["verdict"] != PASS for item in report["verdicts"]):
+        raise RunError("report.json is of an earlier Rackproof and has no causes: run rackproof report again")
+    return [
+        Cause(
+            **{
+                **item,
+                "parts": tuple(CausePart(**part) for part in item["parts"]),
+                "hosts": tuple(item["hosts"]),
+                "verdicts": tuple(item["verdicts"]),
+                "waiver": Waiver(**item["waiver"]) if item.get("waiver") else None,
+                "why": item.get("why", ""),
+            }
+        )
+        for item in report.get("causes", ())
+    ]
 
 
 def _facts(report: Mapping[str, Any]) -> ReportFacts:
@@ -129,33 +155,3 @@ def _observations(report: Mapping[str, Any], run: Run, part: FailedPart) -> str:
     attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
     selected = [row for row in observed if is_within(row.scope, part.scope) or (row.scope, row.name) in attributed]
     return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, selected)
-
-
-def _line(document: Mapping[str, Any]) -> dict[str, str]:
-    part, slot = document["part"], document["slot"]
-    return {
-        "mark": document["mark"],
-        "serial": part.get("serial", ""),
-        "model": part.get("model", part["kind"]),
-        "host": slot["host"],
-        "place": slot["place"],
-        "action": document["action"],
-    }
-
-
-def _text(item: Mapping[str, str]) -> str:
-    serial = item["serial"] or "no serial"
-    mark = f"{item['mark']} " if item["mark"] else ""
-    return f"{mark}{item['host']} {item['place']} {item['model']} {serial}: {item['action'].replace('_', ' ')}: {item['path']}"
-
-
-def _nothing(document: Sequence[object], verdicts: Sequence[Verdict]) -> str:
-    """Return why nothing is written."""
-    unknown = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
-    if document:
-        why = f"{len(document)} parts failed, but need only a reset or reboot, or are waived (--serial or --host write them too)"
-    elif any(verdict.verdict == FAIL for verdict in verdicts):
-        why = "the failures apply to several hosts together, not to a single part"
-    else:
-        why = "nothing failed"
-    return f"no part needs to be returned: {why}" + (f"; {unknown} verdicts are inconclusive" if unknown else "")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.scope_text import describe_scope
-from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, Verdict, VerdictKind
+from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
 
 NOT_VERIFIED = "not-verified"
@@ -73,7 +73,7 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
         taken = {id(verdict) for item in shown.values() for verdict in item.shown}
         remaining = [verdict for verdict in remaining if id(verdict) not in taken]
         for item in sorted(shown.values(), key=lambda item: item.part):
-            item.shown.sort(key=_lead)
+            item.shown.sort(key=lambda verdict: _lead(verdict, problem))
             follows = [verdict for verdict in remaining if _follows(verdict, item)]
             item.explained += follows
             ids = set(map(id, follows))
@@ -202,6 +202,7 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
         host=item.host,
         hosts=tuple(dict.fromkeys(other.host for other in group)),
         part=item.part,
+        parts=tuple(dict.fromkeys(_cause_part(other) for other in group)),
         serial=first.serial,
         action=lead.action,
         severity=CRITICAL if any(verdict.severity == CRITICAL for verdict in failing) else lead.severity,
@@ -209,6 +210,10 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
         verdicts=tuple(positions[id(verdict)] for verdict in (*shown, *explained)),
         waiver=first.waiver,
     )
+
+
+def _cause_part(item: _PartProblem) -> CausePart:
+    return CausePart(host=item.host, scope=item.part or HOST, serial=item.first.serial)
 
 
 def _predicate(item: _PartProblem) -> str:
@@ -231,11 +236,14 @@ def _part_name(item: _PartProblem) -> str:
     return item.host if item.part in (HOST, "") else f"{describe_scope(item.part)} of {item.host}"
 
 
-def _lead(verdict: Verdict) -> tuple[object, ...]:
-    """Return the sort key: failures, critical ones, and own readings come first; then by action and distance to the limit."""
+def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...]:
+    """Return the sort key: failures, critical ones, and own readings come first; then by action, by the order in which the
+    problem lists its readings, and by distance to the limit.
+    """
     rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
     urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)
-    return *urgency, -words.distance(verdict), verdict.name, verdict.scope, verdict.criterion
+    reading = problem.reading_rank(verdict) if problem else 0
+    return *urgency, reading, -words.distance(verdict), verdict.name, verdict.scope, verdict.criterion
 
 
 def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:

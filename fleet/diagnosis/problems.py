@@ -49,7 +49,7 @@ class Problem:
     title: Callable[[Sequence[Verdict]], str]
     """From the verdicts that show it, the leading one first: what is wrong, as the end of a sentence about the part."""
     shown_by: tuple[str, ...]
-    """Patterns of observations that show it."""
+    """Patterns of observations that show it, the plainest first: the title names the first that fails."""
     kinds: tuple[str, ...] = ()
     """Kinds of the verdicts that show it; empty: any kind that fails."""
     explains: tuple[str, ...] = ()
@@ -64,6 +64,11 @@ class Problem:
         """Return whether the verdict shows this problem."""
         is_of_kind = verdict.kind in self.kinds if self.kinds else verdict.verdict == FAIL
         return is_of_kind and matches(verdict, self.shown_by)
+
+    def reading_rank(self, verdict: Verdict) -> int:
+        """Return the position of the first pattern in `shown_by` that matches the verdict."""
+        ranks = (number for number, pattern in enumerate(self.shown_by) if matches(verdict, (pattern,)))
+        return next(ranks, len(self.shown_by))
 
 
 def matches(verdict: Verdict, patterns: Sequence[str]) -> bool:
@@ -232,7 +237,7 @@ PROBLEMS = (
     Problem(
         id="slow-compute",
         title=words.slow,
-        shown_by=("gemm.*", "stress.*"),
+        shown_by=("gemm.*", "stress.throughput", "stress.*"),
         explains=_COMPUTE,
         explains_host=_COMPUTE,
         confidence=LIKELY,

@@ -110,14 +110,14 @@ def _with_settings(verdict: Verdict) -> str:
 
 
 def slow(shown: Sequence[Verdict]) -> str:
-    """Return how far the worst figure misses its limit."""
-    worst = max(shown, key=distance)
-    if worst.value is None:
+    """Return how far the first figure misses its limit."""
+    first = shown[0]
+    if first.value is None:
         return describe(shown)
-    value, limit = apart(worst.value, worst.limit, worst.unit)
+    value, limit = apart(first.value, first.limit, first.unit)
     others = len(shown) - 1
     more = f", and {others} more figure{'s' if others > 1 else ''}" if others else ""
-    return f"is slow: {_with_settings(worst)} {_compared(worst, value, limit)}{_share(worst)}{more}"
+    return f"is slow: {_with_settings(first)} {_compared(first, value, limit)}{_share(first)}{more}"
 
 
 def consequence(explained: Sequence[Verdict]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.integrations import scheduler
 from fleet.records.load import refuse_no_run
-from fleet.report.formatting import action_name
+from fleet.report.formatting import cause_action
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
@@ -125,9 +125,9 @@ def _cause(cause: Mapping[str, Any]) -> str:
     """Return the verdict, what is wrong, the serial, why, and what to do."""
     word = "waived" if cause.get("waiver") else "FAIL" if cause["verdict"] == FAIL else "INCOMPLETE"
     serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
-    action = cause.get("action", "none") if cause["verdict"] == FAIL else "none"
+    action = cause_action(cause["verdict"], cause.get("action", "none"))
     why = f": {cause['why']}" if cause.get("why") else ""
-    return f"{word}: {cause['title']}{serial}{why}{f': {action_name(action)}' if action != 'none' else ''}"
+    return f"{word}: {cause['title']}{serial}{why}{f': {action}' if action else ''}"
 
 
 def _plain(line: str) -> str:

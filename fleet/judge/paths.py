@@ -108,9 +108,9 @@ def _is_number(value: Value) -> bool:
 
 
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
-    """Return the verdict; if it fails a bandwidth and a slow transport explains it, with this reason and without an action.
+    """Return the verdict; if it fails a bandwidth and a slow transport explains it, with this reason and the action `configure`.
 
-    The action remains if a link of the host fails by itself. A missing NVLS gets a remedy.
+    The action stays the same if a link of the host fails by itself. A missing NVLS gets a remedy.
 
     Args:
         view: the host.
@@ -128,7 +128,7 @@ def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
         return verdict
     detail = "; ".join(filter(None, (explanation, verdict.detail)))
     bad_link = any(other.verdict == FAIL and other.name.startswith(LINKS) for other in of_host)
-    action = verdict.action if bad_link else "none"
+    action = verdict.action if bad_link else "configure"
     return replace(verdict, reason=f"{explanation}; {verdict.reason}", detail=detail, action=action)
 
 

@@ -157,7 +157,7 @@ def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterab
         verdict,
         reason=f"{text}; {verdict.reason}",
         detail="; ".join(filter(None, (text, verdict.detail))),
-        action="none" if cpu_limits and not gpu_signs else verdict.action,
+        action="configure" if cpu_limits and not gpu_signs else verdict.action,
     )
 
 

@@ -41,7 +41,7 @@ WITHIN_HOST = (HOST, DEVICE)
 _USE_MAJORITY = "; set the value of the majority, and measure again"
 _USE_ONE = "; set one value on all of them, and measure again"
 _CHANGED = "; it changed during the run: measure again"
-"""Remedies for criteria with the action `none`: a version or setting differs, and no part is faulty."""
+"""Remedies for criteria with the action `none` or `configure`: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
 """Criterion, name, GPU model, gang and scope, which comparable values share."""
@@ -444,7 +444,7 @@ def _verdict(
 ) -> Verdict:
     """Return the verdict on one value. The limit is None, and every part fails, if no value is the most common."""
     passed = limit is not None and is_alike(criterion, observation.value, limit)
-    detail += remedy if not passed and criterion.action == "none" else ""
+    detail += remedy if not passed and criterion.action in ("none", "configure") else ""
     return Verdict(
         host=view.host.name,
         scope=observation.scope,

@@ -27,6 +27,7 @@ ACTIONS = {
     "reboot": "Reboot the host",
     "recover_imex_domain": "Recover the IMEX domain",
     "drain_p2p": "Stop the peer-to-peer traffic",
+    "configure": "Correct the configuration",
     "monitor": "Monitor",
     "none": "",
 }
@@ -169,6 +170,15 @@ def _param(key: str, value: Value) -> str:
 def action_name(action: str) -> str:
     """Return the action as an instruction; empty if there is nothing to do."""
     return ACTIONS.get(action, action.replace("_", " "))
+
+
+MEASURE_AGAIN = "Measure again"
+"""What to do about a cause without a failure: evidence is missing."""
+
+
+def cause_action(verdict: str, action: str) -> str:
+    """Return what to do about a cause, as an instruction. Every view of a cause uses this."""
+    return action_name(action) if verdict == FAIL else MEASURE_AGAIN
 
 
 def decision_name(report: FleetReport, decision: str) -> str:

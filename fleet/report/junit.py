@@ -12,7 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from fleet.report.formatting import TEXT_LIMIT, action_name, clean, decision_name, params_text, status, value_and_limit
+from fleet.report.formatting import (
+    TEXT_LIMIT,
+    action_name,
+    cause_action,
+    clean,
+    decision_name,
+    params_text,
+    status,
+    value_and_limit,
+)
 from fleet.report.observations import by_host
 from fleet.report.tables import headline
 from fleet.report.tables.summary_text import LINE_LIMIT
@@ -133,7 +142,7 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
     facts = {
         "hosts": ", ".join(cause.hosts) if len(cause.hosts) > 1 else "",
         "serial": cause.serial,
-        "action": action_name(cause.action) if cause.verdict == FAIL else "",
+        "action": cause_action(cause.verdict, cause.action),
         "severity": cause.severity,
         "confidence": cause.confidence,
         "source": group[0].source if group else "",

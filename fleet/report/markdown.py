@@ -13,6 +13,7 @@ from fleet.report.changes import changes_section
 from fleet.report.formatting import (
     ACTIONS,
     DECISIONS,
+    MEASURE_AGAIN,
     REHEARSED,
     SIMULATED,
     VERDICTS,
@@ -106,7 +107,7 @@ def _reason(item: Reason) -> tuple[str, ...]:
         part + serial,
         name + stage + count,
         "; ".join(filter(None, explained)) or NONE,
-        _term(item.action, ACTIONS.values()) if item.action else NONE,
+        _term(item.action, (*ACTIONS.values(), MEASURE_AGAIN)) if item.action else NONE,
         source,
     )
 

@@ -13,6 +13,7 @@ from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.facts import HostFacts
+from fleet.report.formatting import cause_action
 from fleet.report.replaced import replaced_lines
 from fleet.report.titles import TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, uncompared_hosts, unjudged_bandwidth, unjudged_digests
@@ -292,7 +293,7 @@ class CauseText:
     result: str
     """FAIL or INCOMPLETE."""
     action: str
-    """`inspect hardware`; empty if there is nothing to do."""
+    """`Inspect the hardware`; empty if there is nothing to do."""
     what: str
     """The part, what is wrong with it, its serial and PCI address, and why."""
     checks: str
@@ -307,7 +308,7 @@ def describe_cause(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str],
     more = len(cause.verdicts) - 1
     return CauseText(
         result="FAIL" if cause.verdict == FAIL else "INCOMPLETE",
-        action=cause.action.replace("_", " ") if cause.verdict == FAIL and cause.action != "none" else "",
+        action=cause_action(cause.verdict, cause.action),
         what=f"{cause.title}{f' ({identity})' if identity else ''}{f': {cause.why}' if cause.why else ''}",
         checks=f"{first.name} and {more} more check{'s' if more > 1 else ''}" if more else first.name,
     )

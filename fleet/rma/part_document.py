@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.evidence import Evidence, Planned, pci_address
 from fleet.quantities import finite
 from fleet.report.formatting import clean, clean_log, is_change
 from fleet.rma.parts import GPU, HOST, FailedPart, is_within, read_identifiers
@@ -15,7 +15,7 @@ from fleet.rma.reproduce import reproduce_commands
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Observation, Value
-from schemas.reports import Verdict
+from schemas.reports import Cause, Verdict
 from schemas.scopes import Scope
 
 PART_SCHEMA = "rackproof.part/1"
@@ -70,6 +70,7 @@ def part_document(part: FailedPart, plan: Plan, facts: ReportFacts, evidence: Ev
         "part": {"kind": part.kind, **identifiers, **({"not_read": unread} if unread else {})},
         "slot": _slot(part, facts, identifiers, planned),
         "action": part.action,
+        "causes": [_cause(cause) for cause in part.causes],
         "findings": [_finding(item, siblings) for item in part.findings],
         "open": [_finding(item, siblings) for item in part.open],
         "counters": _counters(observations, part.scope),
@@ -104,11 +105,16 @@ def _slot(
         "rack": facts.racks.get(part.host, ""),
         "address": planned.address if planned else "",
         "place": part.scope,
-        "pci_address": identifiers.get("pci_address", ""),
+        "pci_address": pci_address(address) if (address := identifiers.get("pci_address")) else "",
         "nvml_index": Scope.parse(part.scope).get(GPU),
         "module_id": identifiers.get("module_id", ""),
     }
     return {key: text for key, text in slot.items() if text}
+
+
+def _cause(cause: Cause) -> dict[str, str]:
+    texts = {"title": cause.title, "why": cause.why, "action": cause.action, "confidence": cause.confidence}
+    return {**texts, "waiver": str(cause.waiver)} if cause.waiver else texts
 
 
 def _finding(verdict: Verdict, siblings: _SiblingFigures) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.records import MEASURED, Observation
-from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
+from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Cause, CausePart, Verdict
 from schemas.scopes import Scope
 
 PART_ACTIONS = ("rma", "inspect_hardware", "reseat")
@@ -50,15 +50,19 @@ IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FailedPart:
-    """A part of one host, and the verdicts on it."""
+    """A part of one host, what is wrong with it, and the verdicts that show it."""
 
     host: str
     scope: str
     """Scope of the part: `gpu=3`, `hca=mlx5_0`, `host`."""
+    serial: str
+    """Serial that the report gives; empty if it gives none."""
+    causes: tuple[Cause, ...]
+    """The failed causes of this part, the most urgent first."""
     findings: tuple[Verdict, ...]
-    """Failed verdicts, the most severe action first."""
+    """Failed verdicts of these causes on this host, the most severe action first."""
     open: tuple[Verdict, ...]
-    """Inconclusive verdicts."""
+    """Inconclusive verdicts on the part."""
 
     @property
     def kind(self) -> str:
@@ -66,38 +70,54 @@ class FailedPart:
         return Scope.parse(self.scope).device_kind
 
     @property
-    def serial(self) -> str:
-        """Return the serial that the findings report; empty if none does."""
-        return next((verdict.serial for verdict in (*self.findings, *self.open) if verdict.serial), "")
-
-    @property
     def action(self) -> str:
-        """Return the most severe action of the findings."""
-        return min((verdict.action for verdict in self.findings), key=_action_rank, default="none")
+        """Return the most severe action of the causes. Waived causes count only if all are waived."""
+        blocking = [cause for cause in self.causes if cause.waiver is None] or self.causes
+        return min((cause.action for cause in blocking), key=_action_rank)
 
     @property
     def needs_part_work(self) -> bool:
-        """Return whether a finding without a waiver requires work on the part."""
-        return any(verdict.action in PART_ACTIONS and verdict.blocks_acceptance for verdict in self.findings)
+        """Return whether a cause without a waiver requires work on the part."""
+        return any(cause.action in PART_ACTIONS and cause.waiver is None for cause in self.causes)
 
 
-def failed_parts(verdicts: Iterable[Verdict]) -> list[FailedPart]:
-    """Return every part with a failed verdict. Verdicts on a gang belong to no part."""
-    failed: dict[tuple[str, str], list[Verdict]] = {}
+def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[FailedPart]:
+    """Return every part with a failed cause, the most urgent first. A gang is no part.
+
+    Args:
+        causes: causes of the report.
+        verdicts: verdicts of the report, whose positions the causes have.
+    """
+    by_part: dict[tuple[str, str], list[tuple[Cause, CausePart]]] = {}
+    for cause in causes:
+        for part in cause.parts if cause.verdict == FAIL else ():
+            if not Scope.parse(part.scope).is_gang:
+                by_part.setdefault((part.host, part.scope), []).append((cause, part))
     inconclusive: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        verdicts_by_part = {FAIL: failed, INCONCLUSIVE: inconclusive}.get(verdict.verdict)
-        if verdicts_by_part is not None and not Scope.parse(verdict.part_scope).is_gang:
-            verdicts_by_part.setdefault((verdict.host, verdict.part_scope), []).append(verdict)
+        if verdict.verdict == INCONCLUSIVE:
+            inconclusive.setdefault((verdict.host, verdict.part_scope), []).append(verdict)
     return [
         FailedPart(
             host=host,
-            scope=part_scope,
-            findings=tuple(sorted(findings, key=lambda verdict: _action_rank(verdict.action))),
-            open=tuple(inconclusive.get((host, part_scope), ())),
+            scope=scope,
+            serial=next((part.serial for _, part in members if part.serial), ""),
+            causes=tuple(cause for cause, _ in members),
+            findings=tuple(_findings([cause for cause, _ in members], verdicts, host, scope)),
+            open=tuple(inconclusive.get((host, scope), ())),
         )
-        for (host, part_scope), findings in failed.items()
+        for (host, scope), members in by_part.items()
     ]
+
+
+def _findings(causes: Iterable[Cause], verdicts: Sequence[Verdict], host: str, scope: str) -> list[Verdict]:
+    """Return the failed verdicts of the causes on the part, and those on its host that are not of another part of a cause."""
+    findings = []
+    for cause in causes:
+        others = {part.scope for part in cause.parts if part.host == host} - {scope}
+        of_host = (verdicts[position] for position in cause.verdicts if verdicts[position].host == host)
+        findings += [item for item in of_host if item.verdict == FAIL and item.part_scope not in others]
+    return sorted(findings, key=lambda verdict: _action_rank(verdict.action))
 
 
 def is_within(scope: str, part_scope: str) -> bool:

@@ -35,14 +35,16 @@ def render_readme(document: Mapping[str, Any]) -> str:
     notice = [f"> **{document['mark']}.** {_NOTICES.get(document['mark'], '')}"] if document["mark"] else []
     action = action_name(document["action"]) or "none"
     run = document["run"]
+    count = len(document["findings"])
     intro = (
-        f"This part failed {len(document['findings'])} criteria in acceptance run {code(run['run_id'])} "
+        f"This part failed {count} {'check' if count == 1 else 'checks'} in acceptance run {code(run['run_id'])} "
         f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Requested action: **{action}**."
     )
     parts = [
         f"# {mark}Failed part: {code(model)}{serial}",
         *notice,
         intro,
+        _causes(document["causes"]),
         section("Part", _facts(part)),
         section("Location", _facts(document["slot"])),
         section("Findings", _findings(document["findings"])),
@@ -58,6 +60,15 @@ def render_readme(document: Mapping[str, Any]) -> str:
         section("Files", _files(run)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _causes(causes: Sequence[Mapping[str, str]]) -> str:
+    lines = []
+    for cause in causes:
+        why = f" {code(cause['why'])}." if cause["why"] else ""
+        waiver = f" ({code(cause['waiver'])})" if cause.get("waiver") else ""
+        lines.append(f"- {code(cause['title'])}.{why} {action_name(cause['action'])}{waiver}".rstrip())
+    return "\n".join(lines)
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
@@ -77,7 +88,7 @@ def _field_name(key: str) -> str:
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
-    columns = ("Observation", "Measured", "Limit", "Other parts of this host", "Action", "Source of the limit")
+    columns = ("Observation", "Measured", "Limit", "Other parts of this host", "Source of the limit")
     return table(columns, [_finding(item) for item in findings])
 
 
@@ -90,11 +101,10 @@ def _finding(item: Mapping[str, Any]) -> tuple[str, ...]:
     limit_text = f"{sign} {quantity(limit, unit)}".strip() if limit is not None else NONE
     waiver = f" ({code(item['waiver'])})" if item.get("waiver") else ""
     return (
-        name,
+        name + waiver,
         code(quantity(value, unit)) if value is not None else code(item["reason"]),
         code(limit_text) + (f" ({code(item['detail'])})" if item.get("detail") else ""),
         _siblings(item),
-        (action_name(item["action"]) or NONE) + waiver,
         f"{code(item['criterion'])}: {code(item.get('source', ''))}",
     )
 

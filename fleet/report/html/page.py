@@ -148,7 +148,7 @@ def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
         if reason.waiver:
             key = "Waived", "waived"
         elif reason.verdict == FAIL:
-            key = reason.action or "Failed, no action named", FAIL
+            key = reason.action or "Failed", FAIL
         else:
             key = "Could not be verified", INCONCLUSIVE
         groups.setdefault(key, []).append(reason)

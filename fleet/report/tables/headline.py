@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleet.report.formatting import clean, elapsed, format_time
+from fleet.report.summary import pci_slots
 from fleet.report.tables.summary_text import LINE_LIMIT
 from fleet.scope_text import describe_scope
-from schemas.plans import GPU
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, LineKind
 from schemas.scopes import Scope
 
@@ -118,15 +118,15 @@ def causes_sentence(report: FleetReport) -> str:
 
 def parts_to_return(report: FleetReport) -> list[PartToReturn]:
     """Return the parts whose failures ask for their return, the most urgent first."""
-    slots = {(host.name, gpu.index): gpu.pci_bus_id for host in report.hosts for gpu in host.gpus}
+    slots = pci_slots((host.name, gpu) for host in report.hosts for gpu in host.gpus)
     parts: dict[tuple[str, str], PartToReturn] = {}
     for cause in report.causes:
         if cause.verdict != FAIL or cause.action != "rma" or cause.waiver is not None:
             continue
-        scope = Scope.parse(cause.part)
-        slot = slots.get((cause.host, scope.index), "") if scope.device_kind == GPU and scope.index is not None else ""
-        part = PartToReturn(cause.host, describe_scope(cause.part), cause.serial, slot)
-        parts.setdefault((cause.host, cause.part), part)
+        for part in cause.parts:
+            slot = slots.get((part.host, Scope.parse(part.scope).device), "")
+            to_return = PartToReturn(part.host, describe_scope(part.scope), part.serial, slot)
+            parts.setdefault((part.host, part.scope), to_return)
     return list(parts.values())
 
 

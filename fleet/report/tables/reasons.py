@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleet.diagnosis import words
 from fleet.quantities import NONE, finite
-from fleet.report.formatting import action_name, clean, margin, margin_text, params_text, value_and_limit
+from fleet.report.formatting import cause_action, clean, margin, margin_text, params_text, value_and_limit
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.scope_text import describe_scope
 from schemas.readings import READINGS
@@ -37,6 +37,9 @@ class Reason:
     why: str
     """The explanation by the leading verdict, if there is one."""
     action: str
+    """What to do, as an instruction; empty if there is nothing to do."""
+    is_returned: bool
+    """Whether the part is returned to its vendor."""
     source: str
     criterion: str
     more: tuple[VerdictRow, ...]
@@ -75,7 +78,8 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         wanted=limit,
         margin=margin_text(margin(first)) if compared else NONE,
         why=cause.why,
-        action=action_name(cause.action) if cause.verdict == FAIL else "",
+        action=cause_action(cause.verdict, cause.action),
+        is_returned=cause.verdict == FAIL and cause.action == "rma",
         source=first.source,
         criterion=first.criterion,
         more=tuple(merge_verdicts(group)) if len(group) > 1 else (),
@@ -91,11 +95,9 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
 def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
     """Return what the next command does, and the command: package a part for its return, or measure again."""
     host = shlex.quote(clean(reason.lead.host))
-    if reason.lead.action == "rma" and reason.verdict == FAIL and reason.serial:
-        return (
-            "Package it for return",
-            f"rackproof rma runs/{clean(run_id)} --serial {shlex.quote(clean(reason.serial))} --zip",
-        )
+    if reason.is_returned:
+        part = f"--serial {shlex.quote(clean(reason.serial))}" if reason.serial else f"--host {host}"
+        return "Package it for return", f"rackproof rma runs/{clean(run_id)} {part} --zip"
     if reason.name in READINGS:
         return "Check it again on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
     hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_LIMIT])

@@ -148,7 +148,7 @@ def test_attributed_pairs_give_one_cause_and_one_returned_part() -> None:
     verdicts = with_culprits(host_view(8), pair_verdicts(8, pairs_of(6)))
     (cause,) = diagnose(verdicts, {})
     assert (cause.host, cause.part, cause.serial, len(cause.verdicts)) == ("h1", "gpu=6", "s6", 14)
-    (part,) = failed_parts(verdicts)
+    (part,) = failed_parts([cause], verdicts)
     assert (part.scope, len(part.findings), part.needs_part_work) == ("gpu=6", 14, True)
 
 

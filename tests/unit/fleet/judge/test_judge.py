@@ -797,7 +797,7 @@ def test_lost_fast_path_is_reported_instead_of_hardware(stage: str, transport: s
         assert item.reason.startswith(clause)
         assert "check NCCL_" in item.detail
         assert item.reason.endswith(f"wanted ≥ {float(item.limit) / 1e9:.4g} GB/s")
-        assert (item.verdict, item.action) == (FAIL, "none")
+        assert (item.verdict, item.action) == (FAIL, "configure")
 
 
 @pytest.mark.parametrize(
@@ -900,7 +900,7 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
     assert (verdict.verdict, verdict.criterion, verdict.action, verdict.value) == (
         FAIL,
         "nvls-8-gpus",
-        "none",
+        "configure",
         False,
     )
     assert verdict.reason.startswith("found no, wanted = yes; check NCCL_NVLS_ENABLE")
@@ -975,7 +975,7 @@ def test_transport_that_is_fast_on_other_hosts_is_no_cause() -> None:
     assert all(item.reason.startswith("found") for item in verdicts)
 
 
-@pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "none")])
+@pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "configure")])
 def test_transport_through_the_host_is_normal_without_peer_access(model: str, action: str) -> None:
     def slow_down(_: str, observation: Observation) -> Observation:
         return replace(observation, value=1e10) if observation.name == "collective.all_reduce.busbw" else observation
@@ -997,7 +997,7 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
     assert all(item.reason.startswith("found") == (model == "l40s") for item in verdicts)
 
 
-@pytest.mark.parametrize(("access", "action"), [(True, "none"), (False, "inspect_hardware")])
+@pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
 def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None:
     """Without peer access between two GPUs NCCL uses host memory, so the link is the cause."""
 

@@ -332,4 +332,6 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsy
     ], "no probe was needed"  # fmt: skip
     where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have one"
     assert {item.detail for item in failed} == {where}
-    assert re.search(rf"FAIL +inspect hardware +r01-h02 has 7 of 8 GPUs: {re.escape(where)}", capsys.readouterr().out)
+    assert re.search(
+        rf"FAIL +Inspect the hardware +r01-h02 has 7 of 8 GPUs: {re.escape(where)}", capsys.readouterr().out
+    )

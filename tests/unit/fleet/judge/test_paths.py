@@ -59,7 +59,7 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
         return
     assert verdicts.reason.startswith(f"NCCL uses {named} instead of P2P; check NCCL_P2P_*")
     assert verdicts.reason.endswith("; found 1, wanted 2")
-    assert verdicts.action == "none"
+    assert verdicts.action == "configure"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> Non
     [
         (slow_collective(name="peer_copy.bandwidth"), "reseat"),
         (slow_collective(name="gpu.nvlink.active_links"), "reseat"),
-        (slow_collective(name="peer_copy.bandwidth", verdict=PASS), "none"),
-        (slow_collective(name="memory.bandwidth"), "none"),
+        (slow_collective(name="peer_copy.bandwidth", verdict=PASS), "configure"),
+        (slow_collective(name="memory.bandwidth"), "configure"),
     ],
 )
 def test_failed_link_keeps_its_action_despite_a_slow_path(other: Verdict, action: str) -> None:

@@ -20,7 +20,7 @@ def failed_verdict(action: str, name: str = "gpu.a", **over: str) -> Verdict:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_severity_defaults_to_the_action(action: str) -> None:
-    assert failed_verdict(action).severity == (WARNING if action in ("monitor", "none") else CRITICAL)
+    assert failed_verdict(action).severity == (WARNING if action in ("configure", "monitor", "none") else CRITICAL)
     assert failed_verdict(action, severity=WARNING).severity == WARNING
 
 

@@ -132,7 +132,8 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
 @pytest.mark.parametrize(
     ("own", "action"),
     [
-        ({"cpus": 4.0}, "none"), ({"cpu_throttled_share": 0.06}, "none"), ({"cpu_throttled_share": 0.05}, "inspect_hardware"),
+        ({"cpus": 4.0}, "configure"), ({"cpu_throttled_share": 0.06}, "configure"),
+        ({"cpu_throttled_share": 0.05}, "inspect_hardware"),
         ({"cpus": 4.0, "temperature": 90.0}, "inspect_hardware"), ({"cpu_pressure": 0.9}, "inspect_hardware"),
     ],
 )  # fmt: skip

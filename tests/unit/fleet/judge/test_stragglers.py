@@ -164,14 +164,14 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
             QUOTA,
             "the CPU quota of its cgroup stopped it in 100 % of the periods; its threads wait 10.9 ms a step for a processor, "
             "against 0.001 ms",
-            "none",
+            "configure",
             id="quota",
         ),
         pytest.param(
             PINNED,
             "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching takes 18.1 ms against "
             "6.7 ms; its threads wait 11 ms a step for a processor, against 0.001 ms",
-            "none",
+            "configure",
             id="pinned",
         ),
         pytest.param(

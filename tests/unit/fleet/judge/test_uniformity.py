@@ -79,7 +79,7 @@ def test_differing_host_fails_and_the_others_pass() -> None:
     )
     assert not_passing(verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in verdicts if item.verdict == FAIL]
-    assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
+    assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "configure")
     assert bad.detail.endswith(REMEDY), "the detail has the remedy too"
     assert {item.reason for item in verdicts if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
 

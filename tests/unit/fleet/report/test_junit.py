@@ -16,7 +16,7 @@ from fleet.judge.judge import Evidence
 from fleet.report.junit import render_junit
 from fleet.report.merge import merge
 from rackproof.main import main
-from schemas.reports import EXCEPTIONS, Cause, FleetReport, Judged, Verdict
+from schemas.reports import EXCEPTIONS, Cause, CausePart, FleetReport, Judged, Verdict
 from schemas.waivers import Waiver
 from tests import builders
 from tests.unit.fleet.report.test_report import write_run
@@ -96,7 +96,9 @@ def test_one_cause_is_one_failure(report: FleetReport) -> None:
     number = len(report.verdicts)
     cause = Cause(
         problem="gpu-memory-errors", title="GPU 1 of h2 has a memory row that could not be remapped", why="", verdict="fail",
-        host="h2", hosts=("h2",), part="gpu=1", confidence="certain", verdicts=(number, number + 1), serial="h2-1", action="rma",
+        host="h2", hosts=("h2",), part="gpu=1",
+        parts=(CausePart(host="h2", scope="gpu=1", serial="h2-1"),), confidence="certain",
+        verdicts=(number, number + 1), serial="h2-1", action="rma",
     )  # fmt: skip
     suites = read(replace(report, verdicts=(*report.verdicts, one, two), causes=(cause,)))
     (failed,) = results(suites.values(), Failure)

@@ -52,7 +52,8 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     assert done.returncode == 2
     for text in (done.stdout, (run / "report.md").read_text()):
         assert re.search(
-            rf"INCOMPLETE(: | +){broken} left no usable record: quarantined: hosts/{broken}.json: not JSON at offset",
+            rf"INCOMPLETE(: | +Measure again +){broken} left no usable record: "
+            rf"quarantined: hosts/{broken}.json: not JSON at offset",
             text,
         )
         assert "SIMULATED INCOMPLETE" in text

@@ -109,7 +109,8 @@ def content(report: FleetReport) -> dict[str, Any]:
         ],
         "devices": devices.device_figures(report),
         "parts": [
-            (part.host, part.scope, part.needs_part_work, len(part.findings)) for part in failed_parts(report.verdicts)
+            (part.host, part.scope, part.needs_part_work, len(part.findings))
+            for part in failed_parts(report.causes, report.verdicts)
         ],
         "html": structure(render_html(report)),
         "junit": tags("".join(render_junit(report))),

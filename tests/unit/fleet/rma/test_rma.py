@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.diagnosis.diagnose import diagnose
 from fleet.rma.files import package_names, safe_file_name, write_package
 from fleet.rma.parts import IDENTITY_READINGS, failed_parts
 from rackproof.main import main
@@ -211,7 +212,7 @@ def test_accepted_run_has_no_package_and_unreported_run_is_an_error(
     assert f"rackproof report {tmp_path / 'r1'}" in capsys.readouterr().err
     main(["report", str(tmp_path / "r1")])
     assert main(["rma", str(tmp_path / "r1")]) == 0
-    assert "no part needs to be returned: nothing failed\n" in capsys.readouterr().out
+    assert "No part needs to be returned, inspected or reseated." in capsys.readouterr().out
     assert not (tmp_path / "r1" / "rma").exists()
 
 
@@ -292,24 +293,32 @@ def test_file_named_rma_is_an_error(tmp_path: Path) -> None:
         write_package(tmp_path, "x", {}, zipped=False)
 
 
-def test_verdicts_are_grouped_by_part_without_gangs() -> None:
-    def failed(scope: str, action: str = "rma") -> Verdict:
-        return Verdict(host="h1", scope=scope, name="x", verdict="fail", criterion="c", reason="r", action=action)
+def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
+    return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
-    located = failed_parts(
-        [
-            failed("gpu=1,link=3", "monitor"),
-            failed("gpu=1"),
-            failed("gang=r1"),
-            failed("mc=0,dimm=2"),
-            failed("host", "reboot"),
-        ]
-    )
-    assert [(part.scope, part.action, part.needs_part_work) for part in located] == [
-        ("gpu=1", "rma", True),
-        ("mc=0,dimm=2", "rma", True),
-        ("host", "reboot", False),
+
+def test_parts_are_those_of_the_causes_without_gangs() -> None:
+    verdicts = [
+        failed("gpu=1,link=3", "monitor"),
+        failed("gpu=1"),
+        failed("gang=r1"),
+        failed("mc=0,dimm=2"),
+        failed("host", "reboot"),
     ]
+    located = failed_parts(diagnose(verdicts, {}), verdicts)
+    assert sorted((part.scope, part.action, part.needs_part_work, len(part.findings)) for part in located) == [
+        ("gpu=1", "rma", True, 2),
+        ("host", "reboot", False, 1),
+        ("mc=0,dimm=2", "rma", True, 1),
+    ]
+
+
+def test_what_follows_from_a_cause_does_not_change_its_action() -> None:
+    """A lost GPU fails checks whose action is an inspection; the host is rebooted all the same, and nothing is packed."""
+    verdicts = [failed("gpu=1,xid=79", "reboot"), failed("gpu=1", "inspect_hardware"), failed("gpu=1,peer=2", "rma")]
+    verdicts[0] = replace(verdicts[0], name="xid.count")
+    (part,) = failed_parts(diagnose(verdicts, {}), verdicts)
+    assert (part.action, part.needs_part_work, len(part.findings)) == ("reboot", False, 3)
 
 
 def test_identifiers_are_readings_of_the_collectors() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import runpy
 import signal
 import subprocess
@@ -19,7 +21,9 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
 from fleet.records.load import Run, load
+from fleet.report.formatting import cause_action
 from fleet.report.merge import merge
+from fleet.rma.parts import PART_ACTIONS
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import values_by_level
@@ -204,13 +208,8 @@ EXPECTED_REASONS = {
 
 
 @pytest.fixture(scope="module")
-def faulty_fleet(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]:
-    """Return the host of each fault, the verdicts of each host that did not pass, and the report.
-
-    Each fault is on a different host. The first host of each rack has none.
-    """
+def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
+    """Return the host of each fault, and the run. Each fault is on a different host. The first host of each rack has none."""
     racks = -(-len(FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks)
     plan = chosen.plan("faulty", CREATED)
@@ -223,6 +222,15 @@ def faulty_fleet(
         0,
     )
     write_run(directory, chosen, faults, plan)
+    return host_of_fault, directory
+
+
+@pytest.fixture(scope="module")
+def faulty_fleet(
+    faulty_run: tuple[dict[str, str], Path],
+) -> tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]:
+    """Return the host of each fault, the verdicts of each host that did not pass, and the report."""
+    host_of_fault, directory = faulty_run
     report = report_of(directory)
     verdicts_by_host: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in report.verdicts:
@@ -279,6 +287,70 @@ def test_fault_is_one_cause_with_the_right_part(
     assert cause.problem == EXPECTED_PROBLEMS[kind]
     whole_host = not FAULTS[kind].of_gpu or kind == "missing_gpu"
     assert cause.part == ("nic=rail1" if kind == "slow_nic" else "host" if whole_host else f"gpu={GPU}")
+
+
+EXPECTED_PACKAGES = {
+    "row_remap_failed": "rma",
+    "slow_hbm": "rma",
+    "bad_memory_word": "rma",
+    "silent_corruption": "rma",
+    "pcie_narrow": "reseat",
+    "pcie_replays": "reseat",
+    "missing_gpu": "inspect_hardware",
+    "nvlink_down": "inspect_hardware",
+    "thermal": "inspect_hardware",
+    "slow_gpu": "inspect_hardware",
+    "duplicate_serial": "inspect_hardware",
+    "slow_nic": "inspect_hardware",
+    "slow_host": "inspect_hardware",
+    "hung": "inspect_hardware",
+}
+"""Fault -> action, if it concerns a part. The others need a reset, a reboot, another version, or evidence."""
+
+
+def test_rma_has_the_causes_parts_and_actions_of_the_report(
+    faulty_run: tuple[dict[str, str], Path],
+    faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host_of_fault, directory = faulty_run
+    report = faulty_fleet[2]
+    assert main(["report", str(directory)]) == 1
+    capsys.readouterr()
+    assert main(["rma", str(directory), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert list(dict.fromkeys(row["title"] for row in rows)) == [cause.title for cause in report.causes]
+    listed = {(row["title"], row["host"], row["place"], row["serial"], row["action"]) for row in rows if row["path"]}
+    assert listed == {
+        (cause.title, part.host, part.scope, part.serial, cause.action)
+        for cause in report.causes
+        if cause.action in PART_ACTIONS
+        for part in cause.parts
+    }
+    actions = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] != "identity"}
+    twins = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] == "identity"}
+    for kind, host in host_of_fault.items():
+        assert (twins if kind == "duplicate_serial" else actions).get(host) == EXPECTED_PACKAGES.get(kind), kind
+    for row in rows:
+        if row["path"]:
+            part = documents.read(Path(row["path"]) / "part.json", "part")
+            assert row["title"] in [cause["title"] for cause in part["causes"]]
+            assert (part["action"], part["slot"]["host"], part["slot"]["place"]) == (
+                row["action"],
+                row["host"],
+                row["place"],
+            )
+            assert part["part"].get("serial", "") == row["serial"]
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    heading_of = {
+        html.unescape(title): re.sub("<[^>]+>", "", heading)
+        for section in page.split('<section class="action-group')[1:]
+        for heading in re.findall(r"<h3>(.*?) <span", section, re.DOTALL)[:1]
+        for title in re.findall(r'<p class="title">(.*?)</p>', section)
+    }
+    for cause in report.causes:
+        action = cause_action(FAIL, cause.action) if cause.verdict == FAIL else "Could not be verified"
+        assert heading_of[cause.title].endswith(action), cause.title
 
 
 def test_healthy_hosts_of_a_faulty_fleet_pass(

@@ -1,0 +1,110 @@
+"""List the causes of a run: which part, what to do, and the package for its vendor if one was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fleet.report.formatting import cause_action, clean
+from fleet.report.terminal import plain_table, render_blocks
+from fleet.rma.parts import PART_ACTIONS
+from fleet.scope_text import describe_scope
+from schemas.reports import Cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package that was written."""
+
+    path: Path
+    model: str
+    slot: str
+    """PCI address; empty if the part has none, or it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseRow:
+    """A cause and one of its parts; without a package, the first part."""
+
+    cause: Cause
+    host: str
+    scope: str
+    serial: str
+    package: Package | None
+
+    @property
+    def action(self) -> str:
+        """Return what to do, in the words of the report."""
+        return (
+            f"{cause_action(self.cause.verdict, self.cause.action)}{' (waived)' if self.cause.waiver else ''}".strip()
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row for programs."""
+        package = self.package
+        return {
+            "host": clean(self.host),
+            "place": clean(self.scope),
+            "serial": clean(self.serial),
+            "slot": package.slot if package else "",
+            "model": package.model if package else "",
+            "problem": clean(self.cause.problem),
+            "title": clean(self.cause.title),
+            "verdict": self.cause.verdict,
+            "action": self.cause.action,
+            "waived": self.cause.waiver is not None,
+            "path": str(package.path) if package else "",
+        }
+
+
+def cause_rows(
+    causes: Iterable[Cause], packages: Mapping[tuple[str, str], Package], *, any_action: bool
+) -> list[CauseRow]:
+    """Return a row for each cause and each of its parts with a package; for a cause without any, one row.
+
+    Args:
+        causes: causes of the report, the most urgent first.
+        packages: host and scope of a part -> its package.
+        any_action: whether a package is for all causes of its part; otherwise only for those that need work on the part.
+    """
+    rows = []
+    for cause in causes:
+        needs_package = any_action or cause.action in PART_ACTIONS
+        packed = [part for part in cause.parts if needs_package and (part.host, part.scope) in packages]
+        rows += [
+            CauseRow(
+                cause=cause,
+                host=part.host,
+                scope=part.scope,
+                serial=part.serial,
+                package=packages[part.host, part.scope] if packed else None,
+            )
+            for part in packed or cause.parts[:1]
+        ]
+    return rows
+
+
+def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
+    """Return tables for people: first the packages, then what to do about the causes without one."""
+    packed, others = [row for row in rows if row.package], [row for row in rows if not row.package]
+    blocks: list[Table | Text] = [Text(f"{mark}: no hardware was tested.")] if mark else []
+    if packed:
+        table = plain_table("ACTION", "HOST", "PART", "SERIAL", "SLOT", "PACKAGE")
+        for row in packed:
+            part = (clean(row.host), clean(describe_scope(row.scope)), clean(row.serial))
+            table.add_row(row.action, *part, *((row.package.slot, str(row.package.path)) if row.package else ()))
+        blocks.append(table)
+    else:
+        blocks.append(Text("No part needs to be returned, inspected or reseated."))
+    if others:
+        table = plain_table("ACTION", "CAUSE")
+        for row in others:
+            serial = f" (serial {clean(row.serial)})" if row.serial and len(row.cause.hosts) == 1 else ""
+            table.add_row(row.action, clean(row.cause.title) + serial)
+        blocks += [Text(""), Text("Without a package:"), table]
+    return render_blocks(blocks, width=width)
