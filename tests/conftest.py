@@ -26,17 +26,18 @@ gc.disable()  # during collection nothing becomes garbage
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    *(
-        "unit/fleet/records/test_hostile",
-        "lab/test_resume",
-        "lab/test_acceptance",
-        "lab/test_roles",
-        "lab/test_revalidate",
-    ),
-    *("lab/test_burnin", "lab/test_gangs", "unit/playbooks/test_collection", "lab/test_schedule", "lab/test_silence"),
-    *("lab/test_monitoring", "lab/test_faults_over_ssh", "lab/test_strangers", "lab/test_dashboards"),
+    # Each of the four workers gets one of these. The first one installs the agent on lab hosts, for which other labs would wait.
+    *("lab/test_resume", "lab/test_roles", "unit/fleet/records/test_hostile", "browser/test_report"),
+    # Each of them gets one of these next, so the two longest files are followed by short ones.
+    *("lab/test_mpi", "lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
+    *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
+    *("lab/test_hostile_host", "lab/test_strangers", "lab/test_monitoring", "lab/test_run_host"),
+    *("unit/playbooks/test_collection", "unit/playbooks/test_trust_boundary", "unit/roles/test_roles"),
+    *("unit/agent/benchmarks/test_training_benchmarks", "unit/fleet/judge/test_judge"),
+    *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),
+    *("unit/playbooks/test_nothing_done", "unit/fleet/report/test_report", "unit/docs/test_guides"),
 )
-"""Test files that take 30 s to 5 min. They start first, so that no worker runs one of them alone at the end."""
+"""Test files that take 10 s or more. They start first, longest first, so that no worker runs one of them alone at the end."""
 
 
 @pytest.fixture(autouse=True)
