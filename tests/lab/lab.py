@@ -41,8 +41,8 @@ __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requireme
 CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
 """Python interpreter of the hosts: /usr/bin/python3 with the common imports of Ansible's modules preloaded."""
-CONTROL_PYTHON = MODULE_PYTHON.with_name("module_server.py")
-"""Python interpreter of the control node. It runs modules itself, because some look for the playbook among their parents."""
+CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
+"""Python interpreter of the control node, which runs commands itself, because some look for the playbook among their parents."""
 CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(CONTROL_PYTHON), "ansible_pipelining": True})
 """host_vars/localhost.yml beside an inventory."""
 MAX_HOSTS = 200
