@@ -264,7 +264,7 @@ def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised
     assert not any("inspect hardware" in line for line in report.acceptance.summary)
     (line,) = (line for line in report.acceptance.summary if "gang.fault" in line)
     who = raised[0] if len(raised) == 1 else f"{len(raised)} hosts ({', '.join(raised)}): each"
-    failed = f"INCOMPLETE: {who} took part in a launch of several hosts that failed: {text}"
+    failed = f"INCOMPLETE: {who} took part in a launch of several hosts that failed: {text}; Measure again"
     assert line.partition(" [")[0] == failed, "one cause, one line"
 
 
