@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, ClassVar, TypeVar
 
+from schemas.scopes import Scope
 from schemas.timeline import Soak
 from schemas.trace import Trace
 
 RECORD_SCHEMA = "rackproof.record/1"
 
 MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
+
+GPU_LABELS = ("gpu", "peer")
+"""Labels of a scope whose value is the index of a GPU."""
 
 UNABLE, RAISED = "rank_unable", "rank_raised"
 """Kinds of culprits that a test of the device cannot confirm. They do not prove that the host is faulty."""
@@ -85,6 +89,17 @@ class Metric:
     def greatest(self) -> float:
         """Return the greatest of its numbers; minus infinity if it has none."""
         return max(self._numbers, default=-math.inf)
+
+    @cached_property
+    def shapes(self) -> frozenset[tuple[str, ...]]:
+        """Return the labels of the scopes of its values: `("gpu", "link")` for `gpu=0,link=3`, and `()` for `host`."""
+        return frozenset(tuple(Scope.parse(scope).labels) for scope in self.values)
+
+    @cached_property
+    def gpus(self) -> frozenset[str]:
+        """Return the indices of the GPUs in the scopes of its values."""
+        labels = [scope.labels for scope in map(Scope.parse, self.values) if scope.device_kind == "gpu"]
+        return frozenset(each[label] for each in labels for label in GPU_LABELS if label in each)
 
     @property
     def _numbers(self) -> list[float]:

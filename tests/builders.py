@@ -214,7 +214,7 @@ def launch(
         members=members,
         began=WHEN,
         duration_s=1.0,
-        deadline_s=600.0,
+        deadline_s=60.0,
         ranks=ranks(devices, first) if outcome == "finished" else (),
         log_tail="",
     )

@@ -13,6 +13,7 @@ from fleet.judge.credibility import incredible
 from fleet.judge.figure_consistency import Figures, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
+from fleet.judge.reading_relations import relation_problems
 from fleet.judge.sequence import sequence_problems
 from schemas.records import Launch, Record
 from schemas.reports import Verdict, VerdictKind
@@ -21,6 +22,8 @@ from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
 """A supervisor that ends its ranks at the deadline needs at most this long."""
+FIRST_READING_S = LAST_READING_S = 3600.0
+"""An agent reads the host at its beginning, and ends once it has read the host for the last time."""
 CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 
@@ -44,6 +47,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
         yield from _time_problems(record)
         yield from _identity_problems(record)
         yield from reading_problems(record)
+        yield from relation_problems(view, record)
         yield from _software_problems(record)
     yield from _figure_problems(view, figures)
     yield from _snapshot_problems(view)
@@ -81,6 +85,8 @@ def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
     deadline_s = min(launch.deadline_s, stage.deadline_s) if stage else launch.deadline_s
     if launch.duration_s > deadline_s + DEADLINE_GRACE_S:
         yield f"the launch took {launch.duration_s:.0f} s, and its deadline was {deadline_s:.0f} s"
+    if stage and launch.deadline_s > stage.deadline_s:
+        yield f"the launch had a deadline of {launch.deadline_s:g} s, and the plan has {stage.deadline_s:g} s"
     if view.host.name not in launch.members:
         yield f"the launch was of {', '.join(launch.members)}, not of this host"
     if launch.stage in (BENCHMARK, SOAK) and launch.members != (view.host.name,):
@@ -117,14 +123,23 @@ def _time_problems(record: Record) -> Iterator[Problem]:
             yield "record", "host", f"{what} has the time {text!r}, which is no time", ""
             return
     first, last = times["its beginning"] - CLOCK_TOLERANCE_S, times["its end"] + CLOCK_TOLERANCE_S
+    read = [epoch_seconds(snapshot.at) for snapshot in record.snapshots]
     outside = [what for what, moment in times.items() if not first <= moment <= last]
     if times["its end"] < times["its beginning"]:
         yield "record", "host", "the record ends before it begins: the clock of the host was set back", ""
     elif outside:
         yield "record", "host", f"the record covers {record.began} to {record.ended}, and {outside[0]} is outside", ""
+    elif read and times["its end"] - max([*read, *_ends_of_launches(record)]) > LAST_READING_S:
+        yield "record", "host", f"the record ends at {record.ended}, more than an hour after its last snapshot", ""
+    elif read and min(read) - times["its beginning"] > FIRST_READING_S:
+        yield "record", "host", f"the record begins at {record.began}, more than an hour before its first snapshot", ""
     for launch in record.launches:
         if epoch_seconds(launch.began) + launch.duration_s > last:
             yield f"stage.{launch.stage}", "host", "the launch ends after the record", launch.stage
+
+
+def _ends_of_launches(record: Record) -> Iterator[float]:
+    return (epoch_seconds(launch.began) + launch.duration_s for launch in record.launches)
 
 
 def _identity_problems(record: Record) -> Iterator[Problem]:

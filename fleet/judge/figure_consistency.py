@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.baseline import outcome_params
@@ -19,6 +19,7 @@ from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import DURATION, output_of
+from schemas.catalogue import settings as settings_of
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.scopes import Scope
 from schemas.stages import GANG
@@ -30,10 +31,16 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 """Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
+SIZES = ("size", "size_bytes")
+"""Parameters that the plan states. A pair of hosts chooses the size of its messages itself (`outcome_params`)."""
 CREDIBLE_RATIO = 20.0
 """A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
 collective are one measurement, and agree as closely."""
+COMPARED_TIMES = ("straggler.compute",)
+"""Times that are compared like rates: no device waits for another in them."""
+LATENCIES, LEAST_LATENCY_S = ("peer_copy.latency", "pairs.latency"), 1e-7
+"""A message takes longer than light needs for 20 m of cable and back, and than a GPU needs to read its own memory."""
 RELATIVE = 1e-3
 FACTORS = {
     ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",
@@ -67,6 +74,8 @@ class FigureStructure:
     """Positions of two figures, and of their product."""
     ratios: tuple[tuple[int, int, float], ...]
     """Positions of two figures -> the first divided by the second."""
+    latencies: tuple[int, ...] = ()
+    """Positions of the times of one message."""
     is_soak: bool = False
     """The figures are aggregates of several rounds."""
 
@@ -125,6 +134,12 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
             problems.append((position, reason))
         else:
             most[-1] = most_of_figure(view.shipped_criteria, item)
+        if reason := _wrong_param(view, item):
+            problems.append((position, reason))
+        figure = (*kind, item.scope, *params.values())
+        seen[figure] += 1
+        if seen[figure] > max(1, launches[item.stage]):
+            problems.append((position, f"the record has this figure {seen[figure]} times"))
         if item.name == DURATION.name:
             continue
         shared = settings.get((*kind, *params))
@@ -136,10 +151,6 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
                 problems.append((position, f"only some of these figures have the parameter {difference}"))
         if not is_soak and sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
             problems.append((position, "only some of these figures have samples"))
-        figure = (*kind, item.scope, *params.values())
-        seen[figure] += 1
-        if seen[figure] > max(1, launches[item.stage]):
-            problems.append((position, f"the record has this figure {seen[figure]} times"))
         if item.scope != "host":
             groups[(*kind, Scope.parse(item.scope).device_kind, *[params[name] for name in shared])].append(position)
     siblings = [tuple(group) for group in groups.values() if len(group) > 1]
@@ -151,12 +162,15 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
     return FigureStructure(
         problems=tuple(problems),
         most=tuple(most),
-        siblings=tuple(group for group in siblings if items[group[0]].unit in RATE_UNITS),
+        siblings=tuple(
+            group for group in siblings if items[group[0]].unit in RATE_UNITS or items[group[0]].name in COMPARED_TIMES
+        ),
         sampled=tuple(position for position, item in enumerate(items) if item.samples and item.status == MEASURED),
         stated=tuple(_stated_values(items)),
         products=tuple(products),
         factors=tuple(_factors(items)),
         ratios=tuple(ratios),
+        latencies=tuple(position for position, item in enumerate(items) if item.name in LATENCIES),
         is_soak=is_soak,
     )
 
@@ -187,12 +201,34 @@ def figure_problems(
         if item.value != value and not (isinstance(item.value, str) and str(value) in item.value):
             yield _problem(item, f"it is {item.value}, and other figures of the benchmark state {value}")
     yield from _wrong_relations(items, structure)
+    for position in structure.latencies:
+        value = items[position].value
+        if isinstance(value, int | float) and value < LEAST_LATENCY_S:
+            yield _problem(items[position], f"{value:g} s is not credible: no message takes so little time")
     for group in structure.siblings:
         yield from _different_magnitude([items[position] for position in group])
 
 
 def _problem(item: Observation, reason: str) -> Problem:
     return item.name, item.scope, reason, item.stage
+
+
+def _wrong_param(view: HostView, item: Observation) -> str:
+    """Return why a parameter of a figure cannot be right; empty if all can."""
+    for key, value in item.params.items():
+        if type(value) in (int, float) and value < 0:  # type: ignore[operator]
+            return f"its parameter {key} is {value}"
+        if key in SIZES and key not in outcome_params(item.name):
+            planned = _planned_sizes(view, item.stage, item.name.partition(".")[0]).get(key)
+            if planned is not None and value != planned:
+                return f"{key} is {value}, and the plan has {planned}"
+    return ""
+
+
+def _planned_sizes(view: HostView, stage: str, benchmark: str) -> Mapping[str, Value]:
+    """Return the sizes with which a stage of the plan runs a benchmark."""
+    planned = next((item.benchmarks for item in view.plan.stages if item.name == stage), {})
+    return settings_of(benchmark, planned[benchmark]) if benchmark in planned else {}
 
 
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -241,16 +277,16 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 
     The choices of NCCL (`collective.transport`, `collective.nvls`) and the access of two GPUs are figures and parameters.
     """
-    benchmarks: dict[tuple[str, ...], dict[str, Value]] = defaultdict(dict)
+    stated: dict[tuple[str, ...], dict[Value, None]] = defaultdict(dict)
     for item in items:
         if item.status == MEASURED and item.name not in STATED:
-            stated = benchmarks[_measurement(item)]
-            stated |= {name: item.params[name] for name in STATED.values() if name in item.params}
+            for name in STATED.values():
+                if name in item.params:
+                    stated[(*_measurement(item), name)][item.params[name]] = None
     for position, item in enumerate(items):
         if item.status == MEASURED and item.name in STATED:
-            stated = benchmarks[_measurement(item)]
-            if STATED[item.name] in stated:
-                yield position, stated[STATED[item.name]]
+            for value in stated[(*_measurement(item), STATED[item.name])]:
+                yield position, value
 
 
 def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
@@ -280,7 +316,21 @@ def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float
             products.append((algbw, positions["latency"], float(moved)))
         if "busbw" in positions and isinstance(ranks, int) and ranks > 1:
             ratios.append((positions["busbw"], algbw, bus_factor(op, ranks)))
-    return products, ratios
+    return [*products, *_training_steps(items)], ratios
+
+
+def _training_steps(items: Sequence[Observation]) -> Iterator[tuple[int, int, float]]:
+    """Yield the positions of rate and time of each training -> the samples of one step of all ranks."""
+    rates = {_training(item): position for position, item in enumerate(items) if item.name == "training.throughput"}
+    for position, item in enumerate(items):
+        size, ranks = item.params.get("batch_size"), item.params.get("world_size")
+        is_step = item.name == "training.step_time" and item.status == MEASURED
+        if is_step and _training(item) in rates and isinstance(size, int) and isinstance(ranks, int):
+            yield rates[_training(item)], position, float(size * ranks)
+
+
+def _training(item: Observation) -> tuple[str, str, Value, Value]:
+    return item.stage, item.scope, item.params.get("network"), item.params.get("data")
 
 
 def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
@@ -297,10 +347,10 @@ def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
 
 
 def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the figures of all ranks without parameters, if others of the benchmark state how many ranks measured them."""
+    """Yield the figures of all ranks without their number, if others of the benchmark state how many ranks measured them."""
     with_ranks = {_measurement(item) for item in items if "world_size" in item.params}
     for position, item in enumerate(items):
-        if not item.params and item.status == MEASURED and _measurement(item) in with_ranks:
+        if "world_size" not in item.params and item.status == MEASURED and _measurement(item) in with_ranks:
             output = output_of(item.name)
             if output and output.scope == "world":
                 yield position, "it does not state how many ranks measured it"
@@ -318,7 +368,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
             continue
         product = rate.value * time.value
         if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
-            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} are {product:g} B, and {amount:g} B were moved"
+            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} are {product:g}, and it was {amount:g}"
             yield _problem(rate, reason)
     for first, second, third in structure.factors:
         one, other, whole = items[first], items[second], items[third]

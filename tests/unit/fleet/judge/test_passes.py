@@ -234,7 +234,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a finished launch with a reason": (with_launch(reason="why"), []),
     "a collector that failed": (with_constant_readings(more=reading(absent="error: x", name="collector.ok",
         scope="collector=nvml")), [ODD]),
-    "a collector that worked": (with_constant_readings(more=reading(1.0, name="collector.duration", scope="collector=nvml")), []),
+    "a collector that worked": (with_constant_readings(more=reading(1.0, name="collector.thing", scope="host")), []),
     "versions among the readings": (with_constant_readings(more=reading("2.28", name="launch.nccl", scope="host")), []),
     "a GPU without any observation": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
     "a wrong reading of an unplanned GPU": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),

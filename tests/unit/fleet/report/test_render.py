@@ -236,14 +236,20 @@ def other_benchmarks(number: int = 0) -> list[Observation]:
             measured("peer_copy.access", speed > 2e11, "1", pair),
             measured("peer_copy.latency", 2.1e-6, "s", pair),
         ]
-    params = {"placement": "out_of_place", "size_bytes": GIB, "algorithm": "NVLS", "protocol": "SIMPLE"}
+    params = {
+        "world_size": 2,
+        "placement": "out_of_place",
+        "size_bytes": GIB,
+        "algorithm": "NVLS",
+        "protocol": "SIMPLE",
+    }
     observations += [
         measured("collective.all_gather.busbw", 3.5e11, "B/s", **params),
         measured(
             "collective.all_gather.busbw", 3.4e11, "B/s", **{**params, "placement": "in_place", "algorithm": "RING"}
         ),
-        measured("collective.all_gather.latency", 1.9e-5, "s", placement="out_of_place", size_bytes=8),
-        measured("collective.all_gather.graph_latency", 8.1e-6, "s", size_bytes=8),
+        measured("collective.all_gather.latency", 1.9e-5, "s", world_size=2, placement="out_of_place", size_bytes=8),
+        measured("collective.all_gather.graph_latency", 8.1e-6, "s", world_size=2, size_bytes=8),
         measured("collective.transport", "P2P/CUMEM", world_size=2),
         measured("collective.nvls", True, world_size=2),
         measured("collective.channels", 24, world_size=2),

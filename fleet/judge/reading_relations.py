@@ -1,0 +1,159 @@
+"""Whether the readings of one snapshot agree with each other and with the parts of the host.
+
+A reading is of the kind of part that its collector states, and of a GPU that the record lists. A count is the number of parts
+that were read, and a share is at most its whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from fleet.judge.host_view import HostView
+from schemas.readings import READINGS
+from schemas.records import Metric, Record, Snapshot
+from schemas.scopes import HOST, Scope
+from schemas.semantic_validation import COLLECTOR
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+COUNTS = {
+    "gpu.count": "gpu.uuid",
+    "host.numa.count": "host.numa.memory_total",
+    "infiniband.port_count": "infiniband.state",
+    "network.nic_count": "network.operstate",
+    "pcie.device_count": "pcie.kind",
+    "storage.disk.count": "storage.disk.rotational",
+}
+"""Number of parts -> a reading that each of them has, if its value or the reason for having none was read."""
+WHOLES = {
+    "clock.error_estimated": "clock.error_max",
+    "gpu.bar1.used": "gpu.bar1.total",
+    "gpu.clock.application": "gpu.clock.sm_max",
+    "gpu.clock.memory": "gpu.clock.memory_max",
+    "gpu.clock.memory_application": "gpu.clock.memory_max",
+    "gpu.clock.sm": "gpu.clock.sm_max",
+    "gpu.memory.used": "gpu.memory.total",
+    "gpu.nvlink.active_links": "gpu.nvlink.link_count",
+    "gpu.pcie.generation": "gpu.pcie.generation_max",
+    "gpu.pcie.width": "gpu.pcie.width_max",
+    "gpu.power_limit": "gpu.power_limit_max",
+    "gpu.remapped_rows.banks_high": "gpu.remapped_rows.banks_max",
+    "host.cpu.cores": "host.cpu.threads",
+    "host.hugepages.free": "host.hugepages.count",
+    "host.memory.available": "host.memory.total",
+    "host.numa.memory_free": "host.numa.memory_total",
+    "host.swap.used": "host.swap.total",
+    "pcie.generation": "pcie.generation_max",
+    "pcie.max_payload": "pcie.max_payload_supported",
+    "pcie.width": "pcie.width_max",
+    "storage.mount.available": "storage.mount.size",
+}
+"""Reading -> the reading of the same part that it cannot exceed."""
+PARTS = {
+    "host.numa.": "host.numa.memory_total",
+    "infiniband.": "infiniband.state",
+    "network.": "network.operstate",
+    "storage.disk.": "storage.disk.rotational",
+    "storage.mount.": "storage.mount.size",
+    "storage.nvme.": "storage.disk.rotational",
+}
+"""Readings of one kind of part -> the reading of theirs that each part of the host has."""
+LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
+PEER = "gpu.peer.link"
+LISTS = frozenset(PARTS.values())
+OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
+"""Labels of readings of events. The log does not name the part of each of them."""
+
+
+def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
+    """Yield each reading of a part that the host does not have, each wrong count, and each reading above its whole."""
+    # A planned GPU that the record does not list has a verdict of its own.
+    known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
+    unlisted: dict[str, str] = {}
+    for snapshot in record.snapshots:
+        for metric in snapshot.metrics:
+            for index in metric.gpus - known:
+                unlisted.setdefault(index, snapshot.stage)
+        yield from _problems_of_snapshot(snapshot)
+    yield from _unknown_parts(record)
+    for index, stage in sorted(unlisted.items()):
+        yield "gpu.serial", f"gpu={index}", "has readings, and the record does not list this GPU", stage
+
+
+def _problems_of_snapshot(snapshot: Snapshot) -> Iterator[Problem]:
+    readings = {metric.name: metric for metric in snapshot.metrics}
+    for metric in snapshot.metrics:
+        shapes = _shapes(metric.name)
+        if shapes is not None and not metric.shapes <= shapes:
+            for scope in (scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes):
+                reason = f"read in the scope {scope}, and this is a reading of {_part_of(metric.name)}"
+                yield metric.name, scope, reason, snapshot.stage
+        if metric.name in COUNTS or metric.name in WHOLES:
+            for scope, reason in _exceeding(metric, readings):
+                yield metric.name, scope, reason, snapshot.stage
+    for scope in readings[PEER].values if PEER in readings else ():
+        labels = Scope.parse(scope).labels
+        if labels.get("gpu") == labels.get("peer"):
+            yield PEER, scope, "read between a GPU and itself", snapshot.stage
+    if LINK_COUNT in readings and LINKS in readings:
+        numbers = Counter(Scope.parse(scope).device for scope in readings[LINKS].values)
+        for scope, stated in readings[LINK_COUNT].values.items():
+            if numbers[scope] not in (0, stated):  # the driver may not tell the state of any link
+                yield LINK_COUNT, scope, f"is {stated}, and {LINKS} was read of {numbers[scope]} links", snapshot.stage
+
+
+def _unknown_parts(record: Record) -> Iterator[Problem]:
+    """Yield each reading of a part that the list of the parts of its kind does not have in any snapshot."""
+    listed: dict[str, set[str]] = defaultdict(set)
+    for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
+        if metric.name in LISTS:
+            listed[metric.name].update(metric.values, metric.absent, (HOST,))
+    for snapshot in record.snapshots:
+        for metric in snapshot.metrics:
+            parts = listed.get(_list_of(metric.name))
+            if parts is not None and not metric.values.keys() <= parts:
+                for scope in sorted({Scope.parse(scope).part for scope in metric.values} - parts - {HOST}):
+                    if not any(Scope.parse(each).part == scope for each in parts):
+                        reason = f"was read of {scope}, of which {_list_of(metric.name)} was not"
+                        yield metric.name, scope, reason, snapshot.stage
+
+
+@cache
+def _list_of(name: str) -> str:
+    """Return the reading that lists the parts which have this reading; an empty string if none does."""
+    return next((reading for prefix, reading in PARTS.items() if name.startswith(prefix)), "")
+
+
+def _part_of(name: str) -> str:
+    labels = READINGS[name].labels if name in READINGS else ()
+    return f"each {' and '.join(labels)}" if labels else f"the {HOST}"
+
+
+def _exceeding(metric: Metric, readings: Mapping[str, Metric]) -> Iterator[tuple[str, str]]:
+    """Yield scope and reason of a count that is not the number of parts, or of a value above its whole."""
+    parts, whole = readings.get(COUNTS.get(metric.name, "")), readings.get(WHOLES.get(metric.name, ""))
+    if parts and HOST in metric.values:
+        number, stated = len(parts.values.keys() | (parts.absent.keys() - {HOST})), metric.values[HOST]
+        if stated != number:
+            yield HOST, f"is {stated}, and {parts.name} was read of {number}"
+    if whole and metric.greatest > whole.least:
+        for scope, value in metric.values.items():
+            most = whole.values.get(scope)
+            if isinstance(value, int | float) and isinstance(most, int | float) and value > most:
+                yield scope, f"is {value:g}, and {whole.name} is {most:g}"
+
+
+@cache
+def _shapes(name: str) -> frozenset[tuple[str, ...]] | None:
+    """Return the label kinds that the scopes of a reading may have; None if another version of Rackproof made the reading."""
+    reading = READINGS.get(name)
+    if reading is None:
+        return frozenset({()}) if name.startswith(COLLECTOR) else None
+    if not OCCURRENCES & {*reading.labels}:
+        return frozenset({reading.labels})
+    named = range(len(reading.labels) + 1)
+    return frozenset(labels for number in named for labels in itertools.combinations(reading.labels, number))

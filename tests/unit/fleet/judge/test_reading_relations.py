@@ -1,0 +1,105 @@
+"""Readings of one host that contradict each other are named; those of healthy hosts agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.judge import host_views
+from fleet.judge.reading_relations import COUNTS, WHOLES, relation_problems
+from schemas.readings import READINGS
+from schemas.records import Metric, Value
+from tests import builders
+
+PLAN = builders.plan("h1", "h2", gpu_count=2)
+EVIDENCE = builders.evidence(PLAN)
+PACKS = read_packs([])
+AT = {(): "host", ("gpu",): "gpu=0", ("numa",): "numa=0", ("pci",): "pci=0000:17:00.0", ("mount",): "mount=a"}
+
+
+def metric(name: str, **values: Value) -> Metric:
+    """Return a reading; `gpu_0` stands for the scope `gpu=0`."""
+    scopes = {scope.replace("__", ",").replace("_", "="): value for scope, value in values.items()}
+    return Metric(name=name, unit=READINGS[name].unit, values=scopes)
+
+
+def problems(*metrics: Metric) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason of what is wrong if the last snapshot of a host has these readings in place of its own."""
+    view = host_views(PLAN, EVIDENCE, PACKS)[0]
+    record = view.evidence.records[0]
+    *others, last = record.snapshots
+    changed = replace(record, snapshots=(*others, replace(last, metrics=metrics)))
+    return [(name, scope, reason) for name, scope, reason, _ in relation_problems(view, changed)]
+
+
+CASES: dict[str, tuple[list[Metric], str, str]] = {
+    "value of the host in place of a GPU's": (
+        [metric("gpu.power", host=90.0)],
+        "host",
+        "this is a reading of each gpu",
+    ),
+    "value of a GPU in place of the host's": (
+        [metric("host.load", gpu_0=1.0)],
+        "gpu=0",
+        "this is a reading of the host",
+    ),
+    "GPU that the record does not list": ([metric("gpu.power", gpu_7=90.0)], "gpu=7", "does not list this GPU"),
+    "peer that the record does not list": (
+        [metric("gpu.peer.link", gpu_0__peer_7="NV18")],
+        "gpu=7",
+        "does not list this GPU",
+    ),
+    "link of a GPU with itself": (
+        [metric("gpu.peer.link", gpu_0__peer_0="NV18")],
+        "gpu=0,peer=0",
+        "between a GPU and itself",
+    ),
+    "adapter that no list has": (
+        [metric("network.operstate", nic_eth0="up"), metric("network.carrier", nic_eth0=True, nic_eth1=True)],
+        "nic=eth1",
+        "of which network.operstate was not",
+    ),
+    "links that no GPU has": (
+        [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],
+        "gpu=0",
+        "gpu.nvlink.active was read of 1 links",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_contradiction_is_named(kind: str) -> None:
+    metrics, scope, reason = CASES[kind]
+    ((_, found, why),) = problems(*metrics)
+    assert found == scope
+    assert reason in why
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_count_is_the_number_of_parts(name: str) -> None:
+    listing, label = COUNTS[name], READINGS[COUNTS[name]].labels
+    scopes = [",".join(f"{each}={number}" for each in label) for number in range(2)]
+    parts = Metric(
+        name=listing, unit="1", values={scopes[0]: "x"}, absent={scopes[1]: "unsupported: x", "host": "error: x"}
+    )
+    assert problems(metric(name, host=2), parts) == []
+    ((found, scope, why),) = problems(metric(name, host=3), parts)
+    assert (found, scope) == (name, "host")
+    assert f"{listing} was read of 2" in why
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_part_is_at_most_the_whole(name: str) -> None:
+    scope = AT[READINGS[name].labels]
+    listed = metric("storage.mount.size", mount_a=10)
+    more = [listed] if name.startswith("storage.mount.") and WHOLES[name] != listed.name else []
+
+    def found(value: int) -> list[tuple[str, str, str]]:
+        reading = Metric(name=name, unit="1", values={scope: value})
+        return problems(reading, Metric(name=WHOLES[name], unit="1", values={scope: 10}), *more)
+
+    assert found(10) == []
+    ((which, where, why),) = found(11)
+    assert (which, where, why) == (name, scope, f"is 11, and {WHOLES[name]} is 10")
