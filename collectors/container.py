@@ -97,7 +97,7 @@ def _cdi(files: Files) -> Iterable[Family]:
 
 
 def _specification(files: Files) -> str | Absent:
-    """Return the CDI specification of NVIDIA's GPUs that is in force."""
+    """Return the CDI specification of NVIDIA's GPUs that takes precedence."""
     unreadable: Absent | None = None
     for directory in CDI_DIRECTORIES:
         names = files.matching(directory, r".+\.(yaml|yml|json)", "none")

@@ -1,7 +1,7 @@
 """GPU telemetry of one launch, small enough for every record: one word for each bucket instead of a list of numbers.
 
-A word is `693-4+8`: mean 693, from 4 less to 8 more; `61`: constant; `.`: incomplete. Judging a fleet reads thousands of records
-with such traces. A text is cheap to read, and only a chart parses it.
+A word is `693-4+8`: mean 693, from 4 less to 8 more; `61`: constant; `.`: incomplete. The judge reads thousands of records
+with such traces: a text is cheap to read, and only charts parse it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Trace:
     began_s: Mapping[str, float] = field(default_factory=dict)
     """Benchmark -> seconds from the start of the launch until the first rank of this host started it."""
     lost: Mapping[str, str] = field(default_factory=dict)
-    """NVML index -> why samples of it could not be taken."""
+    """NVML index -> why samples of the GPU could not be taken."""
 
     def timeline(self) -> Timeline:
-        """Return it as series of numbers. The number of samples in a bucket is not kept."""
+        """Return the trace as series of numbers. The number of samples in a bucket is not kept."""
         return Timeline(bucket_s=self.bucket_s, series=tuple(self._series()))
 
     def _series(self) -> Iterator[Series]:
         for index, figures in self.gpus.items():
-            for column, (name, rest, unit, one) in FIGURES.items():
+            for column, (name, rest, unit, step) in FIGURES.items():
                 rows = [(at, *_numbers(word)) for at, word in enumerate(figures.get(column, "").split()) if word != GAP]
                 if rows:
                     at, mean, low, high = zip(*rows, strict=True)
@@ -57,9 +57,9 @@ class Trace:
                         unit=unit,
                         at=at,
                         n=(1,) * len(at),
-                        low=tuple(value * one for value in low),
-                        mean=tuple(value * one for value in mean),
-                        high=tuple(value * one for value in high),
+                        low=tuple(value * step for value in low),
+                        mean=tuple(value * step for value in mean),
+                        high=tuple(value * step for value in high),
                     )
 
 
@@ -69,12 +69,12 @@ def make_trace(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[s
     A bucket with even one missing sample of a GPU is a gap of that GPU.
     """
     timeline = downsample(timeline, MOST_BUCKETS)
-    of = {(one.name, one.scope): one for one in timeline.series}
+    by_scope = {(series.name, series.scope): series for series in timeline.series}
     gpus: dict[str, dict[str, str]] = {}
-    for column, (name, rest, _, one) in FIGURES.items():
-        for scope in [scope for kind, text in of if kind == name and (scope := Scope.parse(text)).below == rest]:
-            series, unread = of[name, scope.text], of.get((UNREAD, scope.device))
-            words = _words(series, set(unread.at if unread else ()), one)
+    for column, (name, rest, _, step) in FIGURES.items():
+        for scope in [scope for kind, text in by_scope if kind == name and (scope := Scope.parse(text)).below == rest]:
+            series, unread = by_scope[name, scope.text], by_scope.get((UNREAD, scope.device))
+            words = _words(series, set(unread.at if unread else ()), step)
             if words and (column != HELD or any(series.mean)):
                 gpus.setdefault(scope.get("gpu"), {})[column] = words
     if not gpus and not lost:
@@ -83,9 +83,9 @@ def make_trace(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[s
     return Trace(bucket_s=timeline.bucket_s, gpus=gpus, began_s=began_s, lost=dict(lost))
 
 
-def _words(series: Series, unread: set[int], one: float) -> str:
+def _words(series: Series, unread: set[int], step: float) -> str:
     result = {
-        at: _word(*(min(max(0, round(value / one)), MOST) for value in row))
+        at: _word(*(min(max(0, round(value / step)), MOST) for value in row))
         for at, *row in zip(series.at, series.low, series.mean, series.high, strict=True)
         if at not in unread
     }

@@ -38,8 +38,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     collect.add_argument(
         "--attempt",
         choices=[FIRST, LAST],
-        help="which record to use if a host has two that do not extend each other, such as after its pod was replaced "
-        "(default: keep the present one, else none)",
+        help="which record to use if a host began the run twice, for example because its pod was replaced "
+        "(default: reject both; a record that is already in the run directory stays)",
     )
     collect.add_argument("--json", action="store_true", help="print the result as JSON")
     collect.set_defaults(call=call)

@@ -150,7 +150,7 @@ def are_numbers(values: Sequence[Value]) -> bool:
 
 
 def kind_of(item: Observation) -> Hashable:
-    """Return a key of all that an observation has beside scope, value, reason and samples: equal keys, equal kinds."""
+    """Return a key of the name, stage, status, unit and parameters. Equal keys mean that these are equal."""
     return item.token or (item.name, item.stage, item.status, item.unit, *item.params.items())
 
 
@@ -180,7 +180,7 @@ def is_regular(view: HostView) -> bool:
 
 @lru_cache(maxsize=MAX_LAYOUTS)
 def _are_apart(readings: tuple[str, ...], results: tuple[str, ...]) -> bool:
-    """Return whether none of these readings has the name of a result, and all results have."""
+    """Return whether all results have the name of a benchmark result, and no reading has."""
     return all(map(_is_result, results)) and not any(map(_is_result, readings))
 
 

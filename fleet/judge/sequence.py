@@ -1,6 +1,6 @@
-"""Whether the snapshots, launches and ranks of a record follow each other as the agent makes them.
+"""Check that the snapshots, launches and ranks of a record are complete and in the order in which the agent makes them.
 
-A record whose parts were exchanged, repeated or left out has the right parts at the wrong place or time.
+After an edit, each part of a record may still be valid by itself, but out of order, duplicated or missing.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Problem = tuple[str, str, str, str]
 OVERLAP_TOLERANCE_S = 60.0
 """The system clock may be corrected between two launches."""
 UNREAD_S = 60.0
-"""A launch that takes longer has a snapshot: they are taken every 2 s, and a driver that blocks delays one by 20 s."""
+"""A watched launch that takes longer has a snapshot: the agent takes one every 2 s, and a blocked driver delays it by 20 s."""
 POWER = "gpu.power"
-"""Reading that the timeline of a soak has, if its GPUs are watched."""
+"""Reading in the timeline of every soak whose GPUs are watched."""
 KEPT_ROUNDS = 4
 """A soak keeps the launches of its first round and of its last three."""
 
 
 def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield every part of a record that is not at its place."""
-    yield from _order_of_snapshots(record)
-    yield from _order_of_launches(record)
-    yield from _unread_launches(record)
-    yield from _end_of_soak(record)
+    """Yield a problem for each part of a record that is out of order, duplicated or missing."""
+    yield from _snapshot_order_problems(record)
+    yield from _launch_order_problems(record)
+    yield from _missing_snapshots_during(record)
+    yield from _missing_snapshot_after_soak(record)
     for launch in record.launches:
-        for reason in _places_of_ranks(view, launch):
+        for reason in _rank_problems(view, launch):
             yield f"stage.{launch.stage}", "host", reason, launch.stage
     if record.soak:
-        for reason in _rounds(record.soak, [launch for launch in record.launches if launch.stage == SOAK]):
+        for reason in _round_problems(record.soak, [launch for launch in record.launches if launch.stage == SOAK]):
             yield f"stage.{SOAK}", "host", reason, SOAK
     listed = {gpu.index for gpu in record.gpus}
     if any(launch.outcome == "finished" and launch.ranks for launch in record.launches) and not view.renumbered:
@@ -48,15 +48,15 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
             yield "gpu.serial", f"gpu={index}", "another record of the host lists this GPU, and this one does not", ""
 
 
-def _order_of_snapshots(record: Record) -> Iterator[Problem]:
-    """Snapshots are in order of time: the first of the run, then those before, during and after each launch."""
+def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
+    """Check the order: the first snapshot of the run, then those before, during and after each launch, all by time."""
     snapshots = record.snapshots
     for earlier, later in itertools.pairwise(snapshots):
         if _is_earlier(later.at, earlier.at):
-            reason = f"the snapshot {later.phase} {later.stage} is of {later.at}, and the one before it of {earlier.at}"
+            reason = f"the snapshot {later.phase} {later.stage} was taken at {later.at}, before the previous one at {earlier.at}"
             yield f"stage.{later.stage}", "host", reason, later.stage
         elif later.at == earlier.at and "." in later.at:  # older records have no fractions of a second
-            reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} are of one moment"
+            reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} have the same time"
             yield f"stage.{later.stage}", "host", reason, later.stage
     if snapshots and snapshots[0].stage != PREFLIGHT and any(item.stage == PREFLIGHT for item in snapshots):
         yield f"stage.{PREFLIGHT}", "host", f"the first snapshot is of {snapshots[0].stage}", PREFLIGHT
@@ -67,24 +67,26 @@ def _order_of_snapshots(record: Record) -> Iterator[Problem]:
         phases = [snapshot.phase for snapshot in of_stage]
         if stage == PREFLIGHT:
             is_right = set(phases) == {"before"}
-        elif stage == SOAK:  # it keeps some of many snapshots
+        elif stage == SOAK:  # the record keeps only some snapshots of a soak
             is_right = phases[0] == "before"
         else:
             pairs = itertools.pairwise(phases)
-            is_right = phases[0] == "before" and not any(first == "after" and then != "before" for first, then in pairs)
+            is_right = phases[0] == "before" and not any(
+                first == "after" and second != "before" for first, second in pairs
+            )
         if not is_right:
             yield f"stage.{stage}", "host", f"its snapshots are not in order: {', '.join(phases)}", stage
 
 
 def _seconds(moment: str) -> float:
-    """Return the seconds since 1970; a text that is no time, which is reported elsewhere, gives no number."""
+    """Return the seconds since 1970; NaN for a text that is not a time, which another check reports."""
     with contextlib.suppress(ValueError):
         return epoch_seconds(moment)
     return math.nan
 
 
 def _is_earlier(moment: str, other: str) -> bool:
-    """Return whether a moment is earlier than another. A text that is no time is reported elsewhere."""
+    """Return whether a moment is earlier than another. A text that is not a time is reported by another check."""
     if moment >= other:  # the usual case: both have the same precision
         return False
     with contextlib.suppress(ValueError):
@@ -92,7 +94,7 @@ def _is_earlier(moment: str, other: str) -> bool:
     return False
 
 
-def _order_of_launches(record: Record) -> Iterator[Problem]:
+def _launch_order_problems(record: Record) -> Iterator[Problem]:
     for earlier, later in itertools.pairwise(record.launches):
         if _seconds(later.began) < _seconds(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
             reason = f"a launch began at {later.began}, and the one before it at {earlier.began} took {earlier.duration_s:.0f} s"
@@ -103,8 +105,8 @@ def _order_of_launches(record: Record) -> Iterator[Problem]:
             yield f"stage.{later.stage}", "host", reason, later.stage
 
 
-def _unread_launches(record: Record) -> Iterator[Problem]:
-    """The agent takes a snapshot during every launch whose GPUs it watches, unless the launch ends at once."""
+def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
+    """Check that every watched launch longer than UNREAD_S has a snapshot during it."""
     read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
     for launch in record.launches:
         is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
@@ -117,8 +119,8 @@ def _unread_launches(record: Record) -> Iterator[Problem]:
         yield f"stage.{SOAK}", "host", reason, SOAK
 
 
-def _end_of_soak(record: Record) -> Iterator[Problem]:
-    """The last snapshot of a soak that ended after a round is the one after that round."""
+def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
+    """Check that a soak whose last round succeeded has a snapshot after that round."""
     of_soak = [launch for launch in record.launches if launch.stage == SOAK]
     if record.soak and record.soak.ended and of_soak and of_soak[-1].succeeded:
         last = [snapshot for snapshot in record.snapshots if snapshot.stage == SOAK][-1:]
@@ -126,14 +128,14 @@ def _end_of_soak(record: Record) -> Iterator[Problem]:
             yield f"stage.{SOAK}", "host", "the record has no snapshot after the last round of the soak", SOAK
 
 
-def _places_of_ranks(view: HostView, launch: Launch) -> Iterator[str]:
-    """The members of a launch are in rank order, and each has as many ranks as devices."""
+def _rank_problems(view: HostView, launch: Launch) -> Iterator[str]:
+    """Check that the members of a launch are in rank order, each with as many ranks as devices."""
     if launch.culprit and launch.outcome != "failed":
         yield f"the launch has the outcome {launch.outcome}, and was ended because of {', '.join(launch.culprit.hosts)}"
     if len({rank.local_rank for rank in launch.ranks}) < len(launch.ranks):
-        yield "the launch has a rank twice"
+        yield "the launch has a duplicate rank"
     if len(set(launch.members)) < len(launch.members):
-        yield "the launch has a member twice"
+        yield "the launch has a duplicate member"
     elif launch.ranks and launch.stage in (BENCHMARK, SOAK, GANG) and view.host.name in launch.members:
         first = view.plan.ranks(launch.members[: launch.members.index(view.host.name)])
         for rank in launch.ranks:
@@ -141,8 +143,8 @@ def _places_of_ranks(view: HostView, launch: Launch) -> Iterator[str]:
                 yield f"local rank {rank.local_rank} has rank {rank.rank}, expected {first + rank.local_rank}"
 
 
-def _rounds(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
-    """A soak keeps its first and last launches, each with the number of its round."""
+def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
+    """Check the rounds of a soak, whose record keeps the first and the last launches, each with the number of its round."""
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
         yield f"{finished} rounds finished by their launches, {soak.finished} by the soak"
@@ -153,9 +155,9 @@ def _rounds(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
         yield f"the rounds are not in order: {', '.join(map(str, numbers))}"
     series = [(item.name, item.scope, *sorted(item.params.items())) for item in soak.timeline.series]
     if len(set(series)) < len(series):
-        yield "the timeline has a series twice"
+        yield "the timeline has a duplicate series"
     if len(set(soak.timeline.events)) < len(soak.timeline.events):
-        yield "the timeline has an event twice"
+        yield "the timeline has a duplicate event"
     if max(numbers, default=0) > soak.rounds:
         yield f"the record has a launch of round {max(numbers)}, and {soak.rounds} rounds began"
     if bool(soak.ended) != bool(soak.ended_by):

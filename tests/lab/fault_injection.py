@@ -33,4 +33,4 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Fault: the matrix products of a stress test sleep, so that it takes as long but leaves the processors to other tests."""
+"""Fault: the matrix products of a stress test sleep. The test takes as long as without it and leaves the CPUs to other tests."""

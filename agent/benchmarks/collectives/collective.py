@@ -216,7 +216,7 @@ def _find_nccl_choices(
             )
     known = {key: value for key, value in facts.items() if value is not None and key != "channels"}
     if not disabled:
-        known["nccl_log"] = "open"  # each latency then includes writing a line for each operation
+        known["nccl_log"] = "open"  # then each latency includes the time to write a log line
     return {case: {**known, **choice} for case, choice in choices.items()}
 
 

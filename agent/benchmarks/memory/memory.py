@@ -13,7 +13,7 @@ from schemas.records import ERROR
 
 FACTOR = 3.0
 SPAN_S = 0.02
-"""A timed span contains several passes, so that an occasional disturbance is part of the figure."""
+"""Each timed span covers several passes, so that the figure includes occasional disturbances."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

@@ -94,12 +94,11 @@ def summary_line(report: FleetReport) -> str:
     total = times(report).total
     if not total:
         return ""
-    measured = [
-        of_host for host in report.hosts if (of_host := _seconds(host))
-    ]  # a large report has those of few hosts
+    # The report on a large fleet has the durations of few hosts.
+    measured = [host_seconds for host in report.hosts if (host_seconds := _seconds(host))]
     by_benchmark: dict[str, float] = {}
-    for of_host in measured:
-        for key, seconds in of_host.items():
+    for host_seconds in measured:
+        for key, seconds in host_seconds.items():
             by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds / len(measured)
     longest = sorted(by_benchmark, key=lambda name: -by_benchmark[name])[:_MAX_SLOWEST]
     return f"{total} per host: " + ", ".join(

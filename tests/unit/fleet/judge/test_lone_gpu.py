@@ -1,4 +1,4 @@
-"""One GPU of an NVSwitch board in a virtual machine has no NVLinks, and that is no fault of the GPU."""
+"""A virtual machine with one GPU of an NVSwitch board has no NVLinks, which is not a fault."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "time of a snapshot": (
         False,
         snapshots(lambda items: timed(items, builders.WHEN, LAST, LATER)),
-        f"the snapshot after benchmark is of {LATER}, and the one before it of {LAST}",
+        f"the snapshot after benchmark was taken at {LATER}, before the previous one at {LAST}",
     ),
     "first snapshot last": (
         False,
@@ -86,7 +86,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "member twice": (
         True,
         launches(lambda item: replace(item, members=("h1", "h2", "h2"))),
-        "the launch has a member twice",
+        "the launch has a duplicate member",
     ),
     "a launch before the end of another": (
         True,
@@ -102,7 +102,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "two snapshots of one moment": (
         False,
         snapshots(lambda items: timed(items, f"{LATER[:-1]}.1Z", f"{LATER[:-1]}.2Z", f"{LATER[:-1]}.2Z")),
-        "the snapshots before benchmark and after benchmark are of one moment",
+        "the snapshots before benchmark and after benchmark have the same time",
     ),
     "no snapshot during a long launch": (
         False,
@@ -117,7 +117,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "rank of a failed launch twice": (
         True,
         launches(lambda item: replace(item, outcome="failed", reason="no", ranks=(item.ranks[0], item.ranks[0]))),
-        "the launch has a rank twice",
+        "the launch has a duplicate rank",
     ),
     "members in another order": (
         True,
@@ -236,8 +236,8 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
         soak_record((1,), 1, ended=LATER),
         ["the record has no snapshot after the last round of the soak", f"the soak ended at {LATER}, by nothing"],
     ),
-    "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has an event twice"]),
-    "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a series twice"]),
+    "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),
+    "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a duplicate series"]),
 }
 
 
