@@ -24,8 +24,8 @@ except ImportError:  # a GPU host reads no records but its own
     msgspec = None  # type: ignore[assignment]
 
 _METRIC = "record#/$defs/snapshot/properties/metrics/items"
-MAX_CACHED = 100_000
-"""Number of entries of a cache. Then the cache is cleared, since hosts may send any number of different texts."""
+MAX_CACHED = 5_000
+"""Number of entries of a cache. Hosts may send any number of different texts, so a full cache is replaced."""
 
 _Key = TypeVar("_Key")
 _Entry = TypeVar("_Entry")
@@ -54,6 +54,8 @@ class Reader:
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
+        self._older: dict[bytes, tuple[Metric, int]] = {}
+        """The metrics of the cache before. Those that hosts still send move to the new one, with their tokens."""
         self._heads: dict[tuple[Any, ...], dict[str, Any]] = {}
         """What an observation has beside its scope, value, reason and samples -> these fields, validated."""
         self._scopes: dict[str, str] = {}
@@ -155,6 +157,9 @@ class Reader:
         return _cache(self._scopes, text, text)
 
     def _metric(self, raw: bytes, is_checked: bool) -> tuple[Metric, int] | None:
+        """Return a metric that is not in the cache, and its number of colons; None if the authority must decide."""
+        if known := self._older.get(raw):
+            return self._keep(raw, known)
         document = msgspec.json.decode(raw)
         if not is_checked and not self._is_valid_metric(document, raw):
             return None
@@ -163,7 +168,13 @@ class Reader:
             return None
         self._tokens += 1
         vars(metric)["token"] = self._tokens  # a number is never reused
-        return _cache(self._kept, raw, (metric, raw.count(b":")))
+        return self._keep(raw, (metric, raw.count(b":")))
+
+    def _keep(self, raw: bytes, entry: tuple[Metric, int]) -> tuple[Metric, int]:
+        if len(self._kept) >= MAX_CACHED:
+            self._older, self._kept = self._kept, {}
+        self._kept[raw] = entry
+        return entry
 
     def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
         if not compiled(_METRIC).is_valid(document) or _has_long_number(raw):

@@ -49,7 +49,7 @@ KindKey = tuple[str, str, str]
 """Criterion, GPU models and gang of a group of hosts: if one host reports the value, all must."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class ValueGroup:
     """The number of parts of a group per last value."""
 
