@@ -32,10 +32,6 @@ COUNTS = {
 WHOLES = {
     "clock.error_estimated": "clock.error_max",
     "gpu.bar1.used": "gpu.bar1.total",
-    "gpu.clock.application": "gpu.clock.sm_max",
-    "gpu.clock.memory": "gpu.clock.memory_max",
-    "gpu.clock.memory_application": "gpu.clock.memory_max",
-    "gpu.clock.sm": "gpu.clock.sm_max",
     "gpu.memory.used": "gpu.memory.total",
     "gpu.nvlink.active_links": "gpu.nvlink.link_count",
     "gpu.pcie.generation": "gpu.pcie.generation_max",
@@ -63,7 +59,7 @@ PARTS = {
 }
 """Readings of one kind of part -> the reading of theirs that each part of the host has."""
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
-PEER = "gpu.peer.link"
+PEER, NVLINK, BOND = "gpu.peer.link", "gpu.nvlink.", "network.bond."
 LISTS = frozenset(PARTS.values())
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
 """Labels of readings of events. The log does not name the part of each of them."""
@@ -125,6 +121,8 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
 @cache
 def _list_of(name: str) -> str:
     """Return the reading that lists the parts which have this reading; an empty string if none does."""
+    if name.startswith(BOND):  # a bond is no adapter
+        return ""
     return next((reading for prefix, reading in PARTS.items() if name.startswith(prefix)), "")
 
 
@@ -153,6 +151,8 @@ def _shapes(name: str) -> frozenset[tuple[str, ...]] | None:
     reading = READINGS.get(name)
     if reading is None:
         return frozenset({()}) if name.startswith(COLLECTOR) else None
+    if name.startswith(NVLINK):  # some drivers report each link, others their sum
+        return frozenset({("gpu",), ("gpu", "link")})
     if not OCCURRENCES & {*reading.labels}:
         return frozenset({reading.labels})
     named = range(len(reading.labels) + 1)
