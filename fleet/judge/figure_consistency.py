@@ -368,7 +368,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
             continue
         product = rate.value * time.value
         if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
-            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} are {product:g}, and it was {amount:g}"
+            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} give {product:g}, and the settings {amount:g}"
             yield _problem(rate, reason)
     for first, second, third in structure.factors:
         one, other, whole = items[first], items[second], items[third]

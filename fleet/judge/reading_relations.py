@@ -1,7 +1,7 @@
 """Whether the readings of one snapshot agree with each other and with the parts of the host.
 
-A reading is of the kind of part that its collector states, and of a GPU that the record lists. A count is the number of parts
-that were read, and a share is at most its whole.
+Each value belongs to a part of the kind that the collector declares, and each GPU is one that the record lists. A count equals
+the number of parts that were read. A value that is part of a total is at most the total.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 
+from fleet.judge.credibility import Problem
 from fleet.judge.host_view import HostView
 from schemas.readings import READINGS
 from schemas.records import Metric, Record, Snapshot
 from schemas.scopes import HOST, Scope
 from schemas.semantic_validation import COLLECTOR
-
-Problem = tuple[str, str, str, str]
-"""Name, scope, reason, stage."""
 
 COUNTS = {
     "gpu.count": "gpu.uuid",
@@ -30,14 +28,12 @@ COUNTS = {
 }
 """Number of parts -> a reading that each of them has, if its value or the reason for having none was read."""
 WHOLES = {
-    "clock.error_estimated": "clock.error_max",
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
     "gpu.nvlink.active_links": "gpu.nvlink.link_count",
     "gpu.pcie.generation": "gpu.pcie.generation_max",
     "gpu.pcie.width": "gpu.pcie.width_max",
     "gpu.power_limit": "gpu.power_limit_max",
-    "gpu.remapped_rows.banks_high": "gpu.remapped_rows.banks_max",
     "host.cpu.cores": "host.cpu.threads",
     "host.hugepages.free": "host.hugepages.count",
     "host.memory.available": "host.memory.total",
