@@ -8,6 +8,8 @@ from schemas.scopes import Scope
 
 _MAX_SUFFIXES = 4
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
+_KINDS = {"nic": "NIC", "hca": "adapter", "mc": "memory controller", "pci": "PCI device"}
+"""Kind of device -> its name; other kinds are their own names."""
 
 
 def describe_scope(scope: str) -> str:
@@ -26,11 +28,20 @@ def describe_scopes(scopes: Iterable[str]) -> str:
         if scope.device_kind in _DEVICES and scope.index is not None:
             indexes.setdefault((_DEVICES[scope.device_kind], suffix), []).append(scope.index)
         else:
-            others[f"{scope.device.replace('=', ' ')}{suffix}"] = None
+            others[f"{_device(scope)}{suffix}"] = None
     if len(indexes) > _MAX_SUFFIXES and not others:
         return f"{sum(map(len, indexes.values()))} pairs of GPUs" if only_pairs else f"{len(indexes)} parts"
     devices = (f"{kind} {_ranges(numbers)}{suffix}" for (kind, suffix), numbers in indexes.items())
     return "; ".join([*devices, *others])
+
+
+def _device(scope: Scope) -> str:
+    """Return `NIC of rail 5`, `adapter mlx5_0`, `disk sda`."""
+    kind, name = scope.device_kind, scope.device.partition("=")[2]
+    rail = name.removeprefix("rail")
+    if kind == "nic" and rail != name and rail.isdecimal():
+        return f"NIC of rail {rail}"
+    return f"{_KINDS.get(kind, kind)} {name}".strip()
 
 
 def _suffix(label: str) -> str:

@@ -196,7 +196,7 @@ PROBLEMS = (
     ),
     Problem(
         id="power-limited",
-        title=words.describe,
+        title=words.power_limited,
         shown_by=(
             "gpu.power_limit_lowered",
             "gpu.power_limit",

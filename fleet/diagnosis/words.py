@@ -152,6 +152,15 @@ def hot(shown: Sequence[Verdict]) -> str:
     return "is slowed down by heat"
 
 
+def power_limited(shown: Sequence[Verdict]) -> str:
+    """Return that the power or the clocks of a GPU are limited, with the limit in force if it was judged."""
+    limits = [verdict for verdict in shown if verdict.unit == "W" and finite(verdict.value) is not None]
+    if shown[0].name == "gpu.power_limit_lowered" and limits:
+        value, wanted = apart(limits[0].value, limits[0].limit, "W")
+        return f"has its power limit lowered to {value} instead of {wanted}"
+    return describe(shown)
+
+
 def codes(shown: Sequence[Verdict]) -> str:
     """Return the error codes of the kernel log: ` (XID 79)`."""
     titles: dict[str, None] = {}
@@ -173,6 +182,9 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     first = shown[0]
     if first.name == "integrity.wrong_words":
         return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words"
+    if first.name.startswith("digest."):
+        workload = str(first.params.get("workload", "")).replace("_", " ")
+        return f"computes other results than its peers, without an error{f' ({workload})' if workload else ''}"
     return f"gives wrong results: {_with_settings(first)}"
 
 
@@ -204,8 +216,10 @@ def not_known(shown: Sequence[Verdict]) -> str:
 def identity(shown: Sequence[Verdict]) -> str:
     """Return that a part is not the one that it should be, or that two parts have one identity."""
     first = shown[0]
+    if first.criterion.startswith("manifest"):
+        return f"differs from the manifest: {label(first.name)} {first.value}"
     if first.value is not None and first.limit is None:
-        return f"has the {label(first.name)} {first.value}, which another part has too"
+        return f"has the {label(first.name)} {first.value}, which must be unique"
     return f"has the wrong {label(first.name)}"
 
 

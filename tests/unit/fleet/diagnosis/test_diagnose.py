@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,7 +144,36 @@ def test_parts_with_one_identity_are_named_together() -> None:
         failed("gpu.serial", "gpu=6", host, kind=VerdictKind.IDENTITY, value="S1", limit=None) for host in ("a", "b")
     ]
     (cause,) = diagnose(verdicts, {})
-    assert cause.title == "2 parts (GPU 6 of a, GPU 6 of b): each has the serial S1, which another part has too"
+    assert cause.title == "2 parts (GPU 6 of a, GPU 6 of b): each has the serial S1, which must be unique"
+
+
+def test_missing_ordered_part_is_not_called_a_duplicate() -> None:
+    absent = failed("gpu.serial", "host", kind=VerdictKind.IDENTITY, value="S9", limit=None)
+    (cause,) = diagnose([replace(absent, criterion="manifest")], {})
+    assert cause.title == "a differs from the manifest: serial S9"
+
+
+def test_lowered_power_limit_is_named_with_its_value() -> None:
+    verdicts = [
+        failed("gpu.power_limit", value=550.0, limit=700.0, operator="ge", unit="W"),
+        failed("gpu.power_limit_lowered", value=True, limit=False),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert cause.title.startswith("GPU 1 of a has its power limit lowered to 550 W instead of 700 W")
+
+
+def test_silent_corruption_is_named_without_the_digest() -> None:
+    (cause,) = diagnose([failed("digest.value", value="ab", limit="cd", params={"workload": "gemm"})], {})
+    assert cause.title == "GPU 1 of a computes other results than its peers, without an error (gemm)"
+
+
+def test_link_that_is_down_is_named_before_its_speed() -> None:
+    verdicts = [
+        failed("gpu.nvlink.speed", "gpu=1,link=3", value=0.0, limit=26e9, operator="ge", unit="B/s"),
+        failed("gpu.nvlink.missing_links", value=1, limit=0),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert cause.title == "GPU 1 of a has 1 NVLink down"
 
 
 def test_hosts_without_evidence_for_the_same_reason_share_a_cause() -> None:
