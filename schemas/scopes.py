@@ -92,3 +92,9 @@ def _parsed(text: str) -> Scope:
         device_kind=device_kind,
         index=int(name) if is_index else None,
     )
+
+
+def pci_address(bus_id: str) -> str:
+    """Return a PCI address as sysfs writes it, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"

@@ -18,6 +18,7 @@ from agent.exporter.web import FRESH_S, Server
 from agent.exporter.web_config import WebConfig
 from agent.sampling.snapshot import Stuck, collect
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
+from schemas.scopes import pci_address
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,10 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
             yield _metric(family, numbers)
     kinds: dict[str, InfoMetricFamily] = {}
     for labels_of_scope, names in texts.items():
+        if address := names.get(
+            "pci_bus_id"
+        ):  # `pci` as in the kernel's log and in sysfs, so that series can be joined
+            names["pci"] = pci_address(address)
         kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
         info.add_sample(f"{kind}_info", {**names, **dict(labels_of_scope)}, 1.0)

@@ -13,7 +13,7 @@ from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Snapshot, Value
 from schemas.reports import Verdict
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
@@ -85,12 +85,6 @@ class Evidence:
             )
             for key, version in self.software().items()
         ]
-
-
-def pci_address(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
-    domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
 
 
 def with_gpu_scope(observation: Observation, gpu_scopes: Mapping[str, str]) -> Observation:

@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.evidence import pci_address
 from fleet.judge.host_view import HostView
 from schemas.plans import GPU, NIC, Part, Plan
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 
 CRITERION, EXTRA = "manifest", "manifest-extra"
 SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"

@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from fleet.judge.baseline import identity
-from fleet.judge.evidence import pci_address
 from fleet.judge.host_view import HostView
 from schemas.records import Value
 from schemas.reports import FAIL, Verdict
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 
 DRIVER, BUS = "gpu.count", "gpu.pci_count"
 MIN_HOSTS = 2

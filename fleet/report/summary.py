@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.drift import DRIFT, REFERENCE_S, format_span
-from fleet.judge.evidence import pci_address
 from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
@@ -37,7 +36,7 @@ from schemas.reports import (
     Verdict,
     mark,
 )
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 from schemas.stages import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}

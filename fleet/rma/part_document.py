@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.judge.evidence import Evidence, Planned, pci_address
+from fleet.judge.evidence import Evidence, Planned
 from fleet.quantities import finite
 from fleet.report.formatting import clean, clean_log, is_change
 from fleet.rma.parts import GPU, HOST, FailedPart, is_within, read_identifiers
@@ -16,7 +16,7 @@ from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Observation, Value
 from schemas.reports import Cause, Verdict
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 
 PART_SCHEMA = "rackproof.part/1"
 MAX_SIBLINGS, MAX_LOGS = 64, 20

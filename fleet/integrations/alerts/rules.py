@@ -22,7 +22,8 @@ from schemas.errors import UsageError
 from schemas.readings import PROMETHEUS_SUFFIX, READINGS
 
 TABLE = Path(__file__).with_name("table.yml")
-RUNBOOK = "docs/alerts.md"
+RUNBOOK = "https://rackproof.github.io/rackproof/alerts/"
+"""The page of alerts on the documentation site (`site_url` in mkdocs.yml)."""
 PACKS = ("common", "fleet-relative")
 """The packs whose criteria the table uses."""
 WINDOW = "1h"
@@ -57,6 +58,8 @@ class Alert:
     action: str = "monitor"
     source: str = ""
     """Source of an `expr`."""
+    part: str = ""
+    """Of an `expr`: the kind of part that its series name, a key of PARTS; empty: the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,54 @@ class AlertGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartLabels:
+    """How an alert on a kind of part gets the labels that identify the part."""
+
+    key: str
+    """Label that names the part in its series."""
+    series: str
+    """Recorded series with the key and `labels`: one per part."""
+    info: str
+    """Info series with the identity of each part."""
+    sources: Mapping[str, str]
+    """Label of the alert -> label of the info series. An alert has `serial`, and `slot`: the PCI address."""
+
+    @property
+    def recording(self) -> str:
+        """Return the PromQL of the recorded series: one series per part, and the last known identity of a part that is gone."""
+        current = f"{self.info} or on (instance, {self.key}) last_over_time({self.info}[{WINDOW}])"
+        for label, source in self.sources.items():
+            if label != source:
+                current = f'label_replace({current}, "{label}", "$1", "{source}", "(.+)")'
+        labels = ", ".join(dict.fromkeys(("instance", self.key, *self.sources)))
+        return f"topk by (instance, {self.key}) (1, max by ({labels}) ({current}))"
+
+    def join(self, expr: str) -> str:
+        """Return the condition with the labels of its part. It is also true for a part that has no info series."""
+        on = f"on (instance, {self.key})"
+        labels = ", ".join(self.sources)
+        return f"({expr})\n  * {on} group_left ({labels}) {self.series}\nor ({expr})\n  unless {on} {self.series}"
+
+
+def _part_labels(key: str, name: str, info: str, **sources: str) -> PartLabels:
+    return PartLabels(key=key, series=f"rackproof:part:{name}", info=info, sources=sources)
+
+
+PARTS: Mapping[str, PartLabels] = {
+    "gpu": _part_labels("gpu", "gpu", "rackproof_gpu_info", serial="serial", slot="pci"),
+    "pci": _part_labels("pci", "pci", 'rackproof_gpu_info{pci!=""}', serial="serial", slot="pci", gpu="gpu"),
+    "hca": _part_labels(
+        "hca",
+        "hca",
+        "rackproof_hca_info",
+        serial="infiniband_hca_node_guid",
+        slot="infiniband_hca_pci_address",
+    ),
+}
+"""Label that names a part -> how to join its identity. The serial of an HCA is its node GUID, as in `rackproof rma`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A rule of an alert; `criteria` are those that it checks."""
 
@@ -79,6 +130,14 @@ class Rule:
     criterion: str = ""
     wanted: str = ""
     criteria: tuple[Criterion, ...] = ()
+
+    @property
+    def part(self) -> PartLabels | None:
+        """Return the labels of the part that it is about; None for a host."""
+        if not self.criteria:
+            return PARTS[self.alert.part] if self.alert.part else None
+        labels = READINGS[self.criteria[0].name].labels
+        return PARTS.get(labels[0]) if labels else None
 
 
 def read_table(path: Path = TABLE) -> tuple[AlertGroup, ...]:
@@ -217,10 +276,11 @@ def _wanted(criterion: Criterion) -> str:
 def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK, groups: Sequence[AlertGroup] | None = None) -> str:
     """Return the rule file as YAML; `runbook` is the URL of docs/alerts.md. Raise UsageError like `rules_of`."""
     criteria = criteria_of(packs)
+    parts = AlertGroup(name="parts", record={part.series: part.recording for part in PARTS.values()})
     document = {
         "groups": [
             {"name": f"rackproof-{group.name}", "rules": list(_rules(group, criteria, runbook))}
-            for group in groups or read_table()
+            for group in (parts, *(groups or read_table()))
         ]
     }
     text: str = yaml.dump(
@@ -244,7 +304,7 @@ def _entry(rule: Rule, runbook: str, criteria: Mapping[str, Criterion]) -> dict[
     wanted = f" ({rule.criterion}, {rule.wanted})" if rule.criterion else ""
     return {
         "alert": alert.alert,
-        "expr": rule.expr.strip(),
+        "expr": rule.part.join(rule.expr.strip()) if rule.part else rule.expr.strip(),
         **duration,
         "labels": labels,
         "annotations": {

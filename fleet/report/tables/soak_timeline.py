@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.drift import DRIFT, format_clock, format_span, is_rate, reference_name
-from fleet.judge.evidence import pci_address
 from fleet.quantities import NONE, finite, number, scale
 from fleet.report.charts.spark import THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.formatting import params_text
@@ -17,7 +16,7 @@ from fleet.report.titles import benchmark_title
 from fleet.scope_text import describe_scope
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 from schemas.timeline import Event, Series, Soak
 
 MAX_EVENTS = 12

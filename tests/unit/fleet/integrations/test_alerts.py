@@ -19,7 +19,17 @@ import yaml
 from agent.exporter import metric_names
 from collectors.nvml import reading_kinds
 from fleet.integrations.alerts.page import runbook
-from fleet.integrations.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
+from fleet.integrations.alerts.rules import (
+    PACKS,
+    PARTS,
+    RUNBOOK,
+    Rule,
+    criteria_of,
+    exported,
+    read_table,
+    rule_file,
+    rules_of,
+)
 from fleet.judge.criteria import Criterion, Pack, read_pack
 from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
@@ -29,6 +39,7 @@ from tests.accepted import rackproof
 from tests.fakes import links, nvml, whole
 
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"
+PAGE = ROOT / "docs" / "alerts.md"
 CASES: dict[str, dict[str, dict[str, str]]] = yaml.load((RULES.parent / "cases.yml").read_text(), LOADER)  # noqa: S506 - a SafeLoader
 SHIPPED = [read_pack(name) for name in PACKS]
 CRITERIA = criteria_of(SHIPPED)
@@ -60,12 +71,15 @@ def test_rule_file_is_up_to_date() -> None:
 def test_runbook_is_up_to_date() -> None:
     page = runbook(SHIPPED)
     if os.environ.get("UPDATE_GOLDEN"):
-        (ROOT / RUNBOOK).write_text(page)
-    assert page == (ROOT / RUNBOOK).read_text()
+        PAGE.write_text(page)
+    assert page == PAGE.read_text()
 
 
 def test_every_alert_links_to_its_section_of_the_runbook() -> None:
-    anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)}
+    site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert site
+    assert f"{site[1]}{PAGE.stem}/" == RUNBOOK, "the URL of the page on the documentation site"
+    anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE)}
     for entry in entries(RULES.read_text()):
         if "alert" in entry:
             page, anchor = entry["annotations"]["runbook_url"].split("#")
@@ -136,8 +150,16 @@ def pack(base: str, **changes: Any) -> Pack:
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
     rules = entries(rule_file([*SHIPPED, *packs]))
     return {
-        (entry["alert"], entry["labels"].get("criterion", "")): entry["expr"] for entry in rules if "alert" in entry
+        (entry["alert"], entry["labels"].get("criterion", "")): condition(entry["expr"])
+        for entry in rules
+        if "alert" in entry
     }
+
+
+def condition(expr: str) -> str:
+    """Return the condition of a rule without the join that adds the labels of the part."""
+    joined = re.fullmatch(r"\((.*)\)\n  \* on .*\nor \(\1\)\n  unless on .*", expr, re.DOTALL)
+    return joined[1] if joined else expr
 
 
 @pytest.mark.parametrize(
@@ -196,16 +218,22 @@ sys.stdout.buffer.write(generate_latest(registry(collectors.build_collectors(roo
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Return the metric names in a scrape of a complete GPU host. Readings that only a snapshot takes are absent."""
+def scraped(scraped_text: str) -> set[str]:
+    """Return the metric names in a scrape of a complete GPU host."""
+    return set(re.findall(r"^(rackproof_\w+)", scraped_text, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a scrape of a complete GPU host. Readings that only a snapshot takes are absent."""
     directory = tmp_path_factory.mktemp("host")
     root = whole.tree(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
     whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
     whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
     scenario = nvml.write(directory / "scenario", "healthy-h100x8", *whole.NVML)
-    text = nvml.python(["-c", SCRAPE, root], nvml.build(directory / "nvml"), scenario)
-    return set(re.findall(r"^(rackproof_\w+)", text, re.MULTILINE))
+    text: str = nvml.python(["-c", SCRAPE, root], nvml.build(directory / "nvml"), scenario)
+    return text
 
 
 def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
@@ -213,6 +241,7 @@ def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
     other_models = {exported(kind[0]) for kind in reading_kinds(full_snapshot=False)}
     used = {name for rule in EVERY for name in METRIC.findall(rule.expr)}
     used |= {name for group in read_table() for expr in (group.record or {}).values() for name in METRIC.findall(expr)}
+    used |= {name for part in PARTS.values() for name in METRIC.findall(part.recording)}
     known = scraped | other_models | set(metric_names.EVERY)
     assert used - known - {"rackproof"} == set()
 
@@ -333,9 +362,63 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
         "description": "GPU 2 (GPU-1) of h0 has counted 3 uncorrectable errors since the driver was loaded "
         f"(ecc-uncorrectable-volatile, wanted: 0; source: {CRITERIA['ecc-uncorrectable-volatile'].source})",
         "action": "reset_gpu",
-        "runbook_url": "docs/alerts.md#rackproofgpueccuncorrectable",
+        "runbook_url": f"{RUNBOOK}#rackproofgpueccuncorrectable",
     }
     inputs = list(series("", 0, {'rackproof_gpu_ecc_uncorrectable_volatile_total{gpu="2", uuid="GPU-1"}': "0x9 3"}))
     alert = {"exp_labels": labels | {"criterion": "ecc-uncorrectable-volatile"}, "exp_annotations": wanted}
     test = {"alertname": "RackproofGpuEccUncorrectable", "eval_time": "10m", "exp_alerts": [alert]}
     play(tmp_path, inputs, alert_rule_test=[test | {"eval_time": "9m", "exp_alerts": []}, test])
+
+
+GPU_INFO = 'rackproof_gpu_info{gpu="%s", pci="%s", serial="%s", uuid="GPU-1"}'
+
+
+def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
+    """Check which labels the firing alerts of h0 have that identify a part."""
+    check = {
+        "expr": 'group by (host, gpu, pci, hca, serial, slot) (ALERTS{alertstate="firing"})',
+        "eval_time": f"{minute}m",
+        "exp_samples": [{"labels": f'{{host="h0", {labels}}}', "value": 1} for labels in wanted],
+    }
+    play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])
+
+
+def test_alert_of_a_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
+    info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x20"}
+    fault = {'rackproof_gpu_remapped_rows_failed{gpu="2", uuid="GPU-1"}': "1x20"}
+    alerts_of(tmp_path, info | fault, 10, 'gpu="2", serial="S2", slot="0000:5d:00.0"')
+
+
+def test_alert_of_a_pci_address_has_the_gpu_and_its_serial(tmp_path: Path) -> None:
+    info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20"}
+    fault = {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "1x20"}
+    alerts_of(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+
+
+def test_lost_gpu_keeps_its_serial_and_a_replaced_one_has_the_new_serial(tmp_path: Path) -> None:
+    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
+    fault = {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "_x5 1x40"}
+    alerts_of(tmp_path, lost | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    replaced = {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40"}
+    alerts_of(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
+
+
+def test_alert_fires_once_without_identity_of_its_part(tmp_path: Path) -> None:
+    alerts_of(tmp_path, {'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, 10, 'gpu="2"')
+
+
+def test_alert_of_an_adapter_has_its_guid_and_address(tmp_path: Path) -> None:
+    identity = 'infiniband_hca_node_guid="b8ce:f603", infiniband_hca_pci_address="0000:18:00.0"'
+    values = {
+        f'rackproof_hca_info{{hca="mlx5_0", {identity}}}': "1x40",
+        'rackproof_infiniband_active{hca="mlx5_0", port="1"}': "1x5 0x35",
+    }
+    alerts_of(tmp_path, values, 20, 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"')
+
+
+def test_info_series_have_the_labels_that_the_rules_join(scraped_text: str) -> None:
+    for part in PARTS.values():
+        lines = re.findall(rf"^{re.escape(part.info.partition('{')[0])}{{(.*)}} 1", scraped_text, re.MULTILINE)
+        names = [set(re.findall(r'(\w+)="', line)) for line in lines]
+        assert names, part.info
+        assert all({part.key, *part.sources.values()} <= labels for labels in names), part.info

@@ -9,7 +9,7 @@ import pytest
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Pack
-from fleet.judge.evidence import Evidence, Planned, from_benchmark, pci_address
+from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.host_view import HostView
 from fleet.judge.observation_index import ObservationIndex, ObservationLookup
 from fleet.judge.pack_selection import criteria_by_id, select_packs
@@ -17,6 +17,7 @@ from schemas.catalogue import Expectation
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot
 from schemas.reports import INCONCLUSIVE
+from schemas.scopes import pci_address
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import (
     benchmark_launch,
