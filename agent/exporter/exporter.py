@@ -132,9 +132,8 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
             yield _metric(family, numbers)
     kinds: dict[str, InfoMetricFamily] = {}
     for labels_of_scope, names in texts.items():
-        if address := names.get(
-            "pci_bus_id"
-        ):  # `pci` as in the kernel's log and in sysfs, so that series can be joined
+        if address := names.get("pci_bus_id"):
+            # The address as in the kernel's log and in sysfs: rules join series of a PCI device with its GPU.
             names["pci"] = pci_address(address)
         kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))

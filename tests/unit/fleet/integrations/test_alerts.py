@@ -97,7 +97,7 @@ def test_every_alert_has_severity_action_and_annotations() -> None:
             assert entry["labels"]["severity"] in ("critical", "warning")
             assert entry["labels"]["action"] == entry["annotations"]["action"]
             assert entry["labels"]["action"] in ACTIONS
-            assert set(entry["annotations"]) == {"summary", "description", "action", "runbook_url"}
+            assert set(entry["annotations"]) - {"rma"} == {"summary", "description", "action", "runbook_url"}
             assert "<" not in "".join(entry["annotations"].values()), "a placeholder was not replaced"
 
 
@@ -354,23 +354,30 @@ def test_drift_is_measured_from_the_start_of_each_run(tmp_path: Path) -> None:
     play(tmp_path, list(series("", 0, same_run)), promql_expr_test=[firing(79), firing(170, "h0")])
 
 
+GPU_INFO = 'rackproof_gpu_info{gpu="%s", pci="%s", serial="%s", uuid="GPU-1"}'
+
+
 def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     labels = {"host": "h0", "instance": "h0:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     labels |= {"gpu": "2", "uuid": "GPU-1", "severity": "critical", "action": "reset_gpu"}
+    labels |= {"serial": "S2 $(reboot)", "slot": "0000:5d:00.0"}
     wanted = {
         "summary": "h0: GPU 2 has uncorrectable memory errors",
-        "description": "GPU 2 (GPU-1) of h0 has counted 3 uncorrectable errors since the driver was loaded "
+        "description": "GPU 2 (GPU-1) of h0 has counted 3 uncorrectable errors since the driver was loaded; "
+        "serial S2 $(reboot), slot 0000:5d:00.0 "
         f"(ecc-uncorrectable-volatile, wanted: 0; source: {CRITERIA['ecc-uncorrectable-volatile'].source})",
         "action": "reset_gpu",
+        "rma": "rackproof rma runs/r --host h0 --serial S2reboot --reason RackproofGpuEccUncorrectable",
         "runbook_url": f"{RUNBOOK}#rackproofgpueccuncorrectable",
     }
-    inputs = list(series("", 0, {'rackproof_gpu_ecc_uncorrectable_volatile_total{gpu="2", uuid="GPU-1"}': "0x9 3"}))
+    values = {
+        'rackproof_gpu_ecc_uncorrectable_volatile_total{gpu="2", uuid="GPU-1"}': "0x9 3",
+        GPU_INFO % ("2", "0000:5d:00.0", labels["serial"]): "1x10",
+    }
+    inputs = list(series("", 0, values))
     alert = {"exp_labels": labels | {"criterion": "ecc-uncorrectable-volatile"}, "exp_annotations": wanted}
     test = {"alertname": "RackproofGpuEccUncorrectable", "eval_time": "10m", "exp_alerts": [alert]}
     play(tmp_path, inputs, alert_rule_test=[test | {"eval_time": "9m", "exp_alerts": []}, test])
-
-
-GPU_INFO = 'rackproof_gpu_info{gpu="%s", pci="%s", serial="%s", uuid="GPU-1"}'
 
 
 def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
@@ -380,7 +387,7 @@ def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: s
         "eval_time": f"{minute}m",
         "exp_samples": [{"labels": f'{{host="h0", {labels}}}', "value": 1} for labels in wanted],
     }
-    play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])
+    play(tmp_path, list(series("", 0, {"up": "1x200"} | values)), promql_expr_test=[check])
 
 
 def test_alert_of_a_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
@@ -396,11 +403,49 @@ def test_alert_of_a_pci_address_has_the_gpu_and_its_serial(tmp_path: Path) -> No
 
 
 def test_lost_gpu_keeps_its_serial_and_a_replaced_one_has_the_new_serial(tmp_path: Path) -> None:
-    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
-    fault = {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "_x5 1x40"}
-    alerts_of(tmp_path, lost | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x200"}
+    fault = {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
+    for minute in (20, 150):
+        alerts_of(tmp_path, lost | fault, minute, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
     replaced = {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40"}
     alerts_of(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
+
+
+def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host(tmp_path: Path) -> None:
+    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
+    next_run = {
+        'up{run_id="s"}': "_x11 1x40",
+        'rackproof_xid_count{pci="0000:5d:00.0", xid="79", run_id="s"}': "_x11 1x40",
+    }
+    alerts_of(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+
+
+def test_identity_ends_with_the_target(tmp_path: Path) -> None:
+    values = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
+    check = {"expr": "count by (host) (rackproof:part:gpu)", "eval_time": "20m", "exp_samples": []}
+    play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])
+
+
+def test_missing_gpus_are_named_by_slot_and_serial(tmp_path: Path) -> None:
+    count = {"rackproof_gpu_count": "2x5 1x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x40"}
+    lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
+    alerts_of(tmp_path, count | lost, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    # After a reboot the remaining GPU has another index.
+    moved = {
+        "rackproof_gpu_count": "2x5 1x40",
+        GPU_INFO % ("0", "0000:5d:00.0", "S2"): "1x5 stale _x40",
+        GPU_INFO % ("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
+        GPU_INFO % ("0", "0000:9b:00.0", "S3"): "_x8 1x40",
+    }
+    alerts_of(tmp_path, moved, 20, 'gpu="0", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    hung = {"rackproof_gpu_count": "2x5 stale _x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x5 stale _x40"}
+    alerts_of(
+        tmp_path,
+        hung | lost,
+        20,
+        'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"',
+        'gpu="3", pci="0000:9b:00.0", serial="S3", slot="0000:9b:00.0"',
+    )
 
 
 def test_alert_fires_once_without_identity_of_its_part(tmp_path: Path) -> None:
