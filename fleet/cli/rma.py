@@ -16,6 +16,7 @@ from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
 from fleet.report.terminal import width_of
 from fleet.rma.files import package_names, to_json_text, write_package
 from fleet.rma.listing import Package, cause_rows, render_rows
+from fleet.rma.operator_reason import parts_with_serial, with_reason
 from fleet.rma.part_document import ReportFacts, part_document
 from fleet.rma.parts import HOST, FailedPart, failed_parts, is_within
 from fleet.rma.readme import render_readme
@@ -35,12 +36,17 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="write what a vendor needs for each failed part of a reported run: rma/<serial>/ in the run directory",
         description="Prints each cause of the report with its action. For every part to return, inspect or reseat it writes "
         "rma/<serial>/ with README.md, part.json and observations.csv.",
-        epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip. "
+        epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip; "
+        "rackproof rma --serial 1650123000456 --reason 'RackproofFatalXid: XID 79'. "
         "Exit codes: 0 written, or no part needs to be returned; 2 no report; 64 the named host or part has no failure.",
     )
     verb.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     verb.add_argument("--serial", help="only the part with this serial, whatever the action of its failures")
     verb.add_argument("--host", help="only the parts of this host, whatever the action of their failures")
+    verb.add_argument(
+        "--reason",
+        help="return the part of --serial for this reason, such as an alert, even if the run found no failure in it",
+    )
     verb.add_argument("--zip", action="store_true", help="also write rma/<serial>.zip")
     verb.add_argument(
         "--json",
@@ -52,6 +58,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
+    if options.reason is not None and (options.serial is None or not options.reason.strip()):
+        raise UsageError("--reason needs a text, and --serial with the part that is returned")
     options.run_dir = run_or_newest(options.run_dir)
     refuse_no_run(options.run_dir)
     report = _report(options.run_dir)
@@ -67,6 +75,11 @@ def call(options: argparse.Namespace) -> int:
     wanted = [part for part in failed if (part.needs_part_work or is_named) and options.host in (None, part.host)]
     entries = [(part, part_document(part, run.plan, facts, _evidence(run, part))) for part in wanted]
     chosen = [item for item in entries if options.serial in (None, item[1]["part"].get("serial"))]
+    if options.reason is not None:
+        returned = [part for part, _ in chosen] or parts_with_serial(run.evidence, _hosts(options, run), options.serial)
+        parts = [with_reason(part, options.reason) for part in returned]
+        chosen = [(part, part_document(part, run.plan, facts, _evidence(run, part))) for part in parts]
+        causes = [*(part.causes[0] for part in parts), *causes]
     if is_named and not chosen:
         raise UsageError(_unknown(options, failed, entries))
     packages: dict[tuple[str, str], Package] = {}
@@ -87,6 +100,11 @@ def call(options: argparse.Namespace) -> int:
     else:
         print(render_rows(rows, facts.mark, width_of()))
     return 0
+
+
+def _hosts(options: argparse.Namespace, run: Run) -> list[str]:
+    """Return the named host, or all; a host that is not in the run has no evidence."""
+    return [options.host] if options.host is not None else list(run.evidence)
 
 
 def _report(run_dir: Path) -> Mapping[str, Any]:
@@ -141,11 +159,17 @@ def _unknown(
     options: argparse.Namespace, failed: Sequence[FailedPart], entries: Sequence[tuple[FailedPart, Mapping[str, Any]]]
 ) -> str:
     """Return why nothing is written for the named host or part."""
+    if options.reason is not None:
+        place = clean(options.host) if options.host is not None else "any host of this run"
+        return (
+            f"{clean(options.serial)}: no part of {place} has this serial; give the run and the host that had the part"
+        )
     serials = [document["part"].get("serial", "") for _, document in entries]
     known = list(dict.fromkeys(serials if options.serial is not None and entries else [part.host for part in failed]))
     available = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
     named = options.serial if options.serial is not None and entries else options.host or options.serial
-    return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}"
+    remedy = "; to return it all the same: --reason TEXT" if options.serial is not None else ""
+    return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}{remedy}"
 
 
 def _observations(report: Mapping[str, Any], run: Run, part: FailedPart) -> str:

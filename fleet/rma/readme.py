@@ -36,18 +36,19 @@ def render_readme(document: Mapping[str, Any]) -> str:
     action = action_name(document["action"]) or "none"
     run = document["run"]
     count = len(document["findings"])
+    failures = f"{count} {'check' if count == 1 else 'checks'}" if count else "no check"
     intro = (
-        f"This part failed {count} {'check' if count == 1 else 'checks'} in acceptance run {code(run['run_id'])} "
+        f"This part failed {failures} in acceptance run {code(run['run_id'])} "
         f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Requested action: **{action}**."
     )
     parts = [
-        f"# {mark}Failed part: {code(model)}{serial}",
+        f"# {mark}{'Failed' if count else 'Returned'} part: {code(model)}{serial}",
         *notice,
         intro,
         _causes(document["causes"]),
         section("Part", _facts(part)),
         section("Location", _facts(document["slot"])),
-        section("Findings", _findings(document["findings"])),
+        section("Findings", _findings(document["findings"]) if count else "None in this run."),
         *([section("Could not be verified", _inconclusive(document["open"]))] if document["open"] else []),
         section("Counters, first and last reading of the run", _counters(document["counters"])),
         section(

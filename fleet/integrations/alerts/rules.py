@@ -133,8 +133,8 @@ MISSING_PARTS = "rackproof:part:missing"
 _IDENTITY = "{{ with $labels.serial }}; serial {{ . }}{{ end }}{{ with $labels.slot }}, slot {{ . }}{{ end }}"
 # The serial comes from the host, and the operator pastes the command into a shell.
 _RMA = (
-    '{{{{ with $labels.serial }}}}rackproof rma{{{{ with $labels.run_id }}}} runs/{{{{ . }}}}{{{{ end }}}} --host {{{{ $labels.host }}}} '
-    '--serial {{{{ reReplaceAll "[^a-zA-Z0-9:._-]" "" . }}}} --reason {alert}{{{{ end }}}}'
+    "{{{{ with $labels.serial }}}}rackproof rma{{{{ with $labels.run_id }}}} runs/{{{{ . }}}}{{{{ end }}}} "
+    '--host {{{{ $labels.host }}}} --serial {{{{ reReplaceAll "[^a-zA-Z0-9:._-]" "" . }}}} --reason {alert}{{{{ end }}}}'
 )
 
 

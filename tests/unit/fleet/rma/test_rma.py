@@ -204,6 +204,53 @@ def test_parts_are_selected_by_serial_or_host(run: Path, capsys: pytest.CaptureF
     assert main(["rma", str(run), "--host", "h2"]) == 0
 
 
+def test_part_without_a_failure_is_returned_for_the_reason_that_the_operator_gives(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["rma", str(run), "--serial", "h1-0"]) == 64
+    assert "--reason TEXT" in capsys.readouterr().err
+    part_document = package(run, "--host", "h1", "--serial", "h1-0", "--reason", "RackproofFatalXid: XID 79\x1b[31m")
+    assert (part_document["part"]["uuid"], part_document["slot"]["pci_address"]) == ("GPU-h1-0", "0000:00:00.0")
+    assert (part_document["action"], part_document["findings"]) == ("rma", [])
+    (cause,) = part_document["causes"]
+    assert cause["title"] == "GPU 0 of h1 is returned for a reason that the run does not show"
+    assert cause["why"].startswith("RackproofFatalXid: XID 79")
+    assert "\x1b" not in cause["why"]
+    readme = (run / "rma/h1-0/README.md").read_text()
+    assert readme.startswith("# Returned part: `NVIDIA H200`, serial `h1-0`\n")
+    assert "This part failed no check in acceptance run" in readme
+    assert "`RackproofFatalXid: XID 79" in readme
+
+
+def test_reason_is_added_to_the_failures_of_the_run(run: Path) -> None:
+    found = package(run)["causes"]
+    assert package(run, "--serial", "h2-1", "--reason", "it smells")["causes"][1:] == found
+
+
+def test_reason_needs_a_part_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = (
+        ["--reason", "smoke"],
+        ["--serial", "h1-0", "--reason", " "],
+        ["--serial", "h1-0", "--host", "h2", "--reason", "smoke"],
+    )
+    for options in wrong:
+        assert main(["rma", str(run), *options]) == 64
+        assert "h1-0: no part of h2 has this serial" in capsys.readouterr().err or "--host" not in options
+    assert not (run / "rma").exists()
+
+
+def test_adapter_is_returned_by_its_node_guid(run: Path) -> None:
+    record = slow_record(PLAN, "h2")
+    guid = Metric(name="infiniband.hca.node_guid", unit="1", values={"hca=mlx5_0": "b8ce:f603:0012:0034"})
+    last = record.snapshots[-1]
+    record = replace(record, snapshots=(*record.snapshots[:-1], replace(last, metrics=(*last.metrics, guid))))
+    documents.write(run / "hosts" / "h2.json", to_json(record))
+    main(["report", str(run)])
+    part_document = package(run, "--serial", "b8ce:f603:0012:0034", "--reason", "RackproofInfinibandFlapping")
+    assert (part_document["part"]["kind"], part_document["slot"]["place"]) == ("hca", "hca=mlx5_0")
+
+
 def test_accepted_run_has_no_package_and_unreported_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,51 @@
+"""Return a part for a reason that the run does not show, such as an alert after the acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fleet.judge.evidence import Evidence
+from fleet.rma.parts import GPU, HOST, IDENTITY_READINGS, FailedPart
+from fleet.scope_text import describe_scope
+from schemas.records import MEASURED
+from schemas.reports import FAIL, Cause, CausePart
+
+PROBLEM = "operator-reason"
+_KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items() if "serial" in readings}
+
+
+def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:
+    """Return each part of the hosts with this serial, as a part without causes; two if a serial is not unique."""
+    return [
+        FailedPart(host=host, scope=scope, serial=serial, causes=(), findings=(), open=())
+        for host in hosts
+        for scope in dict.fromkeys(_scopes(evidence.get(host, Evidence()), serial))
+    ]
+
+
+def _scopes(evidence: Evidence, serial: str) -> Iterator[str]:
+    yield from (f"{GPU}={gpu.index}" for gpu in evidence.gpus() if gpu.serial == serial)
+    for item in evidence.observations():
+        if item.name in _KINDS and item.status == MEASURED and str(item.value) == serial:
+            yield item.scope
+
+
+def with_reason(part: FailedPart, reason: str) -> FailedPart:
+    """Return the part with the operator's reason as its first cause. The action is its return."""
+    name = part.host if part.scope == HOST else f"{describe_scope(part.scope)} of {part.host}"
+    cause = Cause(
+        problem=PROBLEM,
+        title=f"{name} is returned for a reason that the run does not show",
+        why=reason,
+        verdict=FAIL,
+        host=part.host,
+        hosts=(part.host,),
+        part=part.scope,
+        parts=(CausePart(host=part.host, scope=part.scope, serial=part.serial),),
+        confidence="unknown",
+        verdicts=(),
+        serial=part.serial,
+        action="rma",
+    )
+    return replace(part, causes=(cause, *part.causes))
