@@ -18,16 +18,17 @@ increase that the criterion allows in a run. `critical`: the host is unfit for u
 
 To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
-**From an alert to the part**: an alert on a GPU or an InfiniBand adapter has the labels `host`, `slot` (PCI address) and `serial` (of
-an adapter: its node GUID). A GPU that is gone keeps them until its host is no longer a target. `rackproof doctor` on the host checks
-everything again and lists what fails, with the limits. The annotation `rma` is the command that packs the part for its vendor, with
-what the run measured and the alert as the reason:
+**From an alert to the part**: an alert on a GPU or an InfiniBand adapter has the labels `host`, `slot` (PCI address) and
+`serial` (of an adapter: its node GUID). A GPU that is gone keeps them until its host is no longer a target. `rackproof
+doctor` on the host checks everything again and lists what fails, with the limits. The annotation `rma` is the command that
+packs the part for its vendor, with what the run measured and the alert as the reason:
 
 ```
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed
 ```
 
-A part has no serial if it has reported none since Prometheus began to scrape the host. The report of the last run names it by slot.
+A part has no serial if it has reported none since Prometheus began to scrape the host. The report of the last run names it
+by slot.
 """
 
 
