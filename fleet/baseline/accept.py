@@ -145,7 +145,7 @@ def _restrict_level(level: Level, runs: set[str]) -> Level:
 
 
 def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, replace_runs: bool) -> list[PartBaseline]:
-    """Add an accepted run to the baselines of its parts and return them. `report` is the run, judged again.
+    """Add an accepted run to the baselines of its parts and return them. `report` is the result of judging the run again.
 
     Raises:
         RunError: the run is not accepted, or an existing baseline is invalid.
@@ -160,7 +160,7 @@ def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, repl
     except documents.DocumentError as error:
         raise RunError(f"{error}: remove it, or restart it with --replace") from None
     try:
-        for baseline in baselines:  # GPUs come before their host, because the file of the host refers to theirs
+        for baseline in baselines:  # GPUs first, because the file of their host refers to their files
             baseline_store.write(directory, baseline)
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"cannot write the baseline in {directory}: {error}") from None

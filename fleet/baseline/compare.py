@@ -30,7 +30,7 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
     """Compare the run in `last` with earlier runs, or with the one directory of baselines in `earlier`.
 
     Raises:
-        RunError: nothing can be compared, or a run is of another kind (REHEARSAL, SIMULATED).
+        RunError: nothing can be compared, or the runs are of different kinds, for example one is a REHEARSAL.
         UsageError: a run is given twice.
     """
     run = load(last)

@@ -159,7 +159,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _hint(options: argparse.Namespace) -> str:
-    """Name another kind that has the baseline, or the command that lists what there is."""
+    """Return which other kind has the baseline, or the command that lists all baselines."""
     name = options.names[0]
     for kind in (REAL, REHEARSAL, SIMULATED):
         if kind != options.kind and any(

@@ -54,7 +54,7 @@ def call(options: argparse.Namespace) -> int:
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
-    # A file with the names of a GPU model is checked as a pack that is to be shipped: it shares ids with those of other models.
+    # A pack of a GPU model has the same criterion ids as the shipped packs of other models, so ids are not compared for it.
     read_packs([name for name in options.packs if not read_pack(name).gpu_names])
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:

@@ -34,7 +34,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--await",
         dest="awaiting",
         action="store_true",
-        help="first call: launch nothing, and wait for hosts whose record lacks a launch reported by peers",
+        help="for the first call of a playbook: if the record of a host lacks a launch that its peers report, launch nothing "
+        "and list that host as awaited",
     )
     gangs.add_argument(
         "--json",

@@ -40,7 +40,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     scaling.add_argument(
         "--price",
         type=float,
-        help="price of a host per hour, in place of the study's; it does not change what stopped the study",
+        help="price of a host per hour, in place of the study's; cells that the study's cost limit excluded stay excluded",
     )
     scaling.add_argument("--currency", help="currency of the price, such as USD (default: the study's)")
     scaling.add_argument("--json", action="store_true", help="print scaling.json")

@@ -32,7 +32,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--wait", type=float, default=0.0, metavar="SECONDS", help="drain: time for jobs to finish (default: 0)"
     )
-    verb.add_argument("--when-finished", action="store_true", help="resume: after the playbook that drained has exited")
+    verb.add_argument(
+        "--when-finished", action="store_true", help="resume: wait until the playbook that drained the nodes exits"
+    )
     verb.add_argument("--json", action="store_true", help="print host -> why it is in use as JSON")
     verb.set_defaults(call=call)
 

@@ -21,8 +21,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Judges the run again. If report.json and its views match the records, writes the SHA-256 of every file "
         "(signed.json lists the exceptions and why) and signs the sums with ssh-keygen -Y sign -n rackproof.",
         epilog="example: rackproof sign runs/rack12 --key ~/.ssh/id_ed25519. Exit codes: 0 signed, whatever the decision; "
-        "2 there is no report, it or a view of it does not match the records, a file changed meanwhile or is partly written, "
-        "or the key cannot be used; 75 the run is in progress.",
+        "2 there is no report, the report or one of its views does not match the records, a file changed meanwhile or is "
+        "partly written, or the key cannot be used; 75 the run is in progress.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument(
@@ -37,7 +37,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def add_rules(verb: argparse.ArgumentParser, which: str) -> None:
     """Add the options that name criteria and waivers beside those of the plan."""
-    verb.add_argument("--criteria", action="append", default=[], help=f"a pack, a name or a .yml file, {which}")
+    verb.add_argument("--criteria", action="append", default=[], help=f"a pack (name or .yml file), {which}")
     verb.add_argument("--waivers", action="append", default=[], help=f"a waiver file, {which}")
 
 

@@ -47,10 +47,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--seed",
         type=int,
         default=0,
-        help="seed; another one gives another run of the same parts (default: %(default)s)",
+        help="random seed; another seed gives another run of the same parts (default: %(default)s)",
     )
     verb.add_argument("--readings", choices=[ALL, JUDGED], default=ALL,
-                      help=f"{JUDGED}: only those that criteria match, for large fleets (default: %(default)s)")  # fmt: skip
+                      help=f"{JUDGED}: write only judged readings, for large fleets (default: %(default)s)")  # fmt: skip
     verb.add_argument("--jobs", type=_count, default=1, help="writer processes (default: %(default)s)")
     verb.add_argument("--list-faults", action="store_true", help="list the kinds of faults")
     verb.add_argument("--json", action="store_true", help="print the run and the location of its faults as JSON")

@@ -29,7 +29,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="check that a signed run is unchanged, who signed it, and that its records give its report",
         epilog="example: rackproof verify runs/rack12 --allowed-signers signers. "
         "Exit codes: 0 the signature is valid; 1 a file was changed, "
-        "added or removed, the signer is not allowed, or the records give another report or view; 2 the run is not "
+        "added or removed, the signer is not allowed, or judging the records gives another report; 2 the run is not "
         "signed, or it cannot be judged the same way here because packs or Rackproof changed.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
@@ -41,7 +41,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--signer", help="required identity of the signer, as in that file")
     verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
-    add_rules(verb, "if the files that the signer named have other paths here; then name all of them")
+    add_rules(verb, "needed if the signer's files have other paths here; then give all of them")
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
     verb.set_defaults(call=call)
 

@@ -40,7 +40,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     watch.add_argument(
         "--no-judge",
         action="store_true",
-        help="do not judge the records fetched so far, which takes about a CPU second each",
+        help="do not judge the records fetched so far (judging takes about one CPU second per record)",
     )
     watch.add_argument("--no-ask", action="store_true", help="do not scrape the exporters on the hosts")
     watch.add_argument("--beats", type=float, help=argparse.SUPPRESS)  # for the callback plugin
@@ -81,7 +81,7 @@ def _once(watcher: Watcher, as_json: bool) -> None:
 
 
 def _print_view(view: View) -> None:
-    from fleet.watch.screen import plain_text  # needs rich, which lines and JSON do without
+    from fleet.watch.screen import plain_text  # needs rich; lines and JSON do not
 
     _print_line(sys.stdout, plain_text(view, None if sys.stdout.isatty() else PLAIN_COLUMNS))
 
@@ -106,12 +106,12 @@ def _screen(watcher: Watcher, every_s: float) -> None:
 
 
 def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
-    """Print one line for each change, until no playbook runs the run."""
+    """Print one line for each change, until the run is over."""
     previous: View | None = None
     heartbeats = HeartbeatLines(HEARTBEAT_S)
     while True:
         view = watcher.read_view()
-        if view.is_over:  # the background may not have read the last records
+        if view.is_over:  # the background thread may not have read the last records
             view = watcher.read_view(background=False)
         if as_json:
             if previous is None or _stable_fields(view) != _stable_fields(previous):

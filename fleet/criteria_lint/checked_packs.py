@@ -19,5 +19,5 @@ def checked_packs(names: Sequence[str]) -> tuple[Pack, ...]:
     problems = [str(finding) for pack in packs if pack.chosen for finding in lint(pack)]
     if problems:
         more = f"\n({len(problems) - 5} more: rackproof criteria lint)" if len(problems) > 5 else ""
-        raise UsageError("criteria that cannot judge:\n" + "\n".join(problems[:5]) + more)
+        raise UsageError("invalid criteria:\n" + "\n".join(problems[:5]) + more)
     return packs

@@ -24,8 +24,8 @@ from schemas.records import Value
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 
 COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports"})
-"""First parts of the names of readings, and of what agent and judge add: launches, the collectors' own status, drift over a soak,
-the totals of a host's ports."""
+"""First parts of the names that have no entry in the benchmark catalogue: readings of collectors, and what agent and judge add
+(launches, the status of collectors, drift over a soak, totals over the ports of a host)."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
 STAGES = MEASURING | {PREFLIGHT}
 SCOPES: Mapping[str, frozenset[str]] = {
@@ -45,7 +45,7 @@ MUST_JUDGE = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
 )  # fmt: skip
-"""Observations that the pack of a GPU model must judge by a figure of its own, or list under `unknown`."""
+"""Observations for which the pack of a GPU model must have an absolute limit, or a line under `unknown`."""
 
 
 def lint(pack: Pack) -> list[Finding]:
@@ -99,7 +99,7 @@ def _check_finite(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _check_pack(pack: Pack, criteria: Sequence[Criterion]) -> Iterator[Finding]:
-    """Report what is wrong with the pack as a whole; `criteria` are its criteria with the figures of its datasheet."""
+    """Report what is wrong with the pack as a whole. `criteria` are its criteria, with the datasheet's figures filled in."""
 
     def finding(value: Value, why: str, remedy: str) -> Finding:
         return Finding(pack=pack.name, criterion="(pack)", value=value, why=why, remedy=remedy)
@@ -107,7 +107,7 @@ def _check_pack(pack: Pack, criteria: Sequence[Criterion]) -> Iterator[Finding]:
     for part, names in (("unknown", pack.unknown), ("lacks", pack.lacks)):
         for name in names:
             if why := _explain_unknown_name(name):
-                yield finding(name, f"{part}: {why}", "name an observation of schemas/catalogue.py")
+                yield finding(name, f"{part}: {why}", "use a name from schemas/catalogue.py")
     if not pack.gpu_names:
         return
     if not pack.datasheet:
@@ -134,14 +134,14 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
     outputs = _matching_outputs(criterion)
     for name in criterion.group_by:
         if why := _explain_unknown_name(name):
-            yield finding_on(criterion, name, f"group_by: {why}", "name one of schemas/readings.json")
+            yield finding_on(criterion, name, f"group_by: {why}", "use a name from schemas/readings.json")
     stages = MEASURING if outputs else STAGES
     if criterion.stage and criterion.stage not in stages:
         why = f"not observed in this stage{nearest(criterion.stage, stages)}"
         yield finding_on(criterion, criterion.stage, why, use_one_of(stages))
     if not outputs and criterion.name.split(".")[0] in COLLECTED:
         if why := _explain_unknown_name(criterion.name):
-            yield finding_on(criterion, criterion.name, why, "name one of schemas/readings.json")
+            yield finding_on(criterion, criterion.name, why, "use a name from schemas/readings.json")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
             yield finding_on(criterion, criterion.scope, "unknown kind of scope", use_one_of(COLLECTED_SCOPES))
         units = {reading.unit for name, reading in READINGS.items() if criterion.matches_name(name)}
@@ -150,7 +150,7 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
         return
     if not outputs:
         yield finding_on(
-            criterion, criterion.name, _explain_unknown_name(criterion.name), "name one of schemas/catalogue.py"
+            criterion, criterion.name, _explain_unknown_name(criterion.name), "use a name from schemas/catalogue.py"
         )
         return
     units = {output.unit for output, _ in outputs}
@@ -186,7 +186,7 @@ def _check_distance(criterion: Criterion) -> Iterator[Finding]:
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
         yield finding_on(
-            criterion, fraction, "half of the healthy parts miss it", "invert the fraction or the operator"
+            criterion, fraction, "half of the healthy parts would fail", "invert the fraction or the operator"
         )
 
 
@@ -198,7 +198,7 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # A floor that a model derives from other parts finds halves or gross faults only.
+    # The basis `model` derives a floor from other parts. Such a floor finds only gross faults, for example half the rate.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     remedy = f"keep within {(1 - least) * 100:.0f} % of it, or correct the expectation"
     if criterion.operator in FLOORS and fraction < least:
@@ -207,5 +207,5 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         yield finding_on(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
         yield finding_on(
-            criterion, fraction, "half of the healthy parts miss it", "invert the fraction or the operator"
+            criterion, fraction, "half of the healthy parts would fail", "invert the fraction or the operator"
         )

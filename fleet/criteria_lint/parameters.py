@@ -1,4 +1,4 @@
-"""Check the parameters in `where`: with one that no observation has, or with another type, a criterion judges nothing."""
+"""Check the parameters in `where`. If no observation has such a parameter or a value of its type, a criterion judges nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
     for key, value in criterion.where.items():
         if known and key not in known and not (outputs and key in LABELS):
             why = f"no such parameter{nearest(key, known)}"
-            yield finding_on(criterion, key, why, "name one of the observation's")
+            yield finding_on(criterion, key, why, "use a parameter of the observation")
         elif isinstance(value, Mapping):
             yield from _range(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
         else:
@@ -46,7 +46,7 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
 
 
 def _parameters(outputs: Outputs) -> dict[str, Parameter]:
-    """Return the parameters of all these outputs; if one of them lists texts, those of all."""
+    """Return the parameters of all these outputs. If several outputs list the texts of a parameter, their lists are joined."""
     merged: dict[str, Parameter] = {}
     for output, benchmark in outputs:
         for key, parameter in parameters(output, benchmark).items():
@@ -67,11 +67,13 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
     kind = _KINDS[parameter] if isinstance(parameter, type) and key not in LABELS else _TEXT
     if not _is(kind, value):
         shown = repr(value) if isinstance(value, str) else value
-        yield finding_on(criterion, shown, f"{key} is {kind}, so this is never met", f"write {kind}")
+        yield finding_on(criterion, shown, f"{key} is {kind}, so this never matches", f"write {kind}")
     elif isinstance(value, int) and kind == _WHOLE and value < 1:
-        yield finding_on(criterion, value, f"{key} is never that", "write a number over 0")
+        yield finding_on(criterion, value, f"{key} is at least 1, so this never matches", "write a number over 0")
     elif isinstance(value, int) and key == "size_bytes" and value.bit_count() != 1:
-        yield finding_on(criterion, value, "no size of any profile: sizes are powers of two", "write the size in bytes")
+        yield finding_on(
+            criterion, value, "no profile has this size: sizes are powers of two", "write the size in bytes"
+        )
     elif kind == _TEXT and listed and value not in listed:
         yield finding_on(criterion, value, f"no such {key}{nearest(str(value), listed)}", use_one_of(listed))
 
@@ -79,7 +81,7 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
 def _range(criterion: Criterion, key: str, bounds: Range, parameter: Parameter) -> Iterator[Finding]:
     shown = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items())
     if parameter not in (int, float):
-        yield finding_on(criterion, shown, f"{key} is no number, so no bounds are ever met", f"write a value of {key}")
+        yield finding_on(criterion, shown, f"{key} is not a number, so bounds never match", f"write a value of {key}")
     elif bounds.get("ge", -math.inf) > bounds.get("le", math.inf):
         yield finding_on(criterion, shown, f"no {key} is within these bounds", "write ge below le")
 

@@ -11,7 +11,8 @@ from fleet.judge.finding import FLOORS, Finding, finding_on
 from schemas.stages import GANG
 
 LEAST_OF_DATASHEET = 0.05
-"""Smallest fraction of a datasheet, or of a rate in the inventory, that is worth a floor derived from other parts."""
+"""Smallest useful fraction for a floor that is derived from other parts: a fraction of a datasheet's figure or of a rate in the
+inventory."""
 _DATASHEET_UNITS = {
     "flops": "FLOP/s",
     "memory_size": "B",
@@ -78,7 +79,7 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
     if figure == "flops" and not isinstance(criterion.where.get("dtype"), str):
         yield finding_on(criterion, figure, "the datasheet has a figure for each precision", "add dtype to where")
     if criterion.operator not in FLOORS:
-        yield finding_on(criterion, criterion.operator, "a datasheet has the most that a part can reach", "use ge")
+        yield finding_on(criterion, criterion.operator, "a datasheet states the most that a part can reach", "use ge")
     # Both directions of a link together have twice the figure.
     most = 2.0 if criterion.where.get("direction") == "both_ways" else 1.0
     if not LEAST_OF_DATASHEET <= criterion.fraction <= most:
@@ -149,7 +150,7 @@ def _nvlink(where: Where, pack: Pack) -> _Peak | None:
 
 
 def _busbw(where: Where, pack: Pack) -> _Peak | None:
-    """Return the maximum of busbw: with NVLS the switch reduces, and busbw exceeds the one-way rate."""
+    """Return the maximum of busbw. With NVLS the switch does the reduction, so busbw exceeds the one-way rate."""
     value = pack.datasheet.get("nvlink", {}).get("bandwidth")
     ways = 2 if where.get("nvls") else 1
     return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COLLECTIVE_FRACTION) if value else None

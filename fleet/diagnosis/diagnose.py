@@ -13,7 +13,7 @@ from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, 
 from schemas.scopes import HOST, Scope
 
 NOT_VERIFIED = "not-verified"
-"""Problem of verdicts that are inconclusive for a reason of their own."""
+"""Id of the problem in causes without failures that no entry of `PROBLEMS` matches."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
@@ -39,8 +39,8 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
     """Return the causes of the verdicts that do not pass, the most urgent first.
 
     Args:
-        verdicts: verdicts of the fleet, whose positions the causes have; those that pass are ignored.
-        gangs: gang -> its hosts. What one host's fault stops on other hosts of its gang belongs to that fault.
+        verdicts: verdicts of the fleet. Causes refer to them by position. Those that pass are ignored.
+        gangs: gang -> its hosts. If the fault of one host stops measurements on others of its gang, these belong to its cause.
     """
     gang_of = {host: gang for gang, hosts in gangs.items() for host in hosts}
     positions = {id(verdict): position for position, verdict in enumerate(verdicts)}
@@ -60,7 +60,7 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
-    """Return the problems of one host, and its verdicts without a problem that they show or that explains them."""
+    """Return the problems of one host, and the verdicts that none of these problems includes."""
     problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:
@@ -101,12 +101,12 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:
-    """Return whether the problem can explain the verdict: what nothing shows for certain does not explain a failure."""
+    """Return whether the problem can explain the verdict: an inconclusive verdict does not explain a failure."""
     return item.first.verdict == FAIL or verdict.verdict != FAIL
 
 
 def _ends(verdict: Verdict) -> tuple[str, ...]:
-    """Return the part of a verdict; of a pair of GPUs both, unless it is attributed to one."""
+    """Return the part of a verdict, or both GPUs of a pair if the verdict is not attributed to one of them."""
     peer = Scope.parse(verdict.scope).get("peer")
     return (verdict.part_scope,) if verdict.part or not peer else (verdict.part_scope, f"gpu={peer}")
 
@@ -145,7 +145,8 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
-    """Return a cause for each reading of a part that no problem shows, and for each reason why there are none."""
+    """Return the rest as problems without a known name: one for each part and reading that fails, and one for each reason why
+    readings are inconclusive."""
     groups: dict[object, _PartProblem] = {}
     for verdict in verdicts:
         content = verdict.reason if verdict.verdict == INCONCLUSIVE else verdict.name
@@ -175,8 +176,8 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
 def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     """Return what several hosts with the same cause have in common; empty if the problem is of one part only.
 
-    A setting or a version is that of the software, so hosts with the same value have one cause, and so do hosts without
-    evidence for the same reason. Whole hosts that fail the same criterion share a cause whatever the values.
+    Hosts with the same wrong setting or version have one cause. So have hosts that lack evidence for the same reason. If whole
+    hosts fail the same criterion on a figure, they share a cause even if the values differ.
     """
     first = item.first
     if first.kind in _SHARED_KINDS:
@@ -237,8 +238,8 @@ def _part_name(item: _PartProblem) -> str:
 
 
 def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...]:
-    """Return the sort key: failures, critical ones, and own readings come first; then by action, by the order in which the
-    problem lists its readings, and by distance to the limit.
+    """Return the sort key: first failures, then critical verdicts, then verdicts on the part's own scope. Ties are sorted by
+    action, by the order in which the problem lists its readings, and by distance to the limit.
     """
     rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
     urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)

@@ -1,10 +1,10 @@
 """The problems that a part can have: which verdicts show each, and which others follow from it.
 
-The order is that of causes before effects. A GPU that fell off the bus fails everything else, and one that is too hot computes
-slowly. A verdict belongs to the first problem that its part has and that it shows, else to the first that explains it.
+Causes come before their effects in the list. A GPU that fell off the bus fails everything else, and one that is too hot computes
+slowly. A verdict belongs to the first problem in the list that it shows or that explains it.
 
-A pattern is the name of an observation with `*` and `?`. After a comma it has a label of the scope or a parameter:
-`gpu.throttle.*,reason=*thermal*`.
+A pattern is the name of an observation, with the wildcards `*` and `?`. A comma and a label of the scope or a parameter may
+follow: `gpu.throttle.*,reason=*thermal*`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
-"""A reading shows the cause; or figures make it likely; or evidence is missing, so that there may be no fault."""
+"""`certain`: a reading shows the cause; `likely`: figures suggest it; `unknown`: evidence is missing, maybe without a fault."""
 STOPPED = (VerdictKind.MISSING, ERROR, SKIPPED, VerdictKind.UNFINISHED, VerdictKind.CONTRADICTORY)
 """Kinds of verdicts without a value, because something ended or disturbed the measurement."""
 
@@ -47,9 +47,9 @@ class Problem:
 
     id: str
     title: Callable[[Sequence[Verdict]], str]
-    """From the verdicts that show it, the leading one first: what is wrong, as the end of a sentence about the part."""
+    """Takes the verdicts that show the problem, the most important first. Returns the end of a sentence about the part."""
     shown_by: tuple[str, ...]
-    """Patterns of observations that show it, the plainest first: the title names the first that fails."""
+    """Patterns of observations that show it. The title names the first one that fails, so the clearest come first."""
     kinds: tuple[str, ...] = ()
     """Kinds of the verdicts that show it; empty: any kind that fails."""
     explains: tuple[str, ...] = ()

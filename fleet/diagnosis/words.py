@@ -1,4 +1,4 @@
-"""Say in words what is wrong with a part. Nothing depends on these texts."""
+"""Describe in words what is wrong with a part. No code parses these texts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIGURES = {
 }
 _COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
 _SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "sharing")
-"""Parameters that tell the figures of a benchmark apart."""
+"""Parameters that distinguish the figures of a benchmark."""
 _SHOWN = {
     "gpu.nvlink.missing_links": ("has {value} NVLink down", "has {value} NVLinks down"),
     "pcie.width": ("has a PCIe link of {value} lanes instead of {limit}",),
@@ -85,7 +85,7 @@ def label(name: str) -> str:
 
 
 def describe(shown: Sequence[Verdict]) -> str:
-    """Return what was found: a phrase of its own for the best known readings, otherwise value and limit."""
+    """Return what was found: the phrase in `_SHOWN` if the reading has one, otherwise value and limit."""
     first = shown[0]
     if first.value is None:
         return f"fails {label(first.name)}"
@@ -236,6 +236,6 @@ def network(shown: Sequence[Verdict]) -> str:
 
 
 def why(first: Verdict) -> str:
-    """Return the explanation by the leading verdict that no title has: beside value and limit, or in place of them."""
+    """Return the explanation that the title leaves out: the detail of the first verdict, or its reason if it has no value."""
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
     return first.detail if has_value else first.reason

@@ -115,7 +115,7 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     }
     for host in dict.fromkeys((*new, *old)):
         before, after = old.get(host), new.get(host)
-        if before and after:  # the earlier figures of a GPU that moved are those on its previous host
+        if before and after:  # a GPU that moved has its earlier figures on its previous host
             moved = {serial: figures_by_serial[serial] for serial in after.figures if serial in figures_by_serial}
             before = replace(before, figures={**moved, **before.figures})
         comparison.add(host, before, after, criteria.get(host, ()))

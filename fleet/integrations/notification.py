@@ -94,12 +94,12 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 
 
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_LINES lines: counts and caveats of the summary, one line per cause, the most urgent first, and hosts
-    that no cause names. Without causes, as in older reports, the reasons of the summary stay.
+    """Return at most MAX_LINES lines: counts and caveats of the summary, then one line per cause, the most urgent first, then
+    the hosts that no cause names. If the report has no causes, return the reasons of the summary instead.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]
-    if not causes or len(lines) != len(texts):  # the oldest reports have no lines
+    if not causes or len(lines) != len(texts):  # the oldest reports have no typed lines
         kinds = [line["kind"] for line in lines] if len(lines) == len(texts) else [""] * len(texts)
         return _first(
             [text for kind, text in zip(kinds, texts, strict=True) if kind not in (LineKind.CHECK, LineKind.CRITERIA)]

@@ -24,12 +24,12 @@ ROOT = Path(__file__).parents[2]
 EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 EXIT_LOCKED = 75
 MAX_RUN_ID = 64 - len("-1405")
-"""Longest run id in characters: the limit of schemas/record.schema.json less the time of day."""
+"""Longest run id in characters: the limit in schemas/record.schema.json minus the suffix with the time of day."""
 NOTIFIED = "notified.json"
 
 
 def revalidate(options: argparse.Namespace) -> int:
-    """Run the playbook, the notification if it is still missing, and return the exit code."""
+    """Run the playbook, send the notification if the playbook did not, and return the exit code."""
     directory = _directory(options)
     run_id = directory.name
     if locked := _locked_by(directory):
@@ -73,7 +73,7 @@ def revalidate(options: argparse.Namespace) -> int:
 
 
 def _inventory(source: str) -> str:
-    """Return the absolute path of an inventory, since the playbook starts in the checkout; a host list has a comma."""
+    """Return the absolute path of an inventory, as the playbook starts in the checkout. Keep a list of hosts (it has a comma)."""
     if "," in source:
         return source
     path = Path(source).expanduser().absolute()
@@ -85,7 +85,7 @@ def _inventory(source: str) -> str:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Return the directory of the date's newest run, or of a new one with the time of day if that run has a decision."""
+    """Return the directory of the newest run of the date. If that run has a decision, return that of a new run."""
     now = datetime.now(UTC)
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
@@ -105,7 +105,7 @@ def _directory(options: argparse.Namespace) -> Path:
     if _locked_by(last) or not _is_decided(last):
         return last
     new = directory.with_name(f"{run_id}-{now:%H%M}")
-    print(f"rackproof: run {last.name} already has a decision: this is run {new.name}", file=sys.stderr)
+    print(f"rackproof: run {last.name} already has a decision: starting run {new.name}", file=sys.stderr)
     return new
 
 

@@ -87,7 +87,7 @@ def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str,
 
 
 def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, str], notes: dict[str, str]) -> None:
-    """Add a failure if a running run of ours drained the host, or a note if a finished one never resumed it.
+    """Add a failure if another active run drained the host, or a note if a finished run drained it and never resumed it.
 
     A node that an administrator drained is measured.
     """
@@ -99,7 +99,7 @@ def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, 
         failed[host] = f"run {run_id} drained it and is locked by {owner.who()} since {owner.since}"
     else:
         notes[host] = (
-            f"run {run_id} drained it, has ended and did not resume it: it is measured and stays drained; "
+            f"run {run_id} drained it and ended without resuming it: it is measured now and stays drained; to resume it: "
             f"rackproof scheduler resume --run-dir {directory.parent / run_id}"
         )
 
@@ -120,7 +120,7 @@ def _record_drain(directory: Path, kind: str, words: Sequence[str], nodes: Mappi
 
 
 def _drain_record(directory: Path) -> dict[str, Any]:
-    """Return the content of `drained.json`. Raise RunError if it is not ours: its words would be executed."""
+    """Return the content of `drained.json`. Raise RunError if Rackproof did not write it, since its commands are executed."""
     path = directory / DRAINED
     try:
         text = path.read_bytes().replace(OLD_START_TIME, b'"start_time":')
@@ -193,13 +193,16 @@ def _resume(client: Scheduler, node: str, run_id: str) -> str:
     try:
         state = client.node_state(node)
         if state.drain_reason == CORDONED:  # cordoned by others, or we were killed before annotating it
-            return f"node {node} is cordoned without our annotation: uncordon it by hand unless an administrator cordoned it"
+            return (
+                f"node {node} is cordoned, but not annotated by Rackproof: uncordon it by hand unless an administrator "
+                "cordoned it"
+            )
         if state.drain_reason == drain_reason(run_id):
             if state.unhealthy_reason:
-                return f"node {node} was drained by us and is now out of service ({state.unhealthy_reason}): it stays drained"
+                return f"Rackproof drained node {node}, which is now out of service ({state.unhealthy_reason}): it stays drained"
             client.resume(node, run_id)
     except RunError as error:
-        return f"node {node} was drained by us and could not be resumed: {error}"
+        return f"Rackproof drained node {node} and could not resume it: {error}"
     return ""
 
 

@@ -53,7 +53,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
         raise UsageError(
-            f"run {document['run_id']} was begun with other {', '.join(different)}{_host_differences(plan, document)}: "
+            f"run {document['run_id']} was begun with different {', '.join(different)}{_host_differences(plan, document)}: "
             "choose another rackproof_run_id, or restore the inventory and profile it was begun with"
         )
     return dict(plan)

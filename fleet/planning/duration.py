@@ -25,7 +25,7 @@ class Estimate:
     stages_s: dict[str, float]
     """Stage -> its expected duration, with the start of the ranks; empty if no times are known."""
     longest_s: float
-    """After which all stages have reached their deadlines."""
+    """Time after which all stages have reached their deadlines."""
     source: str
     """Where the times are from, in words."""
 
@@ -38,7 +38,7 @@ class Estimate:
 
 
 def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
-    """Return the newest run in `runs` of the profile, and of any of its hosts, that has times; None if there is none."""
+    """Return the newest run in `runs` with the same profile, a common host and recorded times; None if there is none."""
     hosts = {host.name for host in plan.hosts}
     newest = islice(history(runs, hosts, rehearsal=plan.rehearsal, excluded=excluded), _MAX_RUNS)
     return next((run for run in newest if run.profile == plan.profile and run.cost_s), None)

@@ -74,8 +74,8 @@ class Decision:
 def hosts_missing_launch(evidence: Mapping[str, Evidence], present: Collection[str]) -> tuple[str, ...]:
     """Return the reachable hosts whose record lacks a launch that another member has recorded.
 
-    Hosts finish a launch one after the other, so a control node that was interrupted and returns in between finds some
-    records without the launch.
+    Hosts do not finish a launch at the same moment. If an interrupted control node returns in between, some records lack the
+    launch.
     """
     recorded: dict[tuple[str, int, tuple[str, ...]], set[str]] = defaultdict(set)
     for host, host_evidence in evidence.items():
@@ -167,7 +167,7 @@ class _Gang:
         return excluded | {host: why for hosts in self._slowing.values() for host, why in hosts.items()}
 
     def _slowing_hosts(self) -> dict[int, dict[str, str]]:
-        """Return, by number of a launch that worked, the hosts that made its collectives too slow or incomplete, and why."""
+        """Return number of a successful launch -> host -> why it made the collectives of the launch too slow or incomplete."""
         worked = [
             (attempt, last_hosts) for attempt, last_hosts in with_last_hosts(self._gang_launches) if attempt.worked
         ]
@@ -203,7 +203,7 @@ class _Gang:
         return self._probes_or_retry(last, rest)
 
     def _probes_or_retry(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
-        """Return the launches after one of exactly these hosts failed and no host was excluded for it."""
+        """Return the next launches if a launch of exactly these hosts failed and none of them is excluded."""
         result = probe_result(self._attempts, last) if is_stuck(last) else None
         if isinstance(result, list):
             return [self._launch(group, probe=True) for group in result]

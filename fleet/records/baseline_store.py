@@ -51,7 +51,7 @@ def kind_directory(directory: Path, kind: str) -> Path:
 
 
 def path_of(part: str, name: str) -> str:
-    """Return the file of a part, relative to the directory of its kind. A serial that is no safe file name is hashed."""
+    """Return the file of a part, relative to the directory of its kind. A serial that is not a safe file name is hashed."""
     stem = name if _SAFE_NAME.fullmatch(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
     return f"{GPUS if part == GPU else HOSTS}/{stem}.json"
 

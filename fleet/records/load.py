@@ -273,7 +273,7 @@ def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
     """Return the files among the records that belong to no planned host."""
     planned, paths = record_names(plan), RunDirectory(directory)
     return [
-        # A file name may have bytes that are no UTF-8; the report shows them as \xff.
+        # A file name may have bytes that are not UTF-8; the report shows them as \xff.
         Quarantined(path=os.fsencode(path).decode(errors="backslashreplace"), reason="the plan has no such host")
         for path in sorted(map(paths.relative, paths.records()))
         if path not in planned

@@ -33,7 +33,9 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return the newest run in RUNS and before it the newest earlier one of the same hosts; both are named on stderr.
+    """Return an earlier and a later run: the newest run in RUNS, and the newest one before it of the same hosts.
+
+    Both are printed on stderr.
 
     Raises:
         UsageError: there are no two such runs.

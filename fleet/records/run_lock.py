@@ -48,7 +48,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
                 _refuse_active_holder(directory, old, take_over)
                 note = f"{old.who()} held the lock of this run since {old.since} and has exited"
             write_line(file, _json(mine))
-            # Other runs are listed only after our lock is written: earlier ones are visible here, later ones see ours.
+            # Write our lock before listing the other runs: if two runs start together, at least one of them sees the other.
             mine = claim(directory.name, directory.parent, pid, _now(), _active_runs(directory))
             write_line(file, _json(mine))
             resumed = RunDirectory(directory).plan.exists()

@@ -43,7 +43,7 @@ def versions(
 
 
 def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
-    """Return the criteria that compare versions and settings of hosts and GPUs: one value is right, and it is not a state."""
+    """Return the criteria that require the same version or setting on all hosts or GPUs."""
     return [
         item
         for item in criteria

@@ -82,11 +82,11 @@ class FailedPart:
 
 
 def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[FailedPart]:
-    """Return every part with a failed cause, the most urgent first. A gang is no part.
+    """Return every part with a failed cause, the most urgent first. A gang is not a part.
 
     Args:
         causes: causes of the report.
-        verdicts: verdicts of the report, whose positions the causes have.
+        verdicts: verdicts of the report; causes refer to them by position.
     """
     by_part: dict[tuple[str, str], list[tuple[Cause, CausePart]]] = {}
     for cause in causes:
@@ -111,7 +111,7 @@ def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[F
 
 
 def _findings(causes: Iterable[Cause], verdicts: Sequence[Verdict], host: str, scope: str) -> list[Verdict]:
-    """Return the failed verdicts of the causes on the part, and those on its host that are not of another part of a cause."""
+    """Return the failed verdicts of the causes on the part's host, except those on other parts of the same cause."""
     findings = []
     for cause in causes:
         others = {part.scope for part in cause.parts if part.host == host} - {scope}

@@ -26,7 +26,7 @@ COLUMNS = (
     *("Time", "Hookup", "Images/s", "Efficiency", "Accuracy", "Loss"),
 )
 COLUMN_NOTES = (
-    "Time: from the launch of the ranks to the end of the last one. Hookup: the part of it until the end of the first step. "
+    "Time: from the launch of the ranks to the end of the last one. Hookup: from the launch to the end of the first step. "
     "Images/s: of all ranks, after the first step. Efficiency (weak scaling, the batch is per rank): images/s per rank, relative "
     "to the smallest measured cell with the same batch, epochs, CPUs and precision, which is marked *. Accuracy and loss: on the "
     "test images."
@@ -40,7 +40,7 @@ GKE_NOTES = (
     "the same epochs of Fashion-MNIST and the same batch in fp32, on the closest number of hosts. Runs on n1-standard-4 are "
     "compared with cells that have limited CPUs per GPU. Here the ranks share the images. In Kubeflow's example, on which the "
     "published runs are based, each worker trains on all images, so accuracy does not fall with the number of workers: compare "
-    "it with the accuracy of a single rank here."
+    "the published accuracy with that of a single rank here."
 )
 
 

@@ -62,7 +62,7 @@ RUNS: Sequence[PublishedRun] = (
 def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:
     """Return the cell with the same epochs and batch on the closest number of hosts and GPUs; None if none was measured.
 
-    It must have trained on all of Fashion-MNIST, with limited CPUs exactly if the published run had too few.
+    The cell must have trained on all of Fashion-MNIST. Its CPUs must be limited if, and only if, the published run had too few.
     """
     has_few_cpus = run.machine == _FEW_CPUS
     comparable = [

@@ -45,7 +45,7 @@ class CellResult:
     wall_s: float | None = None
     """Seconds from the launch to the end of the last rank."""
     spent_s: float = 0.0
-    """Seconds of all its launches. There are two if the records of the first could not be fetched at the time."""
+    """Seconds of all its launches. A cell is launched again if the records of its first launch could not be fetched."""
     host_s: float = 0.0
     """`spent_s` times the number of hosts in each launch."""
     hookup_s: float | None = None
@@ -190,7 +190,7 @@ def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Ce
         return replace(row, reason=f"invalid duration of its launch: {wall_s:g} s")
     row = replace(row, wall_s=wall_s, spent_s=wall_s, host_s=wall_s * len(first.members))
     if missing := [host for host in first.members if host not in by_host]:
-        return replace(row, reason=f"no record of it from {', '.join(missing)}")
+        return replace(row, reason=f"no record of this launch from {', '.join(missing)}")
     if failed := [launch for launch in by_host.values() if not launch.succeeded]:
         return replace(row, reason=next((launch.reason for launch in failed if launch.reason), failed[0].outcome))
     observations = {item.name: item for item in by_host[first.members[0]].observations}

@@ -1,7 +1,7 @@
 """Constants that no record contains: published figures or our assumptions, each with its source.
 
-Assumed figures of single benchmarks are in docs/measurements/simulation_data.py. Neither are limits: the packs judge them like
-figures of a real host.
+Assumed figures of single benchmarks are in docs/measurements/simulation_data.py. None of these constants is a limit: the packs
+judge simulated figures like those of a real host.
 """
 
 from __future__ import annotations

@@ -175,7 +175,10 @@ def _missing_gpu(host: FaultyHost) -> None:
 
 
 def _observation_without_device(host: FaultyHost, item: Doc) -> Doc | None:
-    """Return an observation if CUDA has no device for the last rank: ranks measure alone, but not together. None: not made."""
+    """Return what becomes of an observation if CUDA has no device for the last rank; None: the observation is not made.
+
+    The other ranks still measure alone, but not together.
+    """
     entry, reason = BENCHMARKS.get(item["name"].split(".")[0]), no_device_message(host.gpu)
     if item["name"] == DURATION.name:
         return None if BENCHMARKS[item["params"]["benchmark"]].needs_group else item

@@ -24,9 +24,9 @@ MIN_NVLS_RANKS = 8
 DEFAULT_FABRIC_GBPS = 400.0
 """Assumed line rate for each GPU if the inventory has none."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
-"""Figure -> seed of its order of levels: its best GPU is not the best in throughput."""
+"""Figure -> seed that shuffles its levels, so that the GPU with the highest throughput does not have the best value here too."""
 _RATES, _DURATIONS = ("throughput", "flops"), ("duration", "save_time", "restore_time")
-"""Last parts of the names of figures of all ranks, which change with the number of ranks."""
+"""Last parts of the names of figures that all ranks produce together; their values depend on the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def _draw_group(expectation: Expectation) -> str:
 def _bodies(
     data: GpuData, plan: Plan, host: PlannedHost, expectation: Expectation, group: SimulatedRanks
 ) -> Iterator[Any]:
-    """Yield a function for each matching figure: from the group of its slot to the unit, status, params and value."""
+    """Yield a function for each matching figure. It takes the group of a slot and returns unit, status, params and value."""
     drawn_by = GANG if expectation.scope == "world" and expectation.stage == GANG_STAGE else HOST
     if expectation.name.startswith("collective.") and expectation.name.count(".") == 2:
         params, unit, texts = _collective_body(data, expectation, group, host.fabric_gbps)

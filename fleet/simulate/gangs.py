@@ -23,7 +23,8 @@ from schemas.stages import GANG
 
 Doc = dict[str, Any]
 MakeRecords = Callable[[Sequence[str], int], dict[str, Doc]]
-"""From the hosts of a launch in rank order, and its number, to the record of each host if all are healthy."""
+"""Function that takes the hosts of a launch in rank order and the number of the launch. It returns the record of each host, as if
+all hosts were healthy."""
 MAX_LAUNCHES = 8
 STOPPED_LAUNCH_S = 31.0
 """Duration of a launch that a rank ends."""
@@ -135,7 +136,7 @@ def _slow_down(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
 
 
 def _append_launch(before: Doc, after: Doc) -> Doc:
-    """Return the record of a host after one more launch. The last launch keeps the observations that it made."""
+    """Return the record of a host after one more launch. The observations of the record move into the launch that made them."""
     *earlier, last = before["launches"]
     if before["observations"]:
         last = {**last, "observations": before["observations"]}

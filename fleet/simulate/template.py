@@ -36,7 +36,7 @@ class Template:
     pieces: list[str] = field(default_factory=lambda: [""])
     """The fixed text before, between and after the slots."""
     slots: list[tuple[Sequence[str], str, int]] = field(default_factory=list)
-    """Texts, what draws the level (empty: a placeholder), and the number of the group."""
+    """For each slot: its texts, what draws the level (empty: a placeholder), and the number of its group."""
     placeholders: dict[str, list[str]] = field(default_factory=dict)
     """Name -> list of its one text, shared by the slots with that name."""
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})

@@ -14,7 +14,7 @@ LINE_LIMIT = 600
 NAMED_HOSTS = 8
 """Maximum number of hosts that a line names."""
 TASK_START_S = 2.0
-"""Time within which all hosts have started a task."""
+"""Time to wait for all hosts to start a task before a line names them."""
 SILENT_S = 300.0
 """Interval of heartbeat lines without progress: some CI systems stop jobs that print nothing."""
 
@@ -72,7 +72,7 @@ def _end(old: View | None, new: View) -> Iterator[str]:
         yield f"decision: {new.decision}"
         yield from new.summary
     elif new.is_over and not new.decision and (old is None or not old.is_over):
-        yield "the run is not running"
+        yield "no playbook is running the run"
 
 
 def _stage_start(view: View) -> str:

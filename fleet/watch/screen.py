@@ -43,7 +43,7 @@ MIN_HOST_COLUMNS, MAX_STATE_COLUMNS, MIN_NOTE_COLUMNS = 12, 14, 14
 FINDING_LIMIT = 1000
 """Maximum number of characters of a finding."""
 FINDINGS_SHARE = 3
-"""Findings may take one line in this many below the head, or more if the hosts leave room."""
+"""Findings get 1/FINDINGS_SHARE of the lines below the head, or more if the table of hosts leaves room."""
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ class Watcher:
             stage: self._cell(host, progress, stage, reports.get(stage), outcomes)
             for stage in self._run_progress.stages
         }
-        if is_running is False:  # the stages that the playbook started are known only from the exporter
+        if is_running is False:  # the playbook has exited, so only the exporter shows whether a stage still runs
             for stage, cell in cells.items():
                 if cell.state == RUNNING and stage not in reports:
                     cells[stage] = StageCell(state=UNKNOWN, since=cell.since)

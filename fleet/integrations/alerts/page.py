@@ -13,8 +13,9 @@ HEAD = """# Alerts
 
 This page explains each alert of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) and what to do.
 The limits are those of the criteria ([checks.md](checks.md)). To change a limit, change the criterion in a pack of your own:
-`rackproof criteria alerts mine.yml` prints the rules with that pack. For a counter, the alert allows in any hour the
-increase that the criterion allows in a run. `critical`: the host is unfit for use. `warning`: inspect the host.
+`rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the increase of a counter in a run,
+the alert fires if the counter rises by more than that within an hour. `critical`: the host is unfit for use. `warning`: inspect
+the host.
 
 To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 

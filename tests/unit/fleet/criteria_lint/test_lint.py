@@ -210,7 +210,7 @@ def findings(*, criteria: Any = None, **over: Any) -> list[str]:
         ({"value": None, "fleet_deviations": 5.0, "operator": "eq"}, "no two measurements give the same rate"),
         ({"value": None, "fleet_deviations": 5.0}, ""),
         ({"value": None, "baseline": VsBaseline(fraction=0.9)}, ""),
-        ({"value": None, "baseline": VsBaseline(fraction=1.1)}, "half of the healthy parts miss it"),
+        ({"value": None, "baseline": VsBaseline(fraction=1.1)}, "half of the healthy parts would fail"),
         ({"value": None, "baseline": VsBaseline(fraction=1.0)}, ""),
         (
             {
@@ -221,7 +221,7 @@ def findings(*, criteria: Any = None, **over: Any) -> list[str]:
                 "value": None,
                 "baseline": VsBaseline(fraction=0.9),
             },
-            "half of the healthy parts miss it",
+            "half of the healthy parts would fail",
         ),
         (
             {
@@ -326,7 +326,7 @@ def parameters(name: str, **asked: Any) -> list[str]:
         ("memory.bandwidth", {"phase": "x"}, "no such parameter"),
         ("memory.bandwidth", {"op": "cpoy"}, "no such op (did you mean copy?)"),
         ("memory.bandwidth", {"size_bytes": 7}, "powers of two"),
-        ("memory.bandwidth", {"size_bytes": 0}, "never that"),
+        ("memory.bandwidth", {"size_bytes": 0}, "never matches"),
         ("memory.bandwidth", {"size_bytes": "8"}, "is a whole number"),
         ("memory.bandwidth", {"size_bytes": 8.5}, "is a whole number"),
         ("memory.bandwidth", {"op": True}, "is a text"),

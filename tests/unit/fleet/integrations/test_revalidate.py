@@ -189,7 +189,7 @@ def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: 
     slurm.take()
     slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
     assert resume_all(slurm.run) == [
-        "h1: node n1 was drained by us and is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
+        "h1: Rackproof drained node n1, which is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
     ]
     assert slurm.changes()[2:] == [resume("n2")]
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
@@ -200,7 +200,7 @@ def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
     command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
     done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
     assert done.stdout == "no host is in use\n"
-    assert done.stderr.startswith("h1: run r0 drained it, has ended and did not resume it")
+    assert done.stderr.startswith("h1: run r0 drained it and ended without resuming it")
     plan = builders.plan("h1", "h2")
     report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
     assert "h1: run r0 drained it" in payload(report, plan, link="", directory=slurm.run)["text"]
@@ -330,7 +330,7 @@ def test_cordon_without_our_annotation_is_reported_and_stays(kubernetes: Site) -
     kubernetes.take()
     kubernetes.put(**{"mark-n1": ""})
     assert resume_all(kubernetes.run) == [
-        "h1: node n1 is cordoned without our annotation: uncordon it by hand unless an administrator cordoned it"
+        "h1: node n1 is cordoned, but not annotated by Rackproof: uncordon it by hand unless an administrator cordoned it"
     ]
     assert "uncordon n1" not in kubernetes.changes()
 
@@ -697,7 +697,7 @@ def test_second_run_of_a_day_has_its_own_run_id(timer: Timer, capsys: pytest.Cap
     first, second = (line.removeprefix("revalidate ") for line in timer.played())
     assert first == "r-1"
     assert re.fullmatch(r"r-1-\d{4}", second)
-    assert f"run r-1 already has a decision: this is run {second}" in capsys.readouterr().err
+    assert f"run r-1 already has a decision: starting run {second}" in capsys.readouterr().err
 
 
 def test_inventory_path_is_relative_to_the_current_directory(
@@ -752,7 +752,7 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     assert timer.fire() == 2
     assert timer.played() == ["revalidate r-1", "notify r-1"]
     output = capsys.readouterr().err
-    assert "h1: node n1 was drained by us and could not be resumed" in output
+    assert "h1: Rackproof drained node n1 and could not resume it" in output
     assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in output
     assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
     document = json.loads(capsys.readouterr().out)

@@ -103,8 +103,8 @@ def test_floor_far_below_the_expectation_is_reported(limit: dict[str, Any]) -> N
 def test_ceiling_far_above_the_expectation_is_reported() -> None:
     latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
     assert "ceiling 40 % over the expectation" in lint_changed(**latency, fleet_fraction=1.4)[0]
-    assert "half of the healthy parts miss it" in lint_changed(**latency, fleet_fraction=0.95)[0]
-    assert "half of the healthy parts miss it" in lint_changed(value=None, fleet_fraction=1.05)[0]
+    assert "half of the healthy parts would fail" in lint_changed(**latency, fleet_fraction=0.95)[0]
+    assert "half of the healthy parts would fail" in lint_changed(value=None, fleet_fraction=1.05)[0]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
         (BUSBW, {"algoritm": "RING"}, "no such parameter (did you mean algorithm?)"),
         (BUSBW, {"network": "resnet18"}, "network: no such parameter"),
         ({**BUSBW, "name": "collective.channels", "unit": "1"}, {"size_bytes": 8}, "size_bytes: no such parameter"),
-        (BUSBW, {"size_bytes": "8589934592"}, "'8589934592': size_bytes is a whole number, so this is never met"),
+        (BUSBW, {"size_bytes": "8589934592"}, "'8589934592': size_bytes is a whole number, so this never matches"),
         (BUSBW, {"size_bytes": 8589934592.0}, "size_bytes is a whole number"),
-        (BUSBW, {"size_bytes": 8000000000}, "no size of any profile: sizes are powers of two"),
-        (BUSBW, {"size_bytes": 0}, "size_bytes is never that"),
+        (BUSBW, {"size_bytes": 8000000000}, "no profile has this size: sizes are powers of two"),
+        (BUSBW, {"size_bytes": 0}, "size_bytes is at least 1, so this never matches"),
         (BUSBW, {"nvls": "true"}, "'true': nvls is true or false"),
         (BUSBW, {"nvls": 1}, "nvls is true or false"),
         (BUSBW, {"world_size": "8"}, "'8': world_size is a whole number"),
@@ -419,7 +419,7 @@ SHARE_OF_DATASHEET: dict[str, Any] = {"value": None, "datasheet": "memory_bandwi
         ),
         ({"fraction": 0.04}, "far too low, 0.04 of the datasheet's memory_bandwidth"),
         ({"datasheet": "power"}, "power: the datasheet has it in W, not in B/s"),
-        ({"operator": "le"}, "a datasheet has the most that a part can reach; use ge"),
+        ({"operator": "le"}, "a datasheet states the most that a part can reach; use ge"),
         (
             {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "datasheet": "flops"},
             "the datasheet has a figure for each precision; add dtype to where",
@@ -451,8 +451,8 @@ def test_share_of_the_datasheet_is_accepted(changes: dict[str, Any]) -> None:
     ("where", "why"),
     [
         ({"size_bytes": {"ge": 8, "le": 4}}, "ge 8, le 4: no size_bytes is within these bounds; write ge below le"),
-        ({"placement": {"ge": 1}}, "placement is no number, so no bounds are ever met"),
-        ({"nvls": {"ge": 1}}, "nvls is no number"),
+        ({"placement": {"ge": 1}}, "placement is not a number, so bounds never match"),
+        ({"nvls": {"ge": 1}}, "nvls is not a number"),
         ({"opp": {"ge": 1}}, "no such parameter"),
     ],
 )

@@ -339,7 +339,7 @@ def test_run_is_resumed_with_its_plan_and_refused_with_another(tmp_path: Path) -
     before = {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()}
     refused = begin(more)
     assert refused.returncode == 64
-    assert "was begun with other hosts" in refused.stderr
+    assert "was begun with different hosts" in refused.stderr
     assert {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()} == before, (
         "a refused plan changes no file of the run"
     )

@@ -358,7 +358,7 @@ def test_cell_with_missing_or_invalid_figures_fails(
 def test_cell_fails_without_the_record_of_one_host(tmp_path: Path) -> None:
     site = Site(study(tmp_path), change=lambda number, host, launch: None if (number, host) == (3, "h2") else launch)
     results = site.run_study()
-    assert (results.rows[2].state, results.rows[2].reason) == (FAILED, "no record of it from h2")
+    assert (results.rows[2].state, results.rows[2].reason) == (FAILED, "no record of this launch from h2")
 
 
 def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> None:
