@@ -105,7 +105,7 @@ def size(value: Value) -> str:
 
 
 @lru_cache(maxsize=4096, typed=True)  # most verdicts of a fleet compare zero with zero
-def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
+def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit in the same unit, with enough digits to distinguish them."""
     like = _larger(value, limit)
     value_text, limit_text = quantity(value, unit, like=like), quantity(limit, unit, like=like)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.quantities import SIGNS, apart, finite, number, quantity
+from fleet.quantities import SIGNS, finite, format_pair, number, quantity
 from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.scopes import Scope
 
@@ -89,7 +89,7 @@ def describe(shown: Sequence[Verdict]) -> str:
     first = shown[0]
     if first.value is None:
         return f"fails {label(first.name)}"
-    value, limit = apart(first.value, first.limit, first.unit)
+    value, limit = format_pair(first.value, first.limit, first.unit)
     if phrases := _SHOWN.get(first.name):
         return phrases[0 if first.value in (1, True, False) else -1].format(value=value, limit=limit)
     return f"has {_with_settings(first)} {_compared(first, value, limit)}"
@@ -114,7 +114,7 @@ def slow(shown: Sequence[Verdict]) -> str:
     first = shown[0]
     if first.value is None:
         return describe(shown)
-    value, limit = apart(first.value, first.limit, first.unit)
+    value, limit = format_pair(first.value, first.limit, first.unit)
     others = len(shown) - 1
     more = f", and {others} more figure{'s' if others > 1 else ''}" if others else ""
     return f"is slow: {_with_settings(first)} {_compared(first, value, limit)}{_share(first)}{more}"
@@ -147,7 +147,7 @@ def hot(shown: Sequence[Verdict]) -> str:
     """Return that a GPU is too hot, with its temperature if that was judged."""
     temperatures = [verdict for verdict in shown if verdict.unit == "Cel" and finite(verdict.value) is not None]
     if temperatures:
-        value, limit = apart(temperatures[0].value, temperatures[0].limit, "Cel")
+        value, limit = format_pair(temperatures[0].value, temperatures[0].limit, "Cel")
         return f"is too hot: {label(temperatures[0].name)} {_compared(temperatures[0], value, limit)}"
     return "is slowed down by heat"
 
@@ -191,7 +191,7 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
 def differs(shown: Sequence[Verdict]) -> str:
     """Return how a reading differs from that of its peers."""
     first = shown[0]
-    value, limit = apart(first.value, first.limit, first.unit)
+    value, limit = format_pair(first.value, first.limit, first.unit)
     return f"has {label(first.name)} {value}, most have {limit}" if first.limit is not None else describe(shown)
 
 

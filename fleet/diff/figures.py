@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fleet.judge.baseline import MAX_NOISE_MARGIN, READINGS, direction, noise
 from fleet.judge.criteria import Criterion
 from fleet.judge.matching import matches
-from fleet.quantities import apart
+from fleet.quantities import format_pair
 from fleet.records.host_state import Figure, HostState, gpus_by_serial
 from schemas.baselines import (
     CHANGED,
@@ -112,7 +112,7 @@ def figure_text(change: Change, part: str) -> str:
     beyond = f"beyond {(change.noise or 0) * 100:.3g} % noise"
     if change.kind == UNCLEAR:
         beyond = "but the noise is too large to be sure"
-    before, after = apart(change.old, change.new, change.unit)
+    before, after = format_pair(change.old, change.new, change.unit)
     settings = ", ".join(f"{name}={value}" for name, value in change.params.items())
     figure = f"{change.what}[{settings}]" if settings else change.what
     return f"{part}: {figure} {before} → {after} ({difference}), {beyond}: {change.basis}"

@@ -62,7 +62,7 @@ READINGS = {
 }
 """Readings in a baseline -> 1 if more is better, -1 if less is.
 
-Of link readings the best of a run counts, since idle links save power. Wear (-1) only grows."""
+For links the best reading of a run counts, since idle links lower their speed. Wear (-1) only grows."""
 BASELINE_UNITS = RATE_UNITS | {"W", "Hz", "Cel"}
 BASELINE_NAMES = frozenset(
     {"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"}
@@ -212,7 +212,7 @@ def settings(observation: Observation) -> dict[str, Value]:
 
 
 def outcome_params(name: str) -> frozenset[str]:
-    """Return the parameters of a figure that are outcomes. A slow pair is measured with smaller messages."""
+    """Return the parameters of a figure that are outcomes. Slow pairs of hosts are measured with smaller messages."""
     return OUTCOME_PARAMS | {"size_bytes"} if name.startswith("pairs.") else OUTCOME_PARAMS
 
 
@@ -260,7 +260,7 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     share = min(rule.fraction, 1 - margin) if is_floor else max(rule.fraction, 1 + margin)
     text = f"{share * 100:.4g} % of it"
     if share != rule.fraction:
-        text += f", for its own noise ({rule.sigmas:g} sigma) is more than {abs(1 - rule.fraction) * 100:.3g} %"
+        text += f", because its noise ({rule.sigmas:g} sigma) is more than {abs(1 - rule.fraction) * 100:.3g} %"
     return share * level.value, _explain_limit(level, text)
 
 
@@ -273,7 +273,5 @@ def _explain_limit(level: Level, text: str) -> str:
 def too_noisy_reason(level: Level) -> str:
     """Return why the baseline gives no limit."""
     if not noise(level):
-        return (
-            "the noise of the accepted figure is not known (it needs three accepted runs), and the limit depends on it"
-        )
+        return "the limit depends on the noise of the accepted figure, which is unknown with fewer than three accepted runs"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"

@@ -37,7 +37,7 @@ class CounterChange:
 def change(readings: Sequence[Observation]) -> CounterChange:
     """Return the change over at least two readings of one counter, in the order of time."""
     if bad := _non_numeric(readings):
-        return CounterChange(total=bad.value, reading=bad, stage=bad.stage, where=f"no number {_when(bad)}", drop="")
+        return CounterChange(total=bad.value, reading=bad, stage=bad.stage, where=f"not a number {_when(bad)}", drop="")
     if readings[0].name.endswith(NEWEST):
         readings = _running_maximum(readings)
     steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(readings)]
@@ -64,7 +64,7 @@ def change(readings: Sequence[Observation]) -> CounterChange:
 def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
     """Return the readings, each with the largest value so far.
 
-    One reading may miss an event that the next reading finds in another log. That event did not happen again.
+    One reading may miss an event that the reading before it and the one after it found. That event did not happen twice.
     """
     latest = itertools.accumulate((number(item.value) for item in readings), max)
     return [replace(item, value=value) for item, value in zip(readings, latest, strict=True)]

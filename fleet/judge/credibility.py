@@ -35,23 +35,24 @@ LEAST = {"Cel": 2.0, "W": 1.0}
 """Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A part
 without a sensor reports 0."""
 BOUNDS = {"network.mtu": (68.0, 65_536.0)}
-"""Reading -> lowest and highest possible value. An MTU: RFC 791, and that of the loopback interface."""
+"""Reading -> lowest and highest possible value. For an MTU: the lowest is from RFC 791, the highest is that of the loopback
+interface."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
 """Last parts of the names of figures that are at most 1."""
 ROUNDING = 1e-6
 DATASHEET_MULTIPLE = 3.0
-"""A rate above this multiple of the datasheet's has a wrong unit or a wrong count, which makes a factor of 8 or more. Copies in
-both directions at once reach 2, because the datasheet's link rates are those of one direction."""
+"""A rate above this multiple of the datasheet's has a wrong unit or a wrong count: such mistakes change it by a factor of 8 or
+more. Copies in both directions at once reach 2, because the datasheet's link rates are those of one direction."""
 CACHED_BYTES = 1 << 28
 """Less memory than this may fit into the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
 EMULATED_BY = {"fp64": "fp32"}
-"""Products of the first type may be emulated with the second, and are then as fast: B300 has hardly any fp64 units."""
+"""Matrix products of the first type may be computed with the second type and are then as fast: B300 has hardly any fp64 units."""
 
 _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
-"""Criteria with a datasheet figure by the name of the observation, for each set of criteria by its id. The set is kept in the
-value, so that no id is reused."""
+"""Cache: `id` of a mapping of criteria -> the mapping, and for each observation name the criteria with a datasheet figure.
+Keeping the mapping ensures that no other object gets its `id`."""
 
 
 def incredible(snapshot: Snapshot) -> Iterator[Problem]:
@@ -78,7 +79,7 @@ def unit_problem(name: str, unit: str) -> str:
 
 
 def most_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> float:
-    """Return a value up to which a figure with the right unit, if it is not negative, has no problem."""
+    """Return a value up to which a figure that has the right unit and is not negative is possible."""
     most, peak = _bounds_of_figure(item.name, item.unit)[1], _peak(criteria, item)
     return min(most, DATASHEET_MULTIPLE * peak) if peak else most
 
@@ -95,7 +96,7 @@ def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
     reading = READINGS.get(name)
     right = "s" if name.startswith(COLLECTOR) else reading.unit if reading else unit
     if unit != right:
-        return f"has the unit {unit}, and this reading is in {right}", 0.0, 0.0
+        return f"has the unit {unit}, but this reading is in {right}", 0.0, 0.0
     if name in BOUNDS:
         return "", *BOUNDS[name]
     is_known = reading is not None or name.startswith(COLLECTOR)
@@ -108,16 +109,16 @@ def _bounds_of_figure(name: str, unit: str) -> tuple[str, float]:
     """Return why the unit is wrong, or an empty string, and the greatest value."""
     output = output_of(name)
     if output and unit != output.unit:
-        return f"has the unit {unit}, and this figure is in {output.unit}", 0.0
+        return f"has the unit {unit}, but this figure is in {output.unit}", 0.0
     most = 1.0 if name.rpartition(".")[2] in SHARES else MOST.get(unit, float("inf"))
     return "", most + ROUNDING
 
 
 def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
     if value < least:
-        why = "it cannot be negative" if least == 0 else f"it is at least {least:g}"
+        why = "it cannot be negative" if least == 0 else f"the lowest possible value is {least:g}"
         return f"{value:g} {unit} is not credible: {why}"
-    return f"{value:g} {unit} is not credible: it is at most {most:g}" if value > most else ""
+    return f"{value:g} {unit} is not credible: the highest possible value is {most:g}" if value > most else ""
 
 
 def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> str:
@@ -125,11 +126,11 @@ def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> 
     peak, value = _peak(criteria, item), item.value
     if not peak or not isinstance(value, int | float) or value <= DATASHEET_MULTIPLE * peak:
         return ""
-    return f"{value:g} {item.unit} is not credible: the datasheet of the part has {peak:g}"
+    return f"{value:g} {item.unit} is not credible: the datasheet of the part states {peak:g}"
 
 
 def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
-    """Return the rate of the part by its datasheet; 0 if there is none, whatever the value of the figure."""
+    """Return the rate in the datasheet of the part; 0 if there is none. It does not depend on the value of the figure."""
     compared, size_bytes = _compared(criteria, item.name), item.params.get("size_bytes")
     if not compared:
         return 0.0

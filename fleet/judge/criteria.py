@@ -93,7 +93,7 @@ class Criterion:
     datasheet: str = ""
     """Key of the datasheet (`DATASHEET_FIGURES`) that gives `expected`. A part without this figure is not judged."""
     links: int = 0
-    """Number of NVLinks for which `expected` holds. The limit is scaled with the links that join the GPUs; 0: it is not."""
+    """Number of NVLinks for which `expected` holds. The limit is scaled by the links that join the GPUs; 0: no scaling."""
     fraction: float = 1.0
     variable: str = ""
     fleet_fraction: float | None = None
@@ -110,7 +110,7 @@ class Criterion:
     """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
     the hosts of the same gang."""
     group_by: tuple[str, ...] = ()
-    """With `same_as_fleet`: readings. A host without peers is compared within itself: parts with the same values of these."""
+    """With `same_as_fleet`: names of readings. On a host without peers, its parts with equal values of them are compared."""
     complete: bool = False
     """With `same_as_fleet`: a part that most hosts have must be on every host."""
     new_part: bool = False
@@ -125,7 +125,7 @@ class Criterion:
     severity: str = ""
     """`critical`: unfit for use. `warning`: inspect it. The default follows from the action."""
     replaces: str = ""
-    """Id of the criterion of an earlier pack that no longer judges. Without it, a pack cannot reuse an id (`read_packs`)."""
+    """Id of a criterion of an earlier pack, which this one replaces. Without it, a pack cannot reuse an id (`read_packs`)."""
     origin: str = ""
     """Name of the pack whose file defines it. Packs that include this file have it too."""
 
@@ -168,7 +168,7 @@ class Pack:
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable.
 
-    Only of the pack of the host's GPU model."""
+    Only the pack of the host's GPU model counts."""
 
     @cached_property
     def origins(self) -> frozenset[str]:
@@ -179,9 +179,9 @@ class Pack:
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
     """Return the criterion; if its limit is a fraction of the datasheet, with the figure of this datasheet.
 
-    Units are those of the datasheet. Links count one direction. `nvlink` and `all_nvlinks` are that of all NVLinks of the GPU; a
-    limit with `nvlink` is scaled with the links that join the GPUs. `host_link` is PCIe if the datasheet names no other link to
-    the CPU. The figure stays None if the datasheet does not have it.
+    Units are those of the datasheet. Link rates are one-way. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
+    GPU together; a limit with `nvlink` is scaled by the links that join the GPUs. `host_link` is PCIe if the datasheet names no
+    other link to the CPU. The figure stays None if the datasheet does not have it.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":

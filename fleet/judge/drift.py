@@ -28,7 +28,7 @@ WINDOW = 3
 MIN_BUCKETS = 2 * WINDOW
 """Number of buckets with a value below which drift is not evaluated."""
 MAX_CUT_ROUNDS = 3
-"""Rounds that may be cut off together with their supervisor. More are not accidental, and their cause is not known."""
+"""Number of rounds that may be cut off together with their supervisor. More than these need an explanation."""
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must be present in this share of the rounds, less the spare rounds."""
 LATE_ROUNDS = 2.0
@@ -166,7 +166,7 @@ def judge_soak(view: HostView) -> Iterator[Verdict]:
         return
     soaks = list(_soaks(view))
     if not soaks:
-        yield view.inconclusive(f"stage.{SOAK}", "host", "the plan has a soak, and no record of the host has one", SOAK)
+        yield view.inconclusive(f"stage.{SOAK}", "host", "the plan has a soak, but no record of the host has one", SOAK)
     for soak in soaks:
         for why in _shortcomings(view, soak):
             yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK, kind=VerdictKind.UNFINISHED)
@@ -209,7 +209,7 @@ def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
     for series in soak.timeline.series:
         end_s, last_s = _end_s(series, width), longest[series.name]
         if end_s < last_s - tolerance_s:
-            times = f"{format_clock(end_s)}, for like parts at {format_clock(last_s)}"
+            times = f"{format_clock(end_s)}, on other parts of its kind at {format_clock(last_s)}"
             messages[series.scope].append(f"{_series_name(series)} was last measured at {times}")
         elif is_rate(series) and sum(series.n) < min_rounds:
             messages[series.scope].append(f"{_series_name(series)} is in {sum(series.n)} of {soak.finished} rounds")

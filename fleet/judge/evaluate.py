@@ -17,7 +17,7 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.judge.refusals import may_be_transient
-from fleet.quantities import SIGNS, apart, quantity
+from fleet.quantities import SIGNS, format_pair, quantity
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
@@ -300,7 +300,7 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
 
 def describe_comparison(criterion: Criterion, value: Value, limit: Value) -> str:
     """Return the comparison in words: `found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
-    value_text, limit_text = apart(value, limit, criterion.unit)
+    value_text, limit_text = format_pair(value, limit, criterion.unit)
     verb = "changed by" if criterion.delta else "found"
     return f"{verb} {value_text}, wanted {SIGNS[criterion.operator]} {limit_text}"
 

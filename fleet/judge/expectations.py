@@ -64,7 +64,7 @@ def identity_changes(view: HostView) -> Iterator[Verdict]:
                 values = list(dict.fromkeys(sequence))
                 if len(values) > 1:
                     reason = f"changed during the run: {', then '.join(map(str, values))}"
-                    source = "a serial names one part"
+                    source = "a serial identifies one part"
                     yield _identity_verdict(view, name, scope, "identity-constant", values[-1], reason, False, source)
     uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
     if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
@@ -118,7 +118,7 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
         ranks = view.plan.ranks(members)
         for item in expectations:
             if stage.name == GANG and members and not can_observe(item.name, ranks):
-                continue  # a gang that was formed again has another number of ranks
+                continue  # a gang that was formed again may have another number of ranks
             for scope in view.plan.scopes_of(view.host, item):
                 partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
@@ -143,7 +143,7 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
             yield _unfinished(view, stage.name, f"{last[0].outcome}: {last[0].reason}")
         if measured and not last and not missing:
             yield _unfinished(
-                view, stage.name, "figures were measured and the record has no launch: its outcome is unknown"
+                view, stage.name, "figures were measured, but the record has no launch, so its outcome is unknown"
             )
     yield from _missing_last_snapshot(view)
 
@@ -310,7 +310,7 @@ def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: S
         value=value,
         reason=f"{value} is also {' and '.join(f'{other} {where}' for other, where in others)}",
         action="inspect_hardware",
-        source="a serial, UUID, GUID or MAC address names one part",
+        source="a serial, UUID, GUID or MAC address identifies one part",
         basis="policy",
     )
 
@@ -326,8 +326,8 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
     verdicts = []
     for gang, hosts in plan.gangs().items():
         for host in hosts:
-            apart = [other for other in hosts if other in met and host in met and other not in met[host]]
-            if apart:
+            never_met = [other for other in hosts if other in met and host in met and other not in met[host]]
+            if never_met:
                 verdicts.append(
                     Verdict(
                         host=host,
@@ -337,7 +337,7 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
                         verdict=INCONCLUSIVE,
                         criterion="plan",
                         kind=VerdictKind.UNFINISHED,
-                        reason=f"launched with {', '.join(members[host])}, and never with {', '.join(apart)}",
+                        reason=f"launched with {', '.join(members[host])}, but never with {', '.join(never_met)}",
                         source="plan",
                     )
                 )
@@ -345,7 +345,7 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
 
 
 def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[Verdict]:
-    """Yield a verdict on each host whose record has other members of a launch than the record of one of these members."""
+    """Yield a verdict on each host if its record and the record of another member list different members of the same launch."""
     for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
         launches: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
         for attempt in gang_attempts(plan, evidence, gang):
@@ -355,7 +355,7 @@ def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Itera
             for one, other in itertools.combinations(attempts, 2):
                 if set(one.members) & set(other.members):
                     lists = f"{', '.join(one.members)} and {', '.join(other.members)}"
-                    reason = f"launch {number} was of {lists}, by the records of different hosts"
+                    reason = f"the records of its hosts list different members of launch {number}: {lists}"
                     for host in (*one.launches, *other.launches):
                         yield Verdict(
                             host=host,

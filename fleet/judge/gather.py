@@ -41,7 +41,7 @@ class _Readings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bandwidth:
-    """One figure of a layout whose transport may be normal."""
+    """A bandwidth of a layout. If it reaches its limit, its transport is a normal one (`NormalPaths`)."""
 
     criterion: Criterion
     key: FigureKey
@@ -65,7 +65,7 @@ class _Step:
     criterion: Criterion | None
     names: tuple[str, ...]
     readings: _Readings
-    """Those of the first host of the layout."""
+    """The readings of the first host of the layout."""
 
 
 @dataclass(kw_only=True)

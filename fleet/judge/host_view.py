@@ -90,7 +90,7 @@ class HostView:
 
     @cached_property
     def fabric_port(self) -> float:
-        """Return the rate in B/s of the fabric port of one GPU, of the host that `fabric` is of."""
+        """Return the rate in B/s of the fabric port of one GPU, on the host whose rate `fabric` returns."""
         return self.plan.slowest_port(self.host, self.members(GANG))
 
     @cached_property

@@ -30,10 +30,10 @@ INFORMATIONAL: Mapping[str, str] = {
     "clock.error_max": "clock.synchronized is judged; the error depends on the time server",
     "clock.offset": "clock.synchronized is judged; the offset is what the kernel corrects at that moment",
     "collective.*.algbw": "busbw, which is judged, is the same figure times a factor",
-    "collective.channels": "NCCL chooses it; the bandwidth that it gives is judged",
+    "collective.channels": "NCCL chooses their number; the resulting bandwidth is judged",
     "collective.transport": "explains a slow collective, whose bandwidth is judged",
     "container.cdi.driver_version": "container.cdi.current compares it with the loaded driver",
-    "container.cdi.gpus": "container.cdi.current says whether the specification is up to date",
+    "container.cdi.gpus": "container.cdi.current reports whether the specification is up to date",
     "container.containerd.nvidia_runtime": _CONTAINERS,
     "container.docker.default_runtime": _CONTAINERS,
     "container.docker.nvidia_runtime": _CONTAINERS,
@@ -55,7 +55,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "gpu.energy": "grows with time and load",
     "gpu.fan.speed": "the fan follows the temperature, which is judged",
     "gpu.gsp.version": _DRIVER,
-    "gpu.inforom.checksum": "differs with the settings stored on each part; gpu.inforom.valid says whether it is right",
+    "gpu.inforom.checksum": "differs with the settings stored on each part; gpu.inforom.valid reports whether it is right",
     "gpu.memory.used": "depends on what runs at that moment; GPUs in use are refused before a measurement",
     "gpu.memory.utilization": _LOAD,
     "gpu.minor_number": _NAME,
@@ -96,7 +96,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "infiniband.hca.type": "infiniband.hca.board_id, which names the model too, is compared",
     "infiniband.hca.pci_address": _NAME,
     "infiniband.interface": _NAME,
-    "infiniband.lid": "the subnet manager assigns it; infiniband.unmanaged says whether it did",
+    "infiniband.lid": "the subnet manager assigns it; infiniband.unmanaged reports whether it did",
     "infiniband.local_ack_timeout_err": _CONGESTION,
     "infiniband.np_cnp_sent": _CONGESTION,
     "infiniband.out_of_sequence": _CONGESTION,
@@ -133,7 +133,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "software.os.name": "follows from software.os.id and software.os.version, which are compared",
     "software.python.version": _RANKS,
     "storage.disk.firmware": _DISKS,
-    "storage.disk.io_errors": "counts commands that the disk does not support, too",
+    "storage.disk.io_errors": "also counts commands that the disk does not support",
     "storage.disk.model": _DISKS,
     "storage.disk.rotational": _DISKS,
     "storage.disk.serial": _DISKS,
@@ -166,7 +166,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "stress.throttled_share reason=hw_slowdown": "its causes, hw_thermal and hw_power_brake, are judged",
     "stress.throttled_share reason=power_cap": "a healthy GPU reaches its power limit under stress",
     "sxid.last_seen": "the codes of SXids are judged (sxid.count)",
-    "training.accuracy": "after two epochs it says little; training.loss_ratio and fashion_mnist.accuracy are judged",
+    "training.accuracy": "after two epochs it shows little; training.loss_ratio and fashion_mnist.accuracy are judged",
     "training.loss": "training.loss_ratio, which is judged, relates it to the first loss",
     "training.step_time": _SUMMED,
     "transformer.flops": _SUMMED,
@@ -179,7 +179,7 @@ INFORMATIONAL: Mapping[str, str] = {
 
 
 def reason_of(name: str, settings: Mapping[str, object] | None = None) -> str:
-    """Return why no criterion judges the reading, or the figure with these settings; empty if one must."""
+    """Return why no criterion judges the reading, or the figure with these settings; empty if a criterion must judge it."""
     for entry, reason in INFORMATIONAL.items():
         pattern, *wanted = entry.split()
         stated = {f"{key}={value}" for key, value in (settings or {}).items()}

@@ -51,7 +51,7 @@ def judge(
         plan: what must exist. A host of the plan without evidence is inconclusive.
         evidence: host -> its records.
         packs: every pack that may apply; plan and GPU names decide which ones do.
-        stats: statistics of the whole fleet, if these hosts are a part of it. They must be whole gangs.
+        stats: statistics of the whole fleet, if these hosts are a part of it. The hosts must be whole gangs.
     """
     views = host_views(plan, evidence, packs)
     if stats is None:
@@ -116,10 +116,10 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
 
 
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts without those by a floor that a model derived, if a closer floor has the same verdict on the figure.
+    """Return the verdicts so that one slow figure is one failure, although it misses several floors.
 
-    One slow figure is then one failure. A closer floor of lower severity does not count. An inconclusive figure keeps the first
-    of its verdicts.
+    A verdict by a floor with the basis `model` is dropped if a higher floor has the same verdict on the figure, unless only the
+    dropped one is critical. An inconclusive figure keeps the first of its verdicts.
     """
     derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}
@@ -145,7 +145,7 @@ def _figure(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _with_user(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict on missing evidence; if the host is in use by others, with this kind and the user."""
+    """Return the verdict on missing evidence. If others use the host, it gets the kind `in_use` and the user."""
     user = view.evidence.user
     return replace(verdict, kind=VerdictKind.IN_USE, user=user) if user else verdict
 

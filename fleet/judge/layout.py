@@ -29,7 +29,7 @@ L = TypeVar("L")
 class HostValues:
     """The benchmark observations of one host, as a layout and its values.
 
-    Of observations that hosts make in pairs (`partner=`) it has the kinds only: their scopes differ from host to host.
+    Of observations on pairs of hosts (`partner=`) the layout has only the kinds, because the scopes differ from host to host.
     """
 
     def __init__(self, view: HostView) -> None:
@@ -77,11 +77,11 @@ class HostValues:
         return {id(item): position for position, item in enumerate(self.observations)}
 
     def own_scope(self, scope: str) -> str:
-        """Return the scope on this host of a scope of the layout."""
+        """Convert a scope of the layout to the scope on this host."""
         return self.gang_scope if scope == GANG_SCOPE else scope
 
     def layout_scope(self, scope: str) -> str:
-        """Return the scope in the layout of a scope on this host."""
+        """Convert a scope on this host to the scope in the layout."""
         return GANG_SCOPE if scope == self.gang_scope else scope
 
     def has_all_partners(self) -> bool:
@@ -155,7 +155,7 @@ def kind_of(item: Observation) -> Hashable:
 
 
 def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:
-    """Return the observations without those that hosts make in pairs (`partner=`), and these."""
+    """Split observations: those of the host alone, and those on pairs of hosts (`partner=`)."""
     alone = [item for item in items if "partner=" not in item.scope]
     return alone, [item for item in items if "partner=" in item.scope] if len(alone) < len(items) else []
 
@@ -168,7 +168,7 @@ def is_regular(view: HostView) -> bool:
     if not view.has_record or view.unmeasured_gpus:
         return False
     observations = view.observations
-    if not _are_apart(tuple(observations.metrics), tuple(observations.benchmark_names())):
+    if not _are_separate(tuple(observations.metrics), tuple(observations.benchmark_names())):
         return False
     launches = view.evidence.launches()
     gang = set(view.plan.gangs().get(view.host.gang, ()))
@@ -179,7 +179,7 @@ def is_regular(view: HostView) -> bool:
 
 
 @lru_cache(maxsize=MAX_LAYOUTS)
-def _are_apart(readings: tuple[str, ...], results: tuple[str, ...]) -> bool:
+def _are_separate(readings: tuple[str, ...], results: tuple[str, ...]) -> bool:
     """Return whether all results have the name of a benchmark result, and no reading has."""
     return all(map(_is_result, results)) and not any(map(_is_result, readings))
 

@@ -76,7 +76,7 @@ def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
 
 
 def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[Verdict]:
-    """Return the same verdicts from the parts of all hosts."""
+    """Return the verdicts of `judge_manifest`, from the parts of all hosts."""
     if plan.rehearsal or not plan.manifest:
         return []
     by_host = {inventory.host: inventory for inventory in inventories}
@@ -165,7 +165,7 @@ def _on_part(part: Part, located: Sequence[LocatedPart], inventories: Mapping[st
 
 def _in_host(part: Part, location: LocatedPart, in_its_slot: bool) -> Verdict:
     if in_its_slot:
-        return _verdict(part, PASS, f"found where it was ordered for: {_ordered(part)}", scope=location.scope)
+        return _verdict(part, PASS, f"found where it was ordered: {_ordered(part)}", scope=location.scope)
     if ":" in part.slot and not any(":" in slot for slot in location.slots):
         reason = f"ordered for {_ordered(part)}, found in that host; the slot of {location.scope} was not reported"
         return _verdict(part, INCONCLUSIVE, reason, scope=location.scope)
@@ -187,7 +187,7 @@ def _unknown(name: str, view: HostView) -> str:
         return f"{subject} not report a serial" if without_serial > 0 else ""
     latest = _latest(view, name)
     if not latest:
-        return f"the host reported the {_WHAT[name]} of no NIC"
+        return f"the host did not report the {_WHAT[name]} of any NIC"
     unread = [scope for scope, item in latest.items() if item.status != MEASURED]
     return f"{unread[0]} does not report its {_WHAT[name]}" if unread else ""
 

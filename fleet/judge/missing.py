@@ -64,12 +64,12 @@ class SlotMap:
         if count < MIN_HOSTS or 2 * count <= layouts.total():
             return ""
         peers = "of its build" if _build(view)[2] else f"with {len(usual)} GPUs"
-        where = f"where {count} of {layouts.total()} hosts {peers} have one"
+        where = f"where {count} of {layouts.total()} hosts {peers} have a GPU"
         empty = {address: usual[address] for address in usual.keys() - actual.keys() - {*excluded}}
         if actual.items() <= usual.items() and len(empty) == missing:
             text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(empty.items()))
             # A missing bridge renumbers the buses behind it. Only module numbers reveal that.
-            return f"nothing at {text}{', by the address alone' if NO_MODULE in usual.values() else ''}, {where}"
+            return f"nothing at {text}{', known only by its address' if NO_MODULE in usual.values() else ''}, {where}"
         modules, usual_modules = {*actual.values()}, {*usual.values()}
         empty_modules = sorted(usual_modules - modules)
         if modules < usual_modules and len(empty_modules) == missing:

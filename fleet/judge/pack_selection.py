@@ -22,7 +22,7 @@ class Selection:
 
 
 _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = BoundedCache(64)
-"""Criteria by the ids of the packs. The packs are kept in the value, so that no id is reused."""
+"""Cache: `id` of each pack -> the packs and their criteria. Keeping the packs ensures that no other object gets their `id`."""
 
 
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
@@ -53,7 +53,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
             continue
         names = {item.replaces for item in pack.criteria} & criteria.keys()
         removed = {name: criteria.pop(name) for name in names}
-        # A criterion that replaces one of the operator also replaces the shipped ones that it had replaced.
+        # If a criterion replaces an operator's criterion, it also replaces the shipped ones that the operator's had replaced.
         shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
         for item in pack.criteria:
             if item.id not in criteria:

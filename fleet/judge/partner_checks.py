@@ -13,7 +13,7 @@ from schemas.records import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartnerCheck:
-    """A figure whose number must hold a limit in every pair. What else it has is the same on all hosts of the layout."""
+    """A figure whose number must meet a limit in every pair. Everything else about it is the same on all hosts of the layout."""
 
     name: str
     operator: str
@@ -21,7 +21,7 @@ class PartnerCheck:
     row: TallyRow
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number; None, and nothing is counted, unless it certainly passes."""
+        """Count the passes of a host and return their number. Unless it certainly passes, count nothing and return None."""
         items = [item for item in values.with_partners if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
         for item in items:

@@ -103,7 +103,7 @@ class _NumberChecks:
         """The values, position, name and gang scope of hosts that pass."""
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number; None, and nothing is counted, unless it passes all checks."""
+        """Count the passes of a host and return their number. Unless it passes all checks, count nothing and return None."""
         for compare, chosen, limits in self._comparisons:
             numbers = chosen(values.values)
             if not are_numbers(numbers) or not all(map(compare, numbers, limits)):  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ class Layout:
 
     number: int
     steps: list[_Step]
-    """Those that each host is judged by: all except the shared ones, in the order of the criteria."""
+    """The steps that are applied to each host: all except the shared ones, in the order of the criteria."""
     numbers: _NumberChecks
     """The checks of the steps that only compare numbers."""
     shared: SharedReadings[_Step]
@@ -140,17 +140,17 @@ class Layout:
     alike: _Repeated
     """The passes of the shared steps, and the hosts so far."""
     is_complete: bool
-    """Everything that the plan expects was measured, except by pairs of hosts."""
+    """Whether everything that the plan expects was measured; pairs of hosts are not included."""
     statuses: Counter[str]
-    """Status of each expected observation, except of pairs of hosts; empty for a missing one."""
+    """Status of each expected observation, empty for a missing one; pairs of hosts are not included."""
     measured: tuple[tuple[str, str, str], ...]
-    """Stage, name and unit of everything that was measured, except by pairs of hosts."""
+    """Stage, name and unit of everything that was measured; pairs of hosts are not included."""
     judged_bandwidths: frozenset[tuple[str, str]]
     """Stage and name of the bandwidths of collectives that have a limit."""
     figures: FigureStructure
     """What can be wrong about the figures, except those of pairs of hosts."""
     partner_figures: PartnerStructures = field(default_factory=PartnerStructures)
-    """The same of the figures of pairs of hosts."""
+    """What can be wrong about the figures of pairs of hosts."""
 
 
 @dataclass(kw_only=True)
@@ -296,7 +296,10 @@ class PassCounter:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
     def _unshare(self, layout: Layout, values: HostValues) -> None:
-        """Judge each host from now on by the steps whose readings, or the majority of whose groups, differ on this host."""
+        """Stop sharing the steps whose readings, or the majority of whose groups, differ on this host.
+
+        They are then applied to each host.
+        """
         view = values.view
         changed = layout.shared.remove_changed(values)
         if layout.shared_group != (view.host.gang, view.host.rack):

@@ -147,7 +147,7 @@ def _check(plans: Sequence[Plan]) -> None:
     nonces: set[str] = set()
     for plan in plans:
         if plan.nonce in nonces:
-            raise UsageError(f"run {plan.run_id} is given twice: it would seem to repeat itself perfectly")
+            raise UsageError(f"run {plan.run_id} is given twice: comparing it with itself would show no noise")
         nonces.add(plan.nonce)
         hosts = [{(host.name, host.devices) for host in other.hosts} for other in (plan, plans[0])]
         if hosts[0] != hosts[1]:

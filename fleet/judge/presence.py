@@ -62,6 +62,6 @@ def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
 
 
 def _absent(view: HostView, scope: str, why: str) -> Verdict:
-    remedy = "accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
+    remedy = "measure it in a full run without rackproof_baseline, then run `rackproof baseline accept`"
     verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
     return replace(verdict, kind=VerdictKind.NO_BASELINE, criterion=CRITERION, source=SOURCE)

@@ -17,7 +17,7 @@ from schemas.scopes import Scope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadingCheck:
-    """A reading whose number in each part and each snapshot must hold a limit, or its increase over the run."""
+    """A reading that must meet a limit: its number on every part in every snapshot, or its increase over the run."""
 
     name: str
     snapshots: list[tuple[str, str]]
@@ -35,7 +35,7 @@ class ReadingCheck:
     """None if no scope gets a verdict."""
 
     def count_passes(self, view: HostView, position: int) -> int | None:
-        """Count the passes of a host and return their number; None, and nothing is counted, unless it certainly passes."""
+        """Count the passes of a host and return their number. Unless it certainly passes, count nothing and return None."""
         readings = view.observations.metrics[self.name]
         if [(snapshot.stage, snapshot.phase) for snapshot, _ in readings] != self.snapshots:
             return None
@@ -89,7 +89,7 @@ def reading_check(
     if not absent.keys().isdisjoint(judged) or any(
         Scope.parse(scope).device_kind == "pci" for scope in (*scopes, *absent)
     ):
-        return None  # the address may be that of a GPU
+        return None  # the PCI address may be that of a GPU, whose scope is then `gpu=`
     if type(limit) not in (float, int) or (row and row.operator != criterion.operator):
         return None
     if any(verdict.limit != limit for verdict in passes) or any(other is not row for other in rows):

@@ -1,6 +1,6 @@
-"""Whether the snapshots of a record have the same readings, and whether what cannot change is the same in all of them.
+"""Check that the snapshots of a record have the same readings, and that constant readings have the same value in all of them.
 
-Most readings of two snapshots are one object (`schemas.quick`): a record is compared in one pass that looks at few values.
+Most readings of two snapshots are the same Python object (`schemas.quick`), so one pass over the record compares few values.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _is_time(name: str) -> bool:
 
 @cache
 def _is_in_every_snapshot(name: str) -> bool:
-    """Return whether a snapshot during a launch has the reading, if the host has it. Not known of other versions' readings."""
+    """Return whether snapshots during a launch have the reading too; False for readings of other versions of Rackproof."""
     reading = READINGS.get(name)
     return name.startswith(COLLECTOR) or (reading is not None and not reading.full_only)
 
@@ -168,7 +168,7 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
         yield name, "host", "read only during a launch", ""
     for snapshot in (full[0], *irregular):
         is_full = snapshot.phase in FULL_PHASES
-        when = f"not read {snapshot.phase} {snapshot.stage}, and in other snapshots of the record"
+        when = f"not read {snapshot.phase} {snapshot.stage}, but in other snapshots of the record"
         here = {metric.name: metric for metric in snapshot.metrics}
         present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
         for name, scopes in known.items():
@@ -206,7 +206,7 @@ def _misstated_identities(record: Record, name: str, values: Mapping[str, Value]
     for gpu in record.gpus:
         scope, stated = f"gpu={gpu.index}", getattr(gpu, field)
         if stated and scope in values and values[scope] != stated:
-            yield name, scope, f"every snapshot has {values[scope]}, and the record states {stated}", ""
+            yield name, scope, f"every snapshot has {values[scope]}, but the record states {stated}", ""
 
 
 def _changed_readings(name: str, readings: Sequence[tuple[Snapshot, Metric]]) -> Iterator[Problem]:

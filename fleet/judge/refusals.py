@@ -1,6 +1,6 @@
 """Report the basic readings of a GPU that its driver refuses, such as `Unknown Error` for the temperature.
 
-Every NVIDIA data-centre GPU has these readings, so that a refusal is missing evidence, even if no criterion judges the value.
+Every NVIDIA data-centre GPU has these readings, so a refusal is missing evidence, even if no criterion judges the value.
 A refusal that a later snapshot does not repeat was transient.
 """
 
@@ -39,7 +39,7 @@ def may_be_transient(name: str) -> bool:
 
 
 def refused_readings(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each basic reading that the last snapshot with it could not get.
+    """Yield an inconclusive verdict for each basic reading that was refused in the last snapshot that has it.
 
     Left out are readings that a shipped criterion of one part judges, and GPUs that do not answer or require a recovery action.
     """

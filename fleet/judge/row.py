@@ -1,7 +1,7 @@
 """One row of a tally: the verdicts of one criterion on one figure.
 
-The size of a row does not grow with the fleet. It keeps counts, values and the worst parts. Values are exact as long as few of
-them differ; then they are rounded to one part in ten thousand.
+The size of a row does not grow with the fleet. It keeps counts, values and the worst parts. Values are exact while there are few
+different ones. With more, they are rounded to one part in ten thousand.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class TallyRow:
             self.threshold = last[1] if last[0] == _RANK[PASS] else -math.inf
 
     def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
-        """Choose one description, whatever the order: packs of two GPU models may have a criterion of the same id."""
+        """Set the description. If packs of two GPU models share a criterion id, the order of calls does not matter."""
         self.source, self.basis = min((self.source, self.basis), (source, basis))
         self.unit, self.operator = max(self.unit, unit), max(self.operator, operator)
         self.higher_is_better = self.operator in ("ge", "gt")

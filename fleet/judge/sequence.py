@@ -131,7 +131,7 @@ def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
 def _rank_problems(view: HostView, launch: Launch) -> Iterator[str]:
     """Check that the members of a launch are in rank order, each with as many ranks as devices."""
     if launch.culprit and launch.outcome != "failed":
-        yield f"the launch has the outcome {launch.outcome}, and was ended because of {', '.join(launch.culprit.hosts)}"
+        yield f"the launch has the outcome {launch.outcome}, but was ended because of {', '.join(launch.culprit.hosts)}"
     if len({rank.local_rank for rank in launch.ranks}) < len(launch.ranks):
         yield "the launch has a duplicate rank"
     if len(set(launch.members)) < len(launch.members):
@@ -147,7 +147,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """Check the rounds of a soak, whose record keeps the first and the last launches, each with the number of its round."""
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
-        yield f"{finished} rounds finished by their launches, {soak.finished} by the soak"
+        yield f"the launches have {finished} finished rounds, the soak has {soak.finished}"
     if len(launches) < min(soak.finished, KEPT_ROUNDS):
         yield f"{soak.finished} rounds finished, and the record has {len(launches)} launches"
     numbers = [launch.number for launch in launches]

@@ -1,4 +1,4 @@
-"""The part of a layout's readings that is equal on all hosts so far: what follows from it is computed once for all of them."""
+"""The readings of a layout that are equal on all hosts so far, so that their verdicts are computed only once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead. A missing
 observation (inconclusive) is waived by host and name of the observation. It cannot be waived if nothing is known: a host without
-a record, or a GPU or a stage without observations. Waivers expire relative to the day of the plan, so that the result is pure.
+a record, or a GPU or a stage without observations. Expiry is checked against the day of the plan, so that judging a run again
+later gives the same result.
 """
 
 from __future__ import annotations

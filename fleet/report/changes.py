@@ -63,7 +63,7 @@ def _row(change: Change) -> tuple[str, ...]:
 
 
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
-    """Return a table for a terminal, one row per part, what matters first; minor kinds are counted unless `everything`."""
+    """Return a table for a terminal, one row per part, important kinds first. Without `everything`, minor kinds are counted."""
     major = [change for change in changes if change.counts or change.is_unreported]
     others = [change for change in changes if not change.counts and not change.is_unreported]
     minor = [change for change in others if not everything and change.kind in MINOR_KINDS]
@@ -108,7 +108,7 @@ def _content(change: Change) -> tuple[object, ...]:
 
 
 def _has_values(change: Change) -> bool:
-    """Return whether the values before and now say what changed."""
+    """Return whether the values before and now explain the change."""
     return change.old is not None and change.new is not None and not change.is_unreported and change.kind not in PARTS
 
 

@@ -25,8 +25,8 @@ not available never passes. A check marked *if present* applies only to hardware
 """
 
 INFORMATIONAL_HEAD = """The report and the exporter include these, and no check judges them. Every other reading and figure
-has a check that finds a bad value on one part and on one host. If the wanted value is that of most of the fleet,
-a value that is bad on every host passes."""
+has a check that finds a bad value on a single part or a single host. A check that compares with most of the fleet does not find
+a value that is bad on every host."""
 
 
 def checks(packs: Sequence[Pack]) -> str:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from fleet.quantities import NONE, SIGNS, apart, finite, number, quantity, size
+from fleet.quantities import NONE, SIGNS, finite, format_pair, number, quantity, size
 from schemas.records import Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
 
@@ -74,7 +74,7 @@ def _cut(text: str, limit: int) -> str:
 
 def value_and_limit(verdict: Verdict) -> tuple[str, str]:
     """Return the value and the limit of a verdict as text."""
-    value, limit = apart(verdict.value, verdict.limit, verdict.unit)
+    value, limit = format_pair(verdict.value, verdict.limit, verdict.unit)
     changed = "changed by " if is_change(verdict) and verdict.value is not None else ""
     return f"{changed}{value}", _limit_with_sign(verdict, limit)
 

@@ -1,6 +1,6 @@
 """Judge the hosts of a run part by part, and report on each. Pure.
 
-A part is whole gangs. Results of different parts can be merged in any order, so processes may judge them.
+A part consists of whole gangs. Results of different parts can be merged in any order, so several processes can judge them.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _ELEMENTS = {FAIL: "failure", INCONCLUSIVE: "error", WAIVED: "skipped"}
 _VERDICTS = {ACCEPTED: PASS, REJECTED: FAIL}
 _MAX_REJECTED = 100
 _MAX_CHECKS = 40
-"""Most checks in the text of a cause."""
+"""Maximum number of checks in the text of a cause."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Most verdicts of a report that does not show every host in full. Beyond the first limit, the second applies to each host."""
+"""Maximum number of verdicts in a report that does not show every host in full. If there are more, also the maximum per host."""
 
 
 def merge(

@@ -215,7 +215,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
 
 
 def _affected(parts: Collection[tuple[str, str]], hosts: Sequence[HostReport]) -> dict[str, int]:
-    """Return how many GPUs are affected, and how many hosts otherwise, of how many; empty if no part is."""
+    """Return the number of affected GPUs, and of hosts affected otherwise, each with the total; empty if there are none."""
     gpus = {(host, scope) for host, scope in parts if Scope.parse(scope).device_kind == "gpu"}
     other_hosts = {host for host, _ in parts} - {host for host, _ in gpus}
     counts = {"gpus": len(gpus), "gpus_total": sum(len(host.gpus) for host in hosts)} if gpus else {}
@@ -250,9 +250,9 @@ def cause_lines(
 ) -> list[SummaryLine]:
     """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
-    Each host has a line before any has two. `verdicts` are those whose positions the causes have; `slots` gives the PCI
-    address of each GPU (`pci_slots`). Those of `hosts` that are not accepted and that no line names are listed at the end, or
-    counted if there are many.
+    Each host has a line before any has two. Causes refer to `verdicts` by position; `slots` gives the PCI address of each GPU
+    (`pci_slots`). Those of `hosts` that are not accepted and that no line names are listed at the end, or counted if there are
+    many.
     """
     shown, rest = select_causes(causes)
     lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]

@@ -11,7 +11,7 @@ the search needs and that have no outcome yet.
    prefix of the list ends at one end of the link, and a second bisection finds the other end.
 4. Launch two good hosts that failed together a second time, because a launch can also fail by chance.
 
-A bad host takes four launches with any number of hosts N, a bad link about 2 log2(N) + 5.
+Finding a bad host takes four launches, whatever the number of hosts N. Finding a bad link takes about 2 log2(N) + 5 launches.
 """
 
 from __future__ import annotations

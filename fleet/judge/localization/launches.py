@@ -101,8 +101,8 @@ class Attempt:
     def is_certain(self, host: str) -> bool:
         """Return whether the fault is certainly on that host.
 
-        It is if one of its ranks ended, or if the host is in the smaller part of a split gang; not if the rank ended by an
-        exception that no device explains, which a setting or the software of any host may cause.
+        It is certain if one of the host's ranks ended, or if the host is in the smaller part of a split gang. It is not certain
+        if the rank ended with an exception that no device explains: a setting or the software of any host may cause that.
         """
         culprit = self.culprit
         if not culprit or culprit.kind == RAISED or host in self.start_failures or host in self.unable_ranks:
@@ -151,7 +151,7 @@ def gang_attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> li
 def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
     """Return the measurements of one launch of a record.
 
-    The record holds those of the last launch of a stage. Earlier launches hold their own.
+    A record itself has the measurements of the last launch of each stage. Earlier launches have their own.
     """
     last = [other for other in record.launches if other.stage == launch.stage and (other.ranks or other is launch)][-1]
     current = (

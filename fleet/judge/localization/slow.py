@@ -89,7 +89,7 @@ def find_slow_parts(edges: Sequence[Edge], tolerance: float, sigmas: float) -> S
 def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[PairKind, float]]:
     """Return two mappings of the kinds of pairs: to their typical speed, and to a minimum speed.
 
-    The typical speed is the median, over rails and hosts, of the best speed of each host. The median of all pairs would not do:
+    The typical speed is the median, over rails and hosts, of the best speed of each host. The median of all pairs is unsuitable:
     three slow hosts out of eight slow down most of the pairs. It needs pairs of at least three hosts. A kind with fewer hosts
     has a minimum speed instead: the highest typical speed of the kinds that it must be at least as fast as, if there is one.
     """

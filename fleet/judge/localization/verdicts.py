@@ -238,7 +238,7 @@ class _GangPairs:
         )
 
     def _fails(self, suspect: Suspect) -> bool:
-        """Return whether the suspect fails its hosts: a slow rail or fabric may be by design, a slow link a shared path."""
+        """Return whether the suspect fails its hosts. A slow rail or fabric may be intended; a slow link may be a shared path."""
         if suspect.kind == LINK:
             return (
                 suspect.measured is None and suspect.confidence > EVEN_ODDS
@@ -286,7 +286,7 @@ def _value(pair: Pair, quantity: str) -> float | None:
 
 
 def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return one pair for each two hosts of a rehearsal, whose processes share a link: the best one, as others share a CPU."""
+    """Return the best pair of each two hosts of a rehearsal: their processes share one link, and some also share a CPU."""
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)

@@ -20,7 +20,7 @@ from schemas.trace import Trace
 CLOCK = "gpu.clock.sm"
 COLUMNS = (("gpu.power", "Power"), ("gpu.temperature", "Temperature"), (CLOCK, "SM clock"))
 MAX_STAGES, MAX_GPUS = 4, 16
-"""Most stages of a host, and most GPUs of a stage, that are shown."""
+"""Maximum number of stages of a host, and of GPUs of a stage, that are shown."""
 MAX_LAUNCH_S = 1e7
 """Longest plausible launch (about four months); a record may claim more."""
 MIN_RANGE = 0.1

@@ -47,12 +47,14 @@ MAX_BYTES = 2_000_000
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
-"""Reasons per action that are shown at once, and with those that can be unfolded. The hosts' pages have the rest."""
+"""Number of reasons per action: those shown at once, and all including those that can be unfolded. The hosts' pages have the
+rest."""
 _MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
 _MAX_OPEN_HOSTS = 1000
-"""Most hosts without acceptance that are listed in full if the script does not run; beyond that only their names are listed."""
+"""Maximum number of hosts that are not accepted and are listed in full if the script does not run. Of more, only the names are
+listed."""
 _STYLES = ("report.css", "timeline.css")
 """The second is included only if the page has plots over time."""
 _END = "</script>\n"

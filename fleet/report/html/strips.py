@@ -197,7 +197,7 @@ class Evidence:
 
 
 def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, Evidence]:
-    """Return a picture for each reason that has a number with a limit whose figure several parts have, by the reason's id()."""
+    """Return id() of a reason -> its picture, if value and limit are numbers and several parts have the figure."""
     wanted = [
         (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
     ]

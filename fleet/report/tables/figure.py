@@ -16,7 +16,8 @@ from schemas.scopes import Scope
 from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
-"""Most hosts that tables list one by one. For more, they show the range over the fleet and list only hosts with findings."""
+"""Maximum number of hosts that tables list one by one. For more, they show the range over the fleet and list only hosts with
+findings."""
 TIMED_OUT = "†"
 LEGEND = (
     "± half the 95 % confidence interval of the median, then the number of samples; "
@@ -59,7 +60,7 @@ class RankGroup(NamedTuple):
     scope: str
     stage: str
     world_size: str = ""
-    """Tells a gang from the same gang relaunched without some of its hosts; empty for a host."""
+    """Distinguishes a gang from the same gang relaunched without some of its hosts; empty for a host."""
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,7 @@ from schemas.readings import READINGS
 from schemas.reports import FAIL, Cause, Verdict
 
 _MAX_LIMIT = 20
-"""Most hosts that a command names."""
+"""Maximum number of hosts that a command names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transform
 _PREFIXES = tuple(f"{name}." for name in NAMES)
 _SHARES = (".accuracy", ".mfu", ".hidden_share")
 _MAX_COLUMNS = 4
-"""Most hosts and gangs that have their own column; more are shown as a range."""
+"""Maximum number of hosts and gangs that have their own column; more are shown as a range."""
 
 
 def workloads(report: FleetReport) -> Table | None:

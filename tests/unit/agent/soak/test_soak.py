@@ -724,7 +724,7 @@ def test_host_without_a_soak_is_inconclusive(plan: Plan) -> None:
     evidence["h1"] = replace(evidence["h1"], records=(without_soak, *rest))
     result = unpassed(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
-    assert "the plan has a soak, and no record of the host has one" in [item.reason for item in result]
+    assert "the plan has a soak, but no record of the host has one" in [item.reason for item in result]
 
 
 def test_drift_needs_more_than_the_first_hour() -> None:

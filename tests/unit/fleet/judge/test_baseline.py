@@ -239,7 +239,7 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
         ({"fraction": 0.9}, level(runs=4, left_out=1), "90 % of it; 0.1 kB/s in 4 accepted runs, 1 of them left out"),
         ({"change": 2.0}, level(), "changed by +2 at most; 0.1 kB/s in the accepted run"),
         ({"fraction": 0.98, "sigmas": 2}, level(precision=0.02),
-         "96 % of it, for its own noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
+         "96 % of it, because its noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
 def test_limit_states_its_source(asked: Any, of: Level, expected_text: str) -> None:
@@ -249,7 +249,7 @@ def test_limit_states_its_source(asked: Any, of: Level, expected_text: str) -> N
 
 
 def test_reason_why_a_baseline_cannot_judge() -> None:
-    assert too_noisy_reason(level()).startswith("the noise of the accepted figure is not known")
+    assert too_noisy_reason(level()).startswith("the limit depends on the noise of the accepted figure")
     assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
 
@@ -288,7 +288,7 @@ def missing_baselines(
     reported = list(judge_presence(view))
     assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
     assert all(item.source == "the record on which the part was accepted" for item in reported)
-    remedy = "; accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
+    remedy = "; measure it in a full run without rackproof_baseline, then run `rackproof baseline accept`"
     assert all(item.reason.endswith(remedy) for item in reported)
     return [(item.scope, item.reason.removesuffix(remedy)) for item in reported]
 

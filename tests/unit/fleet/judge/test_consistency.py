@@ -99,11 +99,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "reading gone from the last snapshot": (
         change_last_snapshot(lambda metric: None if metric.name == "gpu.pcie.replays" else metric),
-        "not read after benchmark, and in other snapshots of the record",
+        "not read after benchmark, but in other snapshots of the record",
     ),
     "GPU gone from a reading": (
         change_last_snapshot(without_scope),
-        "not read after benchmark, and in other snapshots of the record",
+        "not read after benchmark, but in other snapshots of the record",
     ),
     "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "changed during the run: h2-0, then h2-1"),
     "two GPUs at one PCI address": (
@@ -124,11 +124,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "unit of a figure": (
         change_figures(lambda item: replace(item, unit=f"G{item.unit}"), "memory."),
-        "has the unit GB/s, and this figure is in B/s",
+        "has the unit GB/s, but this figure is in B/s",
     ),
     "unit of a reading": (
         change_last_snapshot(lambda metric: replace(metric, unit="%")),
-        "has the unit %, and this reading is in",
+        "has the unit %, but this reading is in",
     ),
     "bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.algbw"),  # type: ignore[operator]
@@ -156,11 +156,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "share above 1": (
         change_figures(lambda item: replace(item, value=970.0), "integrity.tested_share"),
-        "970 1 is not credible: it is at most 1",
+        "970 1 is not credible: the highest possible value is 1",
     ),
     "rates of all GPUs far above the datasheet": (
         change_figures(lambda item: replace(item, value=item.value * 100), "gemm."),  # type: ignore[operator]
-        "is not credible: the datasheet of the part has",
+        "is not credible: the datasheet of the part states",
     ),
     "reading twice": (
         lambda record: replace(
@@ -272,15 +272,15 @@ def test_emulated_fp64_may_be_as_fast_as_fp32() -> None:
 INCREDIBLE: dict[str, tuple[Metric, str]] = {
     "collector": (
         Metric(name="collector.nvml", unit="ms", values={"host": 1.0}),
-        "has the unit ms, and this reading is in s",
+        "has the unit ms, but this reading is in s",
     ),
     "GPU in kilodegrees": (
         Metric(name="gpu.temperature", unit="Cel", values={"gpu=0": 0.051}),
-        "0.051 Cel is not credible: it is at least 2",
+        "0.051 Cel is not credible: the lowest possible value is 2",
     ),
     "MTU": (
         Metric(name="network.mtu", unit="B", values={"nic=eth0": 1.5}),
-        "1.5 B is not credible: it is at least 68",
+        "1.5 B is not credible: the lowest possible value is 68",
     ),
     "no sensor": (Metric(name="gpu.memory.temperature", unit="Cel", values={"gpu=0": 0}), ""),
     "hotter than its limit": (Metric(name="gpu.temperature_margin", unit="Cel", values={"gpu=0": -3}), ""),
@@ -295,7 +295,7 @@ def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
 
 
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
-    "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, and this figure is in FLOP/s"),
+    "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, but this figure is in FLOP/s"),
     "sign of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
     "unit of the greatest": (
         lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]

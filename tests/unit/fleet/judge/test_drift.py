@@ -214,7 +214,7 @@ def test_complete_soak_has_no_finding() -> None:
     assert drift_verdicts(soak(), None) == []
     assert drift_verdicts(None, plan=PLAN) == []
     assert drift_verdicts(replace(COMPLETE, soaked_s=1.0), plan=PLAN) == []
-    assert drift_verdicts(None) == [("host", "the plan has a soak, and no record of the host has one")]
+    assert drift_verdicts(None) == [("host", "the plan has a soak, but no record of the host has one")]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
     made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     made = replace(made, finished=1)
-    expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, for like parts at 10:00"
+    expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, on other parts of its kind at 10:00"
     assert drift_verdicts(made) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
     assert drift_verdicts(few) == [("gpu=0", f"{RATE} is in 7 of 10 rounds")]

@@ -22,7 +22,7 @@ from fleet.judge.gather import Gatherer, gather
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.outliers import FleetFigures
-from fleet.quantities import apart
+from fleet.quantities import format_pair
 from fleet.report import summary as report_summary
 from fleet.report.hosts import decide, worst_decision
 from fleet.report.merge import merge
@@ -515,8 +515,8 @@ def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> Non
 def test_noisy_baseline_is_inconclusive() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
-    for noisy, why in ((width_level(16, sigma=0.2), "scatter by"), (width_level(16, unit="B/s"), "is not known")):
-        rule = {"baseline": VsBaseline(fraction=1.0 if "not" in why else 0.9)}
+    for noisy, why in ((width_level(16, sigma=0.2), "scatter by"), (width_level(16, unit="B/s"), "is unknown")):
+        rule = {"baseline": VsBaseline(fraction=1.0 if "unknown" in why else 0.9)}
         ((verdict, value, limit, reason),) = baseline_outcomes(plan, evidence, noisy, **rule)
         assert (verdict, value, limit) == (INCONCLUSIVE, 16, None)
         assert why in reason
@@ -583,7 +583,7 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in verdicts] == [
         (host, "gang=r1", "gang", INCONCLUSIVE, "plan", "plan") for host in pairs
     ]
-    assert verdicts[0].reason == "launched with h1, h2, and never with h3, h4"
+    assert verdicts[0].reason == "launched with h1, h2, but never with h3, h4"
 
 
 def test_absent_gang_member_is_reported_on_that_host_only() -> None:
@@ -619,7 +619,7 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     (verdict,) = judge_criteria(plan, good | {"h1": with_last_metrics(host_evidence(plan, "h1", first), second)})
     assert (verdict.name, verdict.source, verdict.basis, verdict.unit) == (
         "gpu.uuid",
-        "a serial names one part",
+        "a serial identifies one part",
         "policy",
         "1",
     )
@@ -639,7 +639,7 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [
         (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
     ]
-    assert {item.source for item in verdicts} == {"a serial, UUID, GUID or MAC address names one part"}
+    assert {item.source for item in verdicts} == {"a serial, UUID, GUID or MAC address identifies one part"}
 
 
 # Hosts without valid evidence
@@ -851,11 +851,11 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
         ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
     ]
-    apart = [DuplicateSerials(), DuplicateSerials()]
-    apart[0].add("h1", evidence["h1"])
-    apart[1].add("h2", evidence["h2"])
-    apart[1].add("h3", evidence["h3"])
-    for first, second in (apart, apart[::-1]):
+    parts_of_fleet = [DuplicateSerials(), DuplicateSerials()]
+    parts_of_fleet[0].add("h1", evidence["h1"])
+    parts_of_fleet[1].add("h2", evidence["h2"])
+    parts_of_fleet[1].add("h3", evidence["h3"])
+    for first, second in (parts_of_fleet, parts_of_fleet[::-1]):
         whole = DuplicateSerials()
         whole.update(first)
         whole.update(second)
@@ -918,7 +918,7 @@ def test_fleet_decision_follows_its_worst_host(hosts: list[str], decision: str) 
 
 @pytest.mark.parametrize(("value", "limit"), [(0.3, 0.1 * 3), (216.49999e9, 216.5e9), (1.0 - 1e-16, 1.0)])
 def test_value_below_its_limit_is_printed_differently(value: float, limit: float) -> None:
-    result, wanted = apart(value, limit, "B/s")
+    result, wanted = format_pair(value, limit, "B/s")
     assert result != wanted
 
 
@@ -1232,7 +1232,7 @@ def test_figures_without_a_launch_are_inconclusive() -> None:
         INCONCLUSIVE,
         "benchmark",
     )
-    assert verdict.reason.startswith("figures were measured and the record has no launch")
+    assert verdict.reason.startswith("figures were measured, but the record has no launch")
     assert judge_criteria(replace(plan, expected=()), host_evidence(plan, launches=())) == []
 
 

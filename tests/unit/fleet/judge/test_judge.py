@@ -648,7 +648,7 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
     assert {(item.host, item.name, item.verdict) for item in verdicts} == {
         (host, "stage.gang", INCONCLUSIVE) for host in ("h1", "h2", "h3", "h4")
     }
-    assert verdicts[0].reason == "launched with h1, h2, and never with h3, h4"
+    assert verdicts[0].reason == "launched with h1, h2, but never with h3, h4"
 
 
 def test_gpu_without_a_name_is_inconclusive() -> None:

@@ -349,7 +349,7 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
 @pytest.mark.parametrize(
     ("readings", "reason"),
     [
-        ({}, "ordered for h1: the host reported the GUID of no NIC"),
+        ({}, "ordered for h1: the host did not report the GUID of any NIC"),
         (node_guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not report its GUID"),
         (node_guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
     ],

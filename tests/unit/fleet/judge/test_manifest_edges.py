@@ -126,7 +126,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert manifest_summary(plan, verdicts) == "0 of 2 parts as ordered"
     good = judged(ordered_plan(ordered_part("h1-0", "gpu", slot="0")))
     assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
-        (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
+        (PASS, "found where it was ordered: h1 slot 0", "manifest: order.csv")
     ]
     assert manifest_summary(ordered_plan(ordered_part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 not ordered"
     assert (
@@ -146,8 +146,8 @@ def test_last_adapter_reading_is_used() -> None:
     silent = host_inventory(HostView(plan, plan.hosts[0], host_evidence(plan), [pack()]))
     assert silent.unknown == {
         "gpu.serial": "",
-        HCA: "the host reported the GUID of no NIC",
-        "network.address": "the host reported the address of no NIC",
+        HCA: "the host did not report the GUID of any NIC",
+        "network.address": "the host did not report the address of any NIC",
     }
     none = HostView(plan, plan.hosts[0], replace(host_evidence(plan), records=()), [pack()])
     assert set(host_inventory(none).unknown.values()) == {"the host left no record"}

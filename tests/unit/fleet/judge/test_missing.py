@@ -86,7 +86,7 @@ def count_details(verdicts: Sequence[Verdict]) -> dict[str, str]:
 
 
 def test_missing_slot_is_derived_from_identical_hosts() -> None:
-    detail = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
+    detail = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have a GPU"
     verdicts = findings(h2=host_with_slots("h2", LEFT))
     assert count_details(verdicts) == {"gpu.count": detail, "gpu.pci_count": detail}
     assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {detail}"}
@@ -139,7 +139,7 @@ def on_bus(slot: int) -> str:
 
 
 def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
-    nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have one"
+    nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have a GPU"
     result = host_with_slots("h2", [0, 3], on_bus=[1])
     assert count_details(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
     gone = "present when the host was accepted, missing now: serial h2-2 at PCI 0000:02:00.0"
@@ -167,7 +167,7 @@ def test_last_bus_reading_is_used() -> None:
 
 
 def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
-    detail = "nothing in module 8, where 2 of 2 hosts of its build have one"
+    detail = "nothing in module 8, where 2 of 2 hosts of its build have a GPU"
     details = count_details(
         findings(h2=host_with_slots("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0"))
     )
@@ -189,7 +189,7 @@ def change_gpus(evidence: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evid
 
 
 def reason_for(module: int) -> str:
-    return f"nothing at PCI 0000:01:00.0 (module {module}), where 2 of 2 hosts of its build have one"
+    return f"nothing at PCI 0000:01:00.0 (module {module}), where 2 of 2 hosts of its build have a GPU"
 
 
 def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
@@ -206,7 +206,7 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
         host_with_slots("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu
     )
     detail = "present when the host was accepted, missing now: serial h2-2"
-    where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
+    where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have a GPU"
     assert count_details(findings(h2=with_accepted_gpus(moved, *ALL))) == dict.fromkeys(
         (DRIVER, BUS), f"{detail}; {where}"
     )
@@ -248,7 +248,7 @@ def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
 
 def test_slot_by_address_alone_without_module_ids() -> None:
     hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
-    detail = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
+    detail = "nothing at PCI 0000:01:00.0, known only by its address, where 2 of 2 hosts of its build have a GPU"
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}
     hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}, "a module id must be a number"
@@ -330,7 +330,7 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsy
     assert [members for members in launches if len(members) > 1] == [
         ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),
     ], "no probe was needed"  # fmt: skip
-    where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have one"
+    where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have a GPU"
     assert {item.detail for item in failed} == {where}
     assert re.search(
         rf"FAIL +Inspect the hardware +r01-h02 has 7 of 8 GPUs: {re.escape(where)}", capsys.readouterr().out

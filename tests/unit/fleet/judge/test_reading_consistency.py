@@ -99,7 +99,7 @@ def test_what_may_change_is_no_problem(changes: dict[str, Changes]) -> None:
     assert problems(**changes) == []
 
 
-MISSING = "not read {}, and in other snapshots of the record"
+MISSING = "not read {}, but in other snapshots of the record"
 WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
     "a reading is missing before": (
         {"before": {"gpu.memory.total": None}},
@@ -175,7 +175,7 @@ def test_a_snapshot_whose_collector_failed_is_not_compared() -> None:
 
 
 def test_a_record_that_states_another_gpu_than_every_snapshot_is_named() -> None:
-    reason = "every snapshot has 0000:06:00.0, and the record states 0000:08:00.0"
+    reason = "every snapshot has 0000:06:00.0, but the record states 0000:08:00.0"
     assert problems(gpu=replace(GPU, pci_bus_id="0000:08:00.0")) == [("gpu.pci_bus_id", "gpu=0", reason)]
 
 

@@ -112,7 +112,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "culprit of a finished launch": (
         True,
         launches(lambda item: replace(item, culprit=Culprit(kind="rank_ended", hosts=("h1",), text="rank 1 ended"))),
-        "the launch has the outcome finished, and was ended because of h1",
+        "the launch has the outcome finished, but was ended because of h1",
     ),
     "rank of a failed launch twice": (
         True,
@@ -220,7 +220,7 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "more launches than rounds": (
         soak_record((1, 2, 3), 2),
         [
-            "3 rounds finished by their launches, 2 by the soak",
+            "the launches have 3 finished rounds, the soak has 2",
             "the record has a launch of round 3, and 2 rounds began",
         ],
     ),
@@ -272,7 +272,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
         }
         return [(verdict.host, verdict.reason) for verdict in contradictory_members(PLAN, evidence)]
 
-    reason = "launch 1 was of h1, h2 and h2, by the records of different hosts"
+    reason = "the records of its hosts list different members of launch 1: h1, h2 and h2"
     assert contradictions(("h1", "h2"), ("h1", "h2")) == []
     assert contradictions(("h1",), ("h2",)) == []
     assert contradictions(("h1", "h2"), ("h2",)) == [("h1", reason), ("h2", reason)]
