@@ -156,7 +156,7 @@ def power_limited(shown: Sequence[Verdict]) -> str:
     """Return that the power or the clocks of a GPU are limited, with the limit in force if it was judged."""
     limits = [verdict for verdict in shown if verdict.unit == "W" and finite(verdict.value) is not None]
     if shown[0].name == "gpu.power_limit_lowered" and limits:
-        value, wanted = apart(limits[0].value, limits[0].limit, "W")
+        value, wanted = format_pair(limits[0].value, limits[0].limit, "W")
         return f"has its power limit lowered to {value} instead of {wanted}"
     return describe(shown)
 
