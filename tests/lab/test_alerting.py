@@ -191,7 +191,7 @@ FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str
         lambda site: site.scenario("gpu.3.*=!15"),
         reset,
         {"alertname": "RackproofGpuGone", "action": "reboot"},
-        "h1: a GPU is missing",
+        "h1: the GPU in slot 0000:00:09.0 is missing",
     ),
 }
 
