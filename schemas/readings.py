@@ -25,6 +25,33 @@ PROMETHEUS_SUFFIX = {
 }
 """SI unit in the record -> Prometheus' base unit in the name of the exported series."""
 
+PROMETHEUS_NAMES: Mapping[str, str] = {
+    "fabric.nvswitch.count": "fabric_nvswitches",
+    "gpu.c2c.link_count": "gpu_c2c_links",
+    "gpu.core_count": "gpu_cores",
+    "gpu.count": "gpus",
+    "gpu.nvlink.link_count": "gpu_nvlink_links",
+    "gpu.pci_count": "pci_gpus",
+    "host.cpu.count": "host_cpus",
+    "host.hugepages.count": "host_hugepages",
+    "host.numa.count": "host_numa_nodes",
+    "host.process.count": "host_processes",
+    "infiniband.port_count": "infiniband_ports",
+    "kernel.event.count": "kernel_events",
+    "network.bond.slave_count": "network_bond_slaves",
+    "network.nic_count": "network_nics",
+    "pcie.device_count": "pcie_devices",
+    "storage.disk.count": "storage_disks",
+    "sxid.count": "sxid_errors",
+    "xid.count": "xid_errors",
+}
+"""Reading -> its name in Prometheus, if that is not its own: only histograms and summaries may end in `_count`."""
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a reading in Prometheus, without the unit and the `_total` of a counter."""
+    return f"rackproof_{PROMETHEUS_NAMES.get(name, name.replace('.', '_'))}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:

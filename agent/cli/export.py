@@ -44,8 +44,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--gpus", default="", help="comma-separated NVML indices of the GPUs to read (default: all)")
     parser.add_argument(
         "--compat",
+        action="append",
+        default=[],
         choices=sorted(COMPATIBLE_NAMES),
-        help="add the metric names of another exporter: dcgm, for its dashboards",
+        help="also export other names: dcgm, those of dcgm-exporter, for its dashboards; 1.0, the names that changed since "
+        "Rackproof 1.0, until the release after next. May be given twice",
     )
     parser.add_argument(
         "--state",

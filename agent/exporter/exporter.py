@@ -6,13 +6,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from agent.exporter.dcgm_names import DcgmRenamer
+from agent.exporter.earlier_names import earlier_metrics
 from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_name
 from agent.exporter.web import FRESH_S, Server
 from agent.exporter.web_config import WebConfig
@@ -22,8 +23,11 @@ from schemas.scopes import pci_address
 
 log = logging.getLogger(__name__)
 
-COMPATIBLE_NAMES = {"dcgm": DcgmRenamer}
-"""Exporters whose metric names can be added to our own."""
+COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterable[Metric]]]] = {
+    "dcgm": DcgmRenamer,
+    "1.0": lambda: earlier_metrics,
+}
+"""Other names that can be added: those of dcgm-exporter, and our own in an earlier release. Each makes its converter."""
 SCRAPE_DEADLINE_S = 8.0
 """Below Prometheus' default scrape timeout of 10 s."""
 
@@ -42,11 +46,11 @@ class Exporter:
     """A prometheus_client collector that reads our collectors. A missing reading is left out and counted."""
 
     def __init__(
-        self, collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
+        self, collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
     ) -> None:
-        """`compat` adds the names of another exporter, one of COMPATIBLE_NAMES."""
+        """`compat` adds other names, each one of COMPATIBLE_NAMES."""
         self._collectors, self._sources = collectors, sources
-        self._compat_name, self._compat = compat, COMPATIBLE_NAMES[compat]() if compat else None
+        self._compat = {name: COMPATIBLE_NAMES[name]() for name in compat}
         self._lock = threading.Lock()
         self._stuck: Stuck = {}
         self._stuck_since: dict[str, float] = {}
@@ -60,7 +64,7 @@ class Exporter:
             every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
             collected, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
             families = [family for family in collected if isinstance(family, Family)]
-            renamed = self._rename(families, outcome)
+            renamed = [metric for name in self._compat for metric in self._rename(name, families, outcome)]
             self._log_changes(outcome)
             collector_metrics = self._collector_metrics(outcome)
         yield from metrics(families)
@@ -69,15 +73,13 @@ class Exporter:
         yield _absences(families)
         yield from collector_metrics
 
-    def _rename(self, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the families under the names of the other exporter. After a failure only these names are missing."""
-        if self._compat is None or self._compat_name is None:
-            return []
+    def _rename(self, name: str, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
+        """Return the families under other names. After a failure only these names are missing."""
         try:
-            return list(self._compat(families))
+            return list(self._compat[name](families))
         except Exception as error:
-            log.exception("metrics under the names of %s cannot be exported", self._compat_name)
-            outcome[self._compat_name] = f"{type(error).__name__}: {error}"
+            log.exception("metrics under the names of %s cannot be exported", name)
+            outcome[name] = f"{type(error).__name__}: {error}"
             return []
 
     def _log_changes(self, outcome: dict[str, float | str]) -> None:
@@ -165,7 +167,7 @@ def _absences(families: Iterable[Family]) -> Metric:
 
 
 def registry(
-    collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
+    collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
 ) -> CollectorRegistry:
     """Return the registry of the exporter's metrics, to serve or to write to a file."""
     result = CollectorRegistry(auto_describe=False)
@@ -178,7 +180,7 @@ def serve(
     address: str,
     port: int,
     web: WebConfig | None = None,
-    compat: str | None = None,
+    compat: Iterable[str] = (),
     sources: Sequence[Source] = (),
     fresh_s: float = FRESH_S,
 ) -> Server:

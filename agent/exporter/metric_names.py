@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.readings import PROMETHEUS_SUFFIX
+from schemas.readings import PROMETHEUS_SUFFIX, metric_name
 
 PREFIX = "rackproof_"
 
@@ -31,7 +31,7 @@ class MetricSpec:
 
 def prometheus_name(name: str, unit: str) -> str:
     """Return the Prometheus name of a collector's family, without the `_total` of a counter."""
-    return PREFIX + name.replace(".", "_") + PROMETHEUS_SUFFIX.get(unit, f"_{info_label(unit.lower())}")
+    return metric_name(name) + PROMETHEUS_SUFFIX.get(unit, f"_{info_label(unit.lower())}")
 
 
 def info_label(name: str) -> str:

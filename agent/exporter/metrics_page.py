@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from agent.exporter.dcgm_names import HELP as DCGM_HELP
+from agent.exporter.earlier_names import earlier_name
 from agent.exporter.metric_names import (
     BENCHMARK,
     COLLECTORS,
@@ -19,6 +20,7 @@ from agent.exporter.metric_names import (
 )
 from agent.exporter.sampler import BUCKETS
 from collectors.base import IDENTITY, Absent, Family
+from schemas.readings import PROMETHEUS_NAMES
 
 HEAD = """# Metrics
 
@@ -46,6 +48,7 @@ def page(families: Iterable[Family]) -> str:
         ("Samples, ten a second", SAMPLED_TEXT, _spec_rows(SAMPLED)),
         ("Readings", "Readings of the collectors at each scrape.", [row for row in map(_number_row, families) if row]),
         ("Texts", "Labels of the `_info` series.", sorted(row for row in map(_text_row, families) if row)),
+        ("`--compat 1.0`", EARLIER_TEXT, [row for row in map(_earlier_row, families) if row]),
         ("`--compat dcgm`", DCGM_TEXT, [(name, UNTYPED, DCGM_LABELS, text) for name, text in DCGM_HELP.items()]),
     ]
     return "\n".join([HEAD, *(line for section in sections for line in _section(*section))]).rstrip() + "\n"
@@ -68,6 +71,8 @@ exporter before you reset a GPU or unload the driver.
 1 - rate(rackproof_gpu_power_of_limit_ratio_bucket{{le="0.95"}}[5m])
   / on(instance, gpu) rate(rackproof_gpu_power_of_limit_ratio_count[5m])
 ```"""
+EARLIER_TEXT = """The names of Rackproof 1.0, in addition to the names above, for rules and dashboards that still use them
+(`rackproof_exporter_compat: ["1.0"]`). Only histograms may end in `_count`. The release after next no longer has them."""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
 DCGM_TEXT = """In addition to the names above, so that dashboards for dcgm-exporter (12239, 15117) work unchanged.
 `DCGM_FI_PROF_*` exist from Hopper on if the driver allows this account to read them; they are means since the last scrape by any
@@ -96,6 +101,12 @@ def _number_row(family: Family) -> Row | None:
     name = prometheus_name(family.name, family.unit) + ("_total" if family.counter else "")
     kind = COUNTER if family.counter else GAUGE
     return name, kind, _labels(family), f"{family.help} (`{family.name}`)"
+
+
+def _earlier_row(family: Family) -> Row | None:
+    if family.name not in PROMETHEUS_NAMES or not _number_row(family):
+        return None
+    return earlier_name(family.name), GAUGE, _labels(family), f"now `{prometheus_name(family.name, family.unit)}`"
 
 
 def _text_row(family: Family) -> Row | None:

@@ -71,7 +71,7 @@ RULES = "count(rackproof:model:info)"
 
 def _now() -> Section:
     counted = f"0 * (count({UP} == 1) and on () {RULES})"
-    buses, drivers = f"sum(rackproof_gpu_pci_count{{{HOSTS}}})", f"sum(rackproof_gpu_count{{{HOSTS}}})"
+    buses, drivers = f"sum(rackproof_pci_gpus{{{HOSTS}}})", f"sum(rackproof_gpus{{{HOSTS}}})"
     hosts = (now(f"sum({UP})", "answer"), now(f"count({UP}) - sum({UP})", "silent"))
     gpus = (now(drivers, "answer"), now(f"{buses} - ({drivers} or vector(0))", "on the bus, silent"))
     alerts = (
@@ -123,7 +123,7 @@ def _racks() -> Section:
 
 
 def _findings() -> Section:
-    codes = f"rackproof_xid_count{{{HOSTS}}} or rackproof_sxid_count{{{HOSTS}}}"
+    codes = f"rackproof_xid_errors{{{HOSTS}}} or rackproof_sxid_errors{{{HOSTS}}}"
     xids = rows(
         text("xids"),
         {"A": f"max by (rack, host, pci, xid, sxid, fatal) ({codes})"},

@@ -193,7 +193,7 @@ def _memory() -> Section:
 
 
 def _host() -> Section:
-    load = query(f"max by (host) (rackproof_host_load{{{HOSTS}}} / rackproof_host_cpu_count)", "load")
+    load = query(f"max by (host) (rackproof_host_load{{{HOSTS}}} / rackproof_host_cpus)", "load")
     pressure = [query(_of_host(f"pressure_{kind}_ratio"), kind) for kind in ("cpu", "memory", "io")]
     memory = (
         query(_of_host("memory_available_bytes"), "available"),

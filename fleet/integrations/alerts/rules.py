@@ -19,7 +19,7 @@ from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.pack_selection import resolve
 from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
-from schemas.readings import PROMETHEUS_SUFFIX, READINGS
+from schemas.readings import PROMETHEUS_SUFFIX, READINGS, metric_name
 
 TABLE = Path(__file__).with_name("table.yml")
 RUNBOOK = "https://rackproof.github.io/rackproof/alerts/"
@@ -286,7 +286,7 @@ def _text_expression(criterion: Criterion, matchers: Sequence[str]) -> str:
 def exported(name: str) -> str:
     """Return the name of a reading in Prometheus."""
     reading = READINGS[name]
-    return f"rackproof_{name.replace('.', '_')}{PROMETHEUS_SUFFIX[reading.unit]}{'_total' if reading.counter else ''}"
+    return f"{metric_name(name)}{PROMETHEUS_SUFFIX[reading.unit]}{'_total' if reading.counter else ''}"
 
 
 def _wanted(criterion: Criterion) -> str:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from fleet.inventory.ansible import OUR_VARIABLE, check_variables
+from rackproof.main import main
 from tests import ROOT
 from tests.lab.lab import CONTROL_PYTHON
 
@@ -365,6 +366,8 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "h3": {"ansible_host": "h3.example"},
     }
     targets = {"_rackproof_run_id": "r1", "rackproof_exporter_port": 9836}
+    exporter = {**defaults("common"), "_rackproof_agent_id": "a", "_monitoring_writable": []}
+    exporter |= {"rackproof_exporter_compat": ["1.0", "dcgm"]}
     cron = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git", "item": "rack1"}
     cron |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
     tasks = [
@@ -379,6 +382,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for role, template, variables in (
             ("monitoring", "targets.json.j2", targets),
+            ("monitoring", "rackproof-exporter.service.j2", exporter),
             ("schedule", "revalidate.cron.j2", cron),
         )
     ]
@@ -408,6 +412,17 @@ def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedPr
 def test_ipv6_address_is_in_brackets(rendered_templates: Path) -> None:
     groups = json.loads((rendered_templates / "targets.json").read_text())
     assert [group["targets"] for group in groups] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
+
+
+def test_exporter_is_started_with_the_other_names_that_the_inventory_asks_for(
+    rendered_templates: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit = (rendered_templates / "rackproof-exporter.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
+    assert command.endswith(" --compat=1.0 --compat=dcgm")
+    # The exporter accepts these options: it only rejects the port.
+    assert main([*command.split(), "--port", "70000"]) == 64
+    assert "a port is 0 to 65535" in capsys.readouterr().err
 
 
 def test_percent_sign_in_a_cron_command_is_escaped(rendered_templates: Path) -> None:

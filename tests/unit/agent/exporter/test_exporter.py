@@ -25,7 +25,7 @@ from tests.fakes import host, nvml
 
 GOLDEN = ROOT / "tests" / "golden" / "exporter.txt"
 VARIES = re.compile(
-    r"^(rackproof_host_cpu_count|rackproof_collector_(?:duration_seconds|last_success_timestamp_seconds)\{.*\}) .*$",
+    r"^(rackproof_host_cpus|rackproof_collector_(?:duration_seconds|last_success_timestamp_seconds)\{.*\}) .*$",
     re.MULTILINE,
 )
 """Samples that depend on the machine and the moment."""
@@ -127,14 +127,14 @@ def test_scrape_of_a_healthy_machine_equals_the_golden_file(healthy: str) -> Non
 def test_scrape_parses_back_to_the_readings(healthy: str) -> None:
     result = series(healthy)
     gpu = (("gpu", "0"), ("uuid", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"))
-    assert result[("rackproof_gpu_count", ())] == 2
+    assert result[("rackproof_gpus", ())] == 2
     assert result[("rackproof_gpu_power_watts", gpu)] == 78.964
     assert result[("rackproof_gpu_energy_joules_total", gpu)] == 26991.95
     assert result[("rackproof_gpu_temperature_celsius", gpu)] == 29
     assert result[("rackproof_gpu_clock_memory_hertz", gpu)] == 3.201e9
     assert result[("rackproof_gpu_memory_total_bytes", gpu)] == 150754820096
     assert result[("rackproof_gpu_ecc_enabled", gpu)] == 1
-    assert result[("rackproof_xid_count", (("pci", "0000:5d:00.0"), ("xid", "79")))] == 1
+    assert result[("rackproof_xid_errors", (("pci", "0000:5d:00.0"), ("xid", "79")))] == 1
     assert result[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
 
 
@@ -150,7 +150,7 @@ def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
             family("gpu.power", Absent(status="error", reason="lost"), "W", gpu="0")
         ]
 
-    text = text_of(Exporter([Fake("nvml", read)], "dcgm"))
+    text = text_of(Exporter([Fake("nvml", read)], ["dcgm"]))
     found = {name: (value, dict(labels)) for (name, labels), value in series(text).items() if name.startswith("DCGM_")}
     assert {name: value for name, (value, _) in found.items()} == {
         "DCGM_FI_DEV_SM_CLOCK": 1980,
@@ -180,7 +180,7 @@ def test_utilization_is_exported_as_dcgm_prof_fields() -> None:
             family("gpu.gpm.memory_active", lost, "ratio", gpu="0")
         ]
 
-    found = {name: value for (name, _), value in series(text_of(Exporter([Fake("nvml", read)], "dcgm"))).items()}
+    found = {name: value for (name, _), value in series(text_of(Exporter([Fake("nvml", read)], ["dcgm"]))).items()}
     assert {name: value for name, value in found.items() if name.startswith("DCGM_")} == {
         "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.625,
         "DCGM_FI_PROF_PCIE_TX_BYTES": 2e9,
@@ -197,7 +197,7 @@ def test_dcgm_xid_metric_is_the_newest_xid() -> None:
         xids.readings = [({"pci": "0000:5d:00.0", "xid": code}, count) for code, count in counts.items()]
         return [gpus, xids, family("xid.last_seen", 1.0, "s")]
 
-    exporter = Exporter([Fake("all", read)], "dcgm")
+    exporter = Exporter([Fake("all", read)], ["dcgm"])
 
     def last() -> dict[str, float]:
         result = series(text_of(exporter)).items()
@@ -251,7 +251,7 @@ def test_lost_gpu_is_not_in_the_scrape_and_the_other_gpu_is(library: Path, healt
     assert {labels["gpu"] for labels in gone if labels.get("peer") != "1"} == {"1"}
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     absences = ("rackproof_readings_absent", (("gpu", "1"), ("status", "error")))
-    assert changed == {("rackproof_gpu_count", ()): 1, absences: LOST_READINGS}
+    assert changed == {("rackproof_gpus", ()): 1, absences: LOST_READINGS}
 
 
 # ---- failing and blocking collectors ----
@@ -455,7 +455,7 @@ def test_failed_renaming_affects_only_the_dcgm_names(
         raise KeyError("gpu")
 
     monkeypatch.setitem(exporter.COMPATIBLE_NAMES, "dcgm", lambda: refuse)
-    with serve([Fake("good", load)], "127.0.0.1", 0, compat="dcgm") as server:
+    with serve([Fake("good", load)], "127.0.0.1", 0, compat=["dcgm"]) as server:
         scraped = scrape_over_http(f"http://127.0.0.1:{server.port}/metrics")
     assert scraped[("rackproof_host_load", ())] == 0.5
     assert scraped[("rackproof_collector_success", (("collector", "dcgm"),))] == 0

@@ -1,27 +1,123 @@
-"""docs/metrics.md lists the metrics of the exporter on a complete GPU host. UPDATE_GOLDEN=1 rewrites it."""
+"""docs/metrics.md lists the metrics of a complete GPU host, and promtool accepts them. UPDATE_GOLDEN=1 rewrites the page."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from agent.exporter.metric_names import COUNTER, EVERY, HISTOGRAM, label_name, prometheus_name
+from schemas.readings import PROMETHEUS_NAMES, READINGS
 from tests import ROOT
 from tests.fakes import links, nvml, whole
 
 DOCS = ROOT / "docs" / "metrics.md"
+SCRAPE = """
+import sys
+from pathlib import Path
+from prometheus_client import generate_latest
+from agent.exporter.exporter import registry
+from agent.exporter.sampler import GpuSampler
+from tests.fakes.whole import everything
+readers = list(everything(Path(sys.argv[1]), full_snapshot=False, keep_nvml_open=True))
+sys.stdout.buffer.write(generate_latest(registry(readers, sys.argv[2:], [GpuSampler(None, 10.0, 30.0)])))
+"""
 
 
-def test_metrics_page_lists_the_exported_metrics(tmp_path: Path) -> None:
-    root = whole.tree(tmp_path / "root")
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Return the file system, the NVML library and the NVML scenario of a complete GPU host with faults in its kernel log."""
+    directory = tmp_path_factory.mktemp("host")
+    root = whole.tree(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
     whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
     whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
     whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
     whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
-    library = nvml.build(tmp_path / "nvml")
+    whole.log(root, "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]")
     links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
-    scenario = nvml.write(tmp_path / "scenario", "healthy-h100x8", *whole.NVML)
+    return (
+        root,
+        nvml.build(directory / "nvml"),
+        nvml.write(directory / "scenario", "healthy-h100x8", *whole.NVML),
+    )
+
+
+def test_metrics_page_lists_the_exported_metrics(machine: tuple[Path, Path, Path]) -> None:
+    root, library, scenario = machine
     page = nvml.python(["-m", "tests.fakes.whole", root, "metrics"], library, scenario)
     if os.environ.get("UPDATE_GOLDEN"):
         DOCS.write_text(page)
     assert page == DOCS.read_text()
+
+
+def scrape(machine: tuple[Path, Path, Path], *compat: str) -> str:
+    root, library, scenario = machine
+    text: str = nvml.python(["-c", SCRAPE, root, *compat], library, scenario)
+    return text
+
+
+def complaints(text: str) -> str:
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (checked.returncode == 0) == (checked.stderr == "")
+    return checked.stderr
+
+
+def test_promtool_has_no_complaint_about_a_complete_host(machine: tuple[Path, Path, Path]) -> None:
+    text = scrape(machine)
+    assert "rackproof_xid_errors" in text
+    assert complaints(text) == ""
+
+
+def test_names_of_an_earlier_release_are_exported_on_request(machine: tuple[Path, Path, Path]) -> None:
+    text = scrape(machine, "1.0", "dcgm")
+    assert "DCGM_FI_DEV_GPU_TEMP" in text
+    values = dict(re.findall(r"^(rackproof_\S+) (\S+)$", text, re.MULTILINE))
+    assert values["rackproof_gpu_count"] == values["rackproof_gpus"] == "8.0"
+    old, new = "rackproof_xid_count{", "rackproof_xid_errors{"
+    counts = {name.removeprefix(old): value for name, value in values.items() if name.startswith(old)}
+    assert counts
+    assert counts == {name.removeprefix(new): value for name, value in values.items() if name.startswith(new)}
+    named = set(re.findall(r"^(rackproof_\w+_count) non-histogram", complaints(text), re.MULTILINE))
+    exported = {name for name in PROMETHEUS_NAMES if not READINGS[name].full_only}
+    assert named == {f"rackproof_{name.replace('.', '_')}" for name in exported}
+    assert not any(f"{name} " in text or f"{name}{{" in text for name in named for text in [scrape(machine)])
+
+
+def specified() -> Iterator[Metric]:
+    """Yield a series for each metric of the exporter itself, some of which exist only during a run."""
+    for spec in EVERY.values():
+        labels = [label_name(label) for label in spec.labels]
+        values = ["x"] * len(labels)
+        if spec.kind == HISTOGRAM:
+            histogram = HistogramMetricFamily(spec.name, spec.help, labels=labels)
+            histogram.add_metric(values, [("1.0", 1.0), ("+Inf", 1.0)], 1.0)
+            yield histogram
+        else:
+            kind = CounterMetricFamily if spec.kind == COUNTER else GaugeMetricFamily
+            metric = kind(spec.name, spec.help, labels=labels)
+            metric.add_metric(values, 1.0)
+            yield metric
+
+
+def test_promtool_has_no_complaint_about_the_metrics_of_a_run() -> None:
+    class Specified:
+        def collect(self) -> Iterator[Metric]:
+            return specified()
+
+    registry = CollectorRegistry()
+    registry.register(Specified())  # type: ignore[arg-type]
+    assert complaints(generate_latest(registry).decode()) == ""
+
+
+def test_each_reading_has_its_own_metric_and_no_gauge_ends_in_count() -> None:
+    names = [prometheus_name(name, item.unit) + ("_total" if item.counter else "") for name, item in READINGS.items()]
+    assert [name for name in names if name.endswith("_count")] == [], "add a name to PROMETHEUS_NAMES"
+    assert len(set(names)) == len(names)
+    assert set(PROMETHEUS_NAMES) <= set(READINGS)

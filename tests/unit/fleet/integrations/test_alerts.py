@@ -314,12 +314,12 @@ def firing(minute: int, *hosts: str) -> dict[str, Any]:
 
 def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
     """h0: the count disappears, the host is up. h1: the target disappears, as after a run. h2: a new run changes the labels."""
-    count_missing = {"rackproof_gpu_count": "8x5 _x30", "up": "1x35"}
-    target_missing = {"rackproof_gpu_count": "8x5 _x30", "up": "1x5 stale _x30"}
+    count_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x35"}
+    target_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x5 stale _x30"}
     next_run = {
-        "rackproof_gpu_count": "8x5 stale _x30",
+        "rackproof_gpus": "8x5 stale _x30",
         "up": "1x5 stale _x30",
-        'rackproof_gpu_count{run_id="s"}': "_x6 8x29",
+        'rackproof_gpus{run_id="s"}': "_x6 8x29",
         'up{run_id="s"}': "_x6 1x29",
     }
     inputs = [
@@ -334,7 +334,7 @@ def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
     faults = (
         {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
         {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # after the hour
-        {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # a reboot
+        {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # a reboot
         {"up": "1x9 0x9 1x100"},
     )
     inputs = [line for number, values in enumerate(faults) for line in series("", number, values)]
@@ -398,13 +398,13 @@ def test_alert_of_a_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
 
 def test_alert_of_a_pci_address_has_the_gpu_and_its_serial(tmp_path: Path) -> None:
     info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20"}
-    fault = {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "1x20"}
+    fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "1x20"}
     alerts_of(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
 def test_lost_gpu_keeps_its_serial_and_a_replaced_one_has_the_new_serial(tmp_path: Path) -> None:
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x200"}
-    fault = {'rackproof_xid_count{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
+    fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
     for minute in (20, 150):
         alerts_of(tmp_path, lost | fault, minute, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
     replaced = {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40"}
@@ -415,7 +415,7 @@ def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
     next_run = {
         'up{run_id="s"}': "_x11 1x40",
-        'rackproof_xid_count{pci="0000:5d:00.0", xid="79", run_id="s"}': "_x11 1x40",
+        'rackproof_xid_errors{pci="0000:5d:00.0", xid="79", run_id="s"}': "_x11 1x40",
     }
     alerts_of(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
@@ -427,18 +427,18 @@ def test_identity_ends_with_the_target(tmp_path: Path) -> None:
 
 
 def test_missing_gpus_are_named_by_slot_and_serial(tmp_path: Path) -> None:
-    count = {"rackproof_gpu_count": "2x5 1x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x40"}
+    count = {"rackproof_gpus": "2x5 1x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x40"}
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
     alerts_of(tmp_path, count | lost, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
     # After a reboot the remaining GPU has another index.
     moved = {
-        "rackproof_gpu_count": "2x5 1x40",
+        "rackproof_gpus": "2x5 1x40",
         GPU_INFO % ("0", "0000:5d:00.0", "S2"): "1x5 stale _x40",
         GPU_INFO % ("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
         GPU_INFO % ("0", "0000:9b:00.0", "S3"): "_x8 1x40",
     }
     alerts_of(tmp_path, moved, 20, 'gpu="0", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
-    hung = {"rackproof_gpu_count": "2x5 stale _x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x5 stale _x40"}
+    hung = {"rackproof_gpus": "2x5 stale _x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x5 stale _x40"}
     alerts_of(
         tmp_path,
         hung | lost,

@@ -1,0 +1,29 @@
+"""Export readings under their names in Rackproof 1.0 as well, for rules and dashboards that still use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from agent.exporter.metric_names import PREFIX, prometheus_name
+from collectors.base import Absent, Family
+from schemas.readings import PROMETHEUS_NAMES
+
+
+def earlier_name(name: str) -> str:
+    """Return the metric name of a renamed reading in Rackproof 1.0."""
+    return PREFIX + name.replace(".", "_")
+
+
+def earlier_metrics(families: Iterable[Family]) -> Iterator[Metric]:
+    """Yield each renamed family that has a reading. All are gauges without a unit."""
+    for family in families:
+        if family.name in PROMETHEUS_NAMES:
+            new_name = prometheus_name(family.name, family.unit)
+            metric = GaugeMetricFamily(earlier_name(family.name), f"Now {new_name}")
+            for labels, value in family.readings:
+                if not isinstance(value, Absent):
+                    metric.add_sample(metric.name, dict(labels), float(value))
+            if metric.samples:
+                yield metric
