@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fleet.judge.evidence import Evidence
+from fleet.quantities import finite
 from fleet.report.formatting import clean
 from schemas.records import SKIPPED, Observation, Value
 from schemas.reports import (
@@ -32,9 +33,12 @@ from schemas.scopes import Scope
 
 COLUMNS = (
     *("mark", "run_id", "host", "rack", "serial", "scope", "stage", "phase", "launch", "name", "params", "unit"),
-    *("status", "value", "reason", "samples", "min", "p50", "max", "cv"),
-    *("verdict", "criterion", "operator", "limit", "severity", "action", "waiver", "verdicts"),
+    *("status", "value", "value_text", "reason", "samples", "min", "p50", "max", "cv"),
+    *("verdict", "criterion", "operator", "limit", "limit_text", "severity", "action", "waiver", "verdicts"),
 )
+WHOLE_NUMBERS = frozenset({"launch", "samples", "verdicts"})
+NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
+"""Columns of numbers. All others are texts, so that a reader of CSV, too, finds one type in each column."""
 MISSING = "missing"
 """Status of an expected observation that was not reported. It has its own row."""
 NOT_LISTED = "not listed"
@@ -223,14 +227,19 @@ def values(shared: SharedFields, row: ObservationRow) -> tuple[Value, ...]:
     return (
         *(shared.mark, shared.run_id, row.host, row.rack, row.serial, row.scope, item.stage),
         *(item.params.get("phase"), row.launch or None, row.name, _params(item.params), item.unit),
-        *(status(row), item.value, item.reason),
+        *(status(row), *_number_or_text(item.value), item.reason),
         *((samples.n, samples.min, samples.p50, samples.max, samples.cv) if samples else (None,) * 5),
         row.verdict.verdict if row.verdict else shared.default_verdict,
-        *(verdict.criterion, verdict.operator, verdict.limit, verdict.severity),
+        *(verdict.criterion, verdict.operator, *_number_or_text(verdict.limit), verdict.severity),
         "" if verdict.action == "none" else verdict.action,
         str(verdict.waiver) if verdict.waiver else "",
         row.verdicts,
     )
+
+
+def _number_or_text(value: Value) -> tuple[Value, Value]:
+    """Return the value for its column of numbers and its column of texts. Flags are texts: `true`, `false`."""
+    return (value, None) if finite(value) is not None else (None, value)
 
 
 def status(row: ObservationRow) -> str:

@@ -1,23 +1,29 @@
-"""Render `observations.parquet`: the rows of `observations.csv` in typed columns. Needs pyarrow."""
+"""Render `observations.parquet`: the rows of `observations.csv`, with the types of their columns. Needs pyarrow."""
 
 from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.quantities import finite
 from fleet.report.formatting import clean
-from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, fields_of_host, rows, shared_fields, values
+from fleet.report.observations import (
+    CELL_LIMIT,
+    COLUMNS,
+    NUMBERS,
+    WHOLE_NUMBERS,
+    by_host,
+    fields_of_host,
+    rows,
+    shared_fields,
+    values,
+)
 from schemas.records import Value
 from schemas.reports import FleetReport
 
-_WHOLE = ("launch", "samples", "verdicts")
-_NUMBERS = ("value", "min", "p50", "max", "cv", "limit")
-_TEXTS = {"value": "value_text", "limit": "limit_text"}
-"""Columns for texts and flags, beside the column for numbers."""
 _GROUP_ROWS = 100_000
 
 
@@ -51,7 +57,7 @@ def render_parquet(report: FleetReport, evidence: Mapping[str, Evidence]) -> Ite
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     schema = arrow.schema(
-        [(name, _type(arrow, name)) for column in COLUMNS for name in (column, _TEXTS.get(column, "")) if name],
+        [(name, _type(arrow, name)) for name in COLUMNS],
         metadata={"rackproof": "observations", "run_id": clean(report.run_id), "mark": report.mark},
     )
     pieces = _Pieces()
@@ -63,7 +69,7 @@ def render_parquet(report: FleetReport, evidence: Mapping[str, Evidence]) -> Ite
 
 
 def _type(arrow: Any, name: str) -> Any:
-    return arrow.int64() if name in _WHOLE else arrow.float64() if name in _NUMBERS else arrow.string()
+    return arrow.int64() if name in WHOLE_NUMBERS else arrow.float64() if name in NUMBERS else arrow.string()
 
 
 def _groups(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[list[dict[str, Value]]]:
@@ -73,24 +79,17 @@ def _groups(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[l
         of_host = verdicts.get(host.name, ())
         fields = fields_of_host(shared, of_host)
         host_rows = rows(host.name, host.rack, evidence.get(host.name, Evidence()), of_host)
-        group += [dict(_typed(zip(COLUMNS, values(fields, row), strict=True))) for row in host_rows]
+        for row in host_rows:
+            group.append({name: _typed(name, value) for name, value in zip(COLUMNS, values(fields, row), strict=True)})
         if len(group) >= _GROUP_ROWS:
             yield group
             group = []
     yield group
 
 
-def _typed(row: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
-    """Yield each value with the column of its type: numbers, or texts."""
-    for name, value in row:
-        if name in _WHOLE:
-            yield name, value
-        elif name not in _NUMBERS:
-            yield name, _text(value)
-        elif (number := finite(value)) is not None:
-            yield name, number
-        elif name in _TEXTS:
-            yield _TEXTS[name], _text(value)
+def _typed(name: str, value: Value) -> Value:
+    """Return the value in the type of its column."""
+    return value if name in WHOLE_NUMBERS else finite(value) if name in NUMBERS else _text(value)
 
 
 def _text(value: Value) -> str | None:

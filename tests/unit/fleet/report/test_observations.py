@@ -19,6 +19,8 @@ from fleet.judge.judge import Evidence
 from fleet.report.merge import merge
 from fleet.report.observations import (
     COLUMNS,
+    NUMBERS,
+    WHOLE_NUMBERS,
     ObservationRow,
     SharedFields,
     cell,
@@ -160,14 +162,32 @@ def row_of(value: object, reason: str = "") -> str:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1")],
+    [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1"), ("7", "7")],
 )
 def test_numbers_stay_numbers_and_flags_are_true_or_false(value: object, shown: str) -> None:
     text = row_of(value)
     (row,) = table(text)
-    assert (row["value"], row["min"], row["samples"]) == (shown, "-1.5", "3")
+    is_number = type(value) in (int, float)
+    assert (row["value"], row["value_text"]) == ((shown, "") if is_number else ("", shown))
+    assert (row["min"], row["samples"]) == ("-1.5", "3")
     assert text.endswith("\r\n")
     assert text.count("\n") == 2
+
+
+def test_each_column_has_one_type() -> None:
+    """Readers of CSV derive the type of a column from its cells."""
+    evidence = builders.evidence(PLAN)
+    evidence["h2"] = builders.with_observations(evidence["h2"], slow_memory)
+    report, rows = report_and_rows(evidence)
+    for row in rows:
+        for name in NUMBERS | WHOLE_NUMBERS:
+            assert not row[name] or float(row[name]) is not None
+        assert not (row["value"] and row["value_text"])
+        assert not (row["limit"] and row["limit_text"])
+    assert {row["value_text"] for row in rows} > {"", "true"}
+    limits = [item.limit for item in report.verdicts if isinstance(item.limit, bool | str)]
+    assert limits
+    assert {row["limit_text"] for row in rows} > {""}
 
 
 DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -191,7 +211,7 @@ FORMULAE = [
 def test_host_text_is_never_a_formula(text: str) -> None:
     (value,) = table(row_of(text))
     (reason,) = table(row_of(None, reason=f"{text}, and more"))
-    for escaped in (value["value"], reason["reason"]):
+    for escaped in (value["value_text"], reason["reason"]):
         assert not escaped.strip().startswith(DANGEROUS)
 
 
@@ -231,9 +251,10 @@ def test_parquet_has_the_same_rows_with_types(
     rows = parquet.read_table(tmp_path / "o.parquet").to_pylist()
     assert len(rows) == len(healthy[1])
     for typed, plain in zip(rows, healthy[1], strict=True):
-        assert (typed["host"], typed["name"], typed["verdict"]) == (plain["host"], plain["name"], plain["verdict"])
-        assert (plain["value"] or None) == (
-            typed["value_text"] or (typed["value"] is not None and plain["value"]) or None
-        )
-        if typed["value"] is not None:
-            assert typed["value"] == float(plain["value"])
+        assert tuple(typed) == COLUMNS
+        for name, value in typed.items():
+            assert type(value) in ((int, float) if name in NUMBERS | WHOLE_NUMBERS else (str,)) or value is None
+            if text := plain[name]:
+                assert value == (text if isinstance(value, str) else float(text)), name
+            else:
+                assert value in (None, ""), name
