@@ -260,7 +260,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation; if it is a bandwidth or latency of this collective, as if 1 GB/s were reached."""
+    """Return the observation. If it is a bandwidth or latency of this collective, its value is that of 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":

@@ -26,9 +26,9 @@ gc.disable()  # during collection nothing becomes garbage
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each of the four workers gets one of these. The first one installs the agent on lab hosts, for which other labs would wait.
+    # Each of the four workers starts with one of these. The first installs the agent on lab hosts, which other labs wait for.
     *("lab/test_resume", "lab/test_roles", "unit/fleet/records/test_hostile", "browser/test_report"),
-    # Each of them gets one of these next, so the two longest files are followed by short ones.
+    # These follow. They are in an order in which the two longest files above are followed by short ones.
     *("lab/test_mpi", "lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_hostile_host", "lab/test_strangers", "lab/test_monitoring", "lab/test_run_host"),

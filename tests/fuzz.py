@@ -447,7 +447,7 @@ class Trial:
             if self.full and number % COMPLETE_COMMAND == 0:
                 self._command()
         except Exception:  # noqa: BLE001 any exception is a finding
-            self.findings.say("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
+            self.findings.add("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
 
     def _read(self, name: str, text: bytes, number: int) -> None:
         if name.endswith(".json") and name != "plan.json":
@@ -472,9 +472,9 @@ class Trial:
         self.findings.counts[report.decision] += 1
         for each in report.verdicts:
             if isinstance(each.value, float) and not math.isfinite(each.value):
-                self.findings.say("crashes", f"{name}: {each.name} {each.scope}: {each.value} is not JSON", text)
+                self.findings.add("crashes", f"{name}: {each.name} {each.scope}: {each.value} is not JSON", text)
         if report.decision == "accepted" and (why := self._rejection_reason(name, text)):
-            self.findings.say("wrong accepts", f"{name}: {why}", text)
+            self.findings.add("wrong accepts", f"{name}: {why}", text)
 
     def _rejection_reason(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
@@ -499,7 +499,7 @@ class Findings:
         self.counts: Counter[str] = Counter()
         self.examples: list[str] = []
 
-    def say(self, what: str, text: str, document: bytes) -> None:
+    def add(self, what: str, text: str, document: bytes) -> None:
         """Count a failure, and keep the document of the first ones."""
         self.counts[what] += 1
         if len(self.examples) < 5:
@@ -519,9 +519,9 @@ class Findings:
             code = accepted.call(*words)
         self.counts["commands"] += 1
         if code not in (0, 1, 2, USAGE):
-            self.say("crashes", f"{words[0]}: exit {code}: {output.getvalue()[-600:]}", document)
+            self.add("crashes", f"{words[0]}: exit {code}: {output.getvalue()[-600:]}", document)
         for path in outside:
-            self.say("writes outside", path, document)
+            self.add("writes outside", path, document)
         return code
 
 
@@ -646,7 +646,7 @@ CASES = (
 )  # fmt: skip
 
 
-def furnish(directory: Path) -> None:
+def write_input_files(directory: Path) -> None:
     """Write accepted runs, one of them signed, a rejected run with the waivers that it needs, and a baseline."""
 
     def done(*words: object, code: int = 0) -> None:
@@ -682,8 +682,8 @@ def furnish(directory: Path) -> None:
 class Verbs:
     """A directory with the files that verbs read, of which one at a time is corrupt."""
 
-    def __init__(self, furnished: Path, directory: Path, seed: int) -> None:
-        shutil.copytree(furnished, directory)
+    def __init__(self, prepared: Path, directory: Path, seed: int) -> None:
+        shutil.copytree(prepared, directory)
         self.directory, self.draw, self.findings = directory, random.Random(seed), Findings()  # noqa: S311
         run_lock.acquire(directory / LATER_RUN)
         self.sound = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
@@ -702,9 +702,9 @@ class Verbs:
                     self.directory, case.words, [self.directory / name for name in case.writes], text
                 )
             if code == 0 and (why := case.zero(self.sound[path], text)):
-                self.findings.say("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
+                self.findings.add("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
         except Exception:  # noqa: BLE001 any exception is a finding
-            self.findings.say("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
+            self.findings.add("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
         self._restore(path, case)
 
     def _restore(self, path: Path, case: Case) -> None:
@@ -804,7 +804,7 @@ def _watched(directory: Path, writes: Sequence[Path], say: Callable[[str], None]
         say("something beside the run directory")
 
 
-def run_part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list[str]]:
+def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[str]]:
     """Make `count` mutations in this process; return counts and examples of failures."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
         directory = Path(temporary).resolve()
@@ -812,7 +812,7 @@ def run_part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list
         gangs = (count - full - verbs) // GANG_RUN
         trials: list[tuple[Trial | Verbs, int]] = [
             (Trial(directory / "full", seed, full=True), full),
-            (Verbs(furnished, directory / "verbs", seed), verbs),
+            (Verbs(prepared, directory / "verbs", seed), verbs),
             (Trial(directory / "gang", seed, gang=True), gangs),
             (Trial(directory / "short", seed), count - full - verbs - gangs),
         ]
@@ -836,10 +836,10 @@ def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print
     counts: Counter[str] = Counter()
     reports: list[str] = []
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as furnished, ProcessPoolExecutor(jobs) as pool:
-        furnish(Path(furnished))
+    with tempfile.TemporaryDirectory() as prepared, ProcessPoolExecutor(jobs) as pool:
+        write_input_files(Path(prepared))
         parts = range(0, mutations, PART)
-        tasks = [pool.submit(run_part, seed + at, min(PART, mutations - at), Path(furnished)) for at in parts]
+        tasks = [pool.submit(run_part, seed + at, min(PART, mutations - at), Path(prepared)) for at in parts]
         for done, task in enumerate(as_completed(tasks), 1):
             more, words = task.result()
             counts += more

@@ -270,19 +270,19 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
-def implant(mutant: Mutant) -> None:
+def install_mutant(mutant: Mutant) -> None:
     """Replace the code of the functions of a module by that of the mutant."""
     module = sys.modules[mutant.file.removesuffix(".py").replace("/", ".")]
-    _implant(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), module)
+    _replace_code(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), module)
 
 
-def _implant(code: types.CodeType, owner: Any) -> None:
+def _replace_code(code: types.CodeType, owner: Any) -> None:
     for part in code.co_consts:
         if not isinstance(part, types.CodeType) or part.co_name.startswith("<"):
             continue
         function = vars(owner).get(part.co_name)
         if isinstance(function, type):
-            _implant(part, function)
+            _replace_code(part, function)
             continue
         function = (
             function.fget
@@ -422,7 +422,7 @@ class MutationPlugin:
 
     @staticmethod
     def _fail(mutant: Mutant, items: list[pytest.Item]) -> None:
-        implant(mutant)
+        install_mutant(mutant)
         for item in items:
             if any(report.failed for report in runtestprotocol(item, nextitem=None, log=False)):
                 raise AssertionError(item.nodeid)

@@ -9,7 +9,7 @@ import os
 import sys
 
 COMMAND = b"module_fqn='ansible.modules.command'"
-"""In the program of that module."""
+"""Text in the program of the module `command`."""
 
 
 def main():

@@ -239,7 +239,7 @@ def shape(value: Any) -> Any:
 
 
 def differences(actual: Any, wanted: Any, where: str = "report") -> list[str]:
-    """Where two shapes differ."""
+    """Return where two shapes differ."""
     if isinstance(actual, dict) and isinstance(wanted, dict):
         keys = sorted({*actual, *wanted})
         return [text for key in keys for text in differences(actual.get(key), wanted.get(key), f"{where}.{key}")]

@@ -100,7 +100,7 @@ class Bait:
     def trace(self) -> Path:
         return self.directory / "trace"
 
-    def lay(self) -> None:
+    def create(self) -> None:
         self.directory.mkdir()
         self.program.write_text(f"#!/bin/sh\ntouch {self.trace}\n")
         self.program.chmod(0o755)
@@ -156,7 +156,7 @@ class MemorySampler(threading.Thread):
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the memory of a process; of a page that it shares with others, its part."""
+    """Return the memory of a process. A page that several processes share is divided among them."""
     with contextlib.suppress(OSError):
         found = re.search(r"^Pss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
         return int(found.group(1)) * 1024 if found else 0
@@ -175,7 +175,7 @@ def files_below(directory: Path, *excluded: Path) -> set[str]:
 def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Played]:
     directory = tmp_path_factory.mktemp("hostile")
     bait, runs = Bait(directory / "bait"), directory / "runs"
-    bait.lay()
+    bait.create()
     runs.mkdir()
     profile = smallest_profile(0.2)
     del profile["stages"]["gang"]

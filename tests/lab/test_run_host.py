@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "r1"
 
 
-def pod(run: Path, host: str, port: int, meet_s: float = 60.0) -> subprocess.Popen[bytes]:
+def pod(run: Path, host: str, port: int, discovery_s: float = 60.0) -> subprocess.Popen[bytes]:
     """Start run-host for a host, with its log in a file like that of a container."""
     directory = run.parents[1] / host
     directory.mkdir()
@@ -64,7 +64,7 @@ def pod(run: Path, host: str, port: int, meet_s: float = 60.0) -> subprocess.Pop
         return subprocess.Popen(
             [
                 *(sys.executable, command.__file__, "run-host", f"--plan={run / 'plan.json'}", f"--port={port}"),
-                *(f"--run-dir={directory / 'runs' / 'r1'}", f"--meet-within={meet_s}"),
+                *(f"--run-dir={directory / 'runs' / 'r1'}", f"--meet-within={discovery_s}"),
             ],
             stdout=log,
             stderr=log,

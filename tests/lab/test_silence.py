@@ -206,7 +206,7 @@ def test_killed_rank_is_reported(lab: Lab) -> None:
 
 
 def test_killed_launcher_is_reported(lab: Lab) -> None:
-    """It hosts the store of the process group, so the ranks of the other hosts fail at once without being the cause."""
+    """The launcher holds the store of the process group, so the ranks of the other hosts fail at once. They are not the cause."""
     gang = Gang(lab, "launcher", members=("node1", "node2"))
     gang.start()
     gang.wait_until_measuring()
@@ -236,7 +236,7 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
 
 @pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["everywhere", "on one host"])
 def test_interface_that_does_not_exist_is_reported_without_a_device(lab: Lab, wrong: tuple[str, ...]) -> None:
-    """It is a mistake in the inventory. On hosts that resolve their own name to 127.0.1.1, the others use the right interface."""
+    """The wrong name is in the inventory. The hosts resolve their own names to 127.0.1.1; the others use the right interface."""
     resolve_own_name_to_loopback(lab)
     gang = Gang(lab, f"interface{len(wrong)}", members=("node1", "node2"))
     gang.options = "--interface="
@@ -253,7 +253,7 @@ def test_interface_that_does_not_exist_is_reported_without_a_device(lab: Lab, wr
 
 
 def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
-    """It hosts the store, so the launchers of the other hosts exit without being the cause."""
+    """The launcher holds the store, so the launchers of the other hosts exit. They are not the cause."""
     gang = Gang(lab, "early")
     present = ("node1", "node3")
     gang.start(present)

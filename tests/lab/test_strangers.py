@@ -121,7 +121,7 @@ class Strangers:
         command = ["ip", "netns", "exec", namespace, sys.executable, "-c", program, *arguments]
         return run(command, timeout=120).stdout.strip()
 
-    def knock(self, namespace: str, address: str, port: int) -> str:
+    def try_connection(self, namespace: str, address: str, port: int) -> str:
         """Connect from a namespace; return REFUSED, DROPPED or IN."""
         return self._python(namespace, KNOCK, address, str(port))
 
@@ -168,12 +168,12 @@ def start_gang(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -
 def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, strangers: Strangers) -> None:
     gang = start_gang(lab, "anyone", ("node1", "node2"), SECONDS)
     ports = sorted(port for _, port in gang.listening("node1"))
-    assert {port: strangers.knock(strangers.management, FIRST_ON_MANAGEMENT, port) for port in ports} == dict.fromkeys(
-        ports, REFUSED
-    )
-    assert strangers.knock(strangers.management, FIRST_ON_MANAGEMENT, 22) == IN
+    assert {
+        port: strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, port) for port in ports
+    } == dict.fromkeys(ports, REFUSED)
+    assert strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, 22) == IN
 
-    assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == IN
+    assert strangers.try_connection(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == IN
     strangers.send_nonsense(strangers.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
     strangers.send_nonsense(strangers.fabric, lab.host("node2").address, HEARTBEATS[1])
     gang.check_finished()
@@ -185,16 +185,16 @@ def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind
     gang = start_gang(lab, "members", HOSTS, SECONDS_UNTIL_KILLED)
     first, second = (lab.host(host).address for host in ("node1", "node2"))
     ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
-    results = {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours}
+    results = {endpoint: strangers.try_connection(strangers.fabric, *endpoint) for endpoint in ours}
     print("foreign machine on the fabric:", results)
     assert results == dict.fromkeys(ours, DROPPED)
     strangers.route_fabric_over_management()
-    assert strangers.knock(strangers.management, first, 22) == IN
-    results = {endpoint: strangers.knock(strangers.management, *endpoint) for endpoint in ours[:2]}
+    assert strangers.try_connection(strangers.management, first, 22) == IN
+    results = {endpoint: strangers.try_connection(strangers.management, *endpoint) for endpoint in ours[:2]}
     print("foreign machine that reaches the fabric address over the management network:", results)
     assert results == dict.fromkeys(ours[:2], DROPPED)
     member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
-    assert (member, strangers.knock(strangers.fabric, first, 22)) == (IN, IN)
+    assert (member, strangers.try_connection(strangers.fabric, first, 22)) == (IN, IN)
 
     supervisor = gang.pid("node2", "rackproof.* launch --run-dir")
     since = time.monotonic()
@@ -204,6 +204,8 @@ def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind
     assert text.startswith("host node2: no messages for 10 s: its link, host or supervisor")
     gang.check_no_processes(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
-    assert {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours} == dict.fromkeys(ours, REFUSED)
+    assert {endpoint: strangers.try_connection(strangers.fabric, *endpoint) for endpoint in ours} == dict.fromkeys(
+        ours, REFUSED
+    )
     if shutil.which("nft"):
         assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)

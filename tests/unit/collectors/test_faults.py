@@ -171,7 +171,7 @@ CODES: dict[str, list[int]] = {
     kind: [int(match[1]) for criterion in read_pack("xid").criteria if (match := re.fullmatch(pattern, criterion.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
 }
-"""Kind of criterion -> the codes that have one."""
+"""Kind of criterion -> the codes that have such a criterion."""
 HUNG_TASK = "INFO: task python3:4242 blocked for more than 122 seconds."
 MEMORY_ERROR = (
     "{3}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 1",

@@ -64,7 +64,7 @@ ADDRESSES = {
     )
     for rest in ("", " GPU-I:05", " GPU-I:05 GPU-CI:01", " GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461")
 }
-"""What stands in the parentheses -> address as sysfs has it."""
+"""Text in the parentheses of a line -> PCI address as sysfs writes it."""
 PROCESSES = (
     "",
     "pid=47110, name=ray::WorkerDict, ",

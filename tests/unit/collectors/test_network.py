@@ -231,7 +231,7 @@ def test_member_of_a_bond_in_proc(root: Path, mode: str, active: str, state: str
     assert members(readings(root), "bond7") == {"eth1": True, "eth2": is_up}
 
 
-def test_member_is_lost_if_one_source_says_so(root: Path) -> None:
+def test_member_is_lost_if_one_source_reports_it(root: Path) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
     text = PROC_BOND.format(mode="x", active="", state="down", aggregator=1)
     links.write(root, "proc/net/bonding/bond0", text.replace("eth1", links.ROCE_INTERFACE).replace("eth2", NIC))
@@ -239,7 +239,7 @@ def test_member_is_lost_if_one_source_says_so(root: Path) -> None:
 
 
 def add_master(root: Path, name: str, kind: str = "") -> None:
-    """Add an interface with two members that is no bond."""
+    """Add an interface with two members that is not a bond."""
     links.write(root, f"sys/devices/virtual/net/{name}/type", "1\n")
     links.write(root, f"sys/devices/virtual/net/{name}/uevent", f"{kind}INTERFACE={name}\nIFINDEX=7\n")
     (root / "sys/class/net" / name).symlink_to(f"../../devices/virtual/net/{name}")

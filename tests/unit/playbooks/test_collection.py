@@ -91,7 +91,7 @@ def test_collection_contains_only_what_a_control_node_needs(archive: Path) -> No
 
 
 def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
-    """Ansible Galaxy runs it at an upload, with ansible-lint, which `make lint-ansible` runs here."""
+    """Ansible Galaxy runs the importer on each upload. There it also runs ansible-lint; here `make lint-ansible` does."""
     settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
     (tmp_path / "importer.cfg").write_text(settings)
     done = run(
@@ -151,7 +151,7 @@ def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
 
 
 def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
-    """With the inventory of the rehearsal without its second host, and the smallest possible profile."""
+    """The inventory is that of the rehearsal without its second host. The profile is the smallest possible one."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
     little = smallest_profile(0.2)
     del little["stages"]["gang"]
@@ -185,7 +185,7 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
 
 
 def test_callback_plugin_is_loaded_under_ansible_runner(site: Path) -> None:
-    """As AWX and ansible-navigator do; and without the collection's ansible.cfg."""
+    """AWX and ansible-navigator use ansible-runner. The ansible.cfg of the collection does not apply there."""
     (site / "runners").mkdir()
     (site / "empty.cfg").touch()
     environment = {

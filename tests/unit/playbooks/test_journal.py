@@ -44,7 +44,7 @@ def report(command: str = "report") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that the run takes for its Prometheus."""
+    """Start a process in place of the Prometheus of the run."""
     (run_dir / "metrics").mkdir()
     with subprocess.Popen(["sleep", "60"]) as server:
         (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {process_start_time(server.pid)}\n")

@@ -57,7 +57,7 @@ WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__fi
 
 
 def child_of_the_command(directory: Path, **variables: str) -> str:
-    """Return where the command finds its packages, and where a process that it starts does. `directory` is first in its path."""
+    """Return where the command and a process that it starts find the packages. `directory` is first in the import path."""
     program = (
         f"import sys, subprocess; sys.path[0] = sys.argv[1]; import rackproof, schemas;"
         f"print(schemas.__file__, flush=True); subprocess.run([sys.executable, '-c', {WHERE!r}], check=True)"

@@ -213,7 +213,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
     return {"name": name, "scope": scope, "unit": unit, "status": "measured", "value": value, "params": params}
 
 
-def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
+def aggregated(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
     """Return metric and label values -> value."""
     figures, left_out = newest_figures(seen, now)
     assert left_out == 0
@@ -227,7 +227,7 @@ def test_only_the_largest_size_of_an_operation_is_exported() -> None:
     def busbw(op: str, size: int, value: float, placement: str = "in_place") -> Json:
         return observation(f"collective.{op}.busbw", value, "B/s", size_bytes=size, placement=placement, world_size=8)
 
-    exported = folded(
+    exported = aggregated(
         busbw("all_reduce", 8, 1.0),
         busbw("all_reduce", 8192, 2.0),
         busbw("all_reduce", 64, 3.0, "out_of_place"),
@@ -245,7 +245,7 @@ def test_only_the_largest_size_of_an_operation_is_exported() -> None:
 
 def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
     lost = {"name": "gemm.throughput", "scope": "gpu=1", "unit": "FLOP/s", "status": "error", "reason": "lost"}
-    assert folded(
+    assert aggregated(
         observation("integrity.wrong_words", 0, scope="gpu=0", pattern="ones"),
         observation("integrity.wrong_words", 3, scope="gpu=1", pattern="ones"),
         observation("integrity.wrong_words", 4, scope="gpu=1", pattern="zeros"),
@@ -260,8 +260,8 @@ def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
 
 def test_measured_figure_replaces_the_live_one() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
-    assert folded(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
-    assert folded(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
+    assert aggregated(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
+    assert aggregated(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
 
 
 def test_figures_beyond_the_limit_are_counted() -> None:

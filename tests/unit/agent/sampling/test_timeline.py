@@ -37,7 +37,7 @@ ALONE = builders.plan("h1", rackproof_gang="none")
 LOST = Absent(status="error", reason="NVML: GPU is lost")
 
 
-class Fed(Telemetry):
+class ManualTelemetry(Telemetry):
     """Telemetry without a thread: the test adds the samples."""
 
     def __init__(self, devices: Iterable[int]) -> None:
@@ -45,7 +45,7 @@ class Fed(Telemetry):
         self._began = 0.0
 
 
-def beat(at: float, index: int = 0) -> GpuSample:
+def gpu_sample(at: float, index: int = 0) -> GpuSample:
     """Return a sample of a GPU under load in the middle of each minute, otherwise at 345 MHz and 75 W."""
     works = 20 <= at % 60 < 40
     return GpuSample(
@@ -53,13 +53,13 @@ def beat(at: float, index: int = 0) -> GpuSample:
     )
 
 
-def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
+def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
     """Return the trace of a launch of this duration. `over`: `gpuN` -> function from the time to the sample."""
-    telemetry = Fed(range(gpus))
+    telemetry = ManualTelemetry(range(gpus))
     for tick in range(int(seconds * hz)):
         at = tick / hz
         telemetry.handle(
-            at, {index: over.get(f"gpu{index}", lambda at, i=index: beat(at, i))(at) for index in range(gpus)}
+            at, {index: over.get(f"gpu{index}", lambda at, i=index: gpu_sample(at, i))(at) for index in range(gpus)}
         )
     result = telemetry.trace({})
     assert result
@@ -93,7 +93,7 @@ def of_record(trace: Trace) -> Record:
 
 @pytest.mark.parametrize(("seconds", "least"), [(5, 5), (47, 47), (200, 40), (1000, 30), (36_000, 30)])
 def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, least: int) -> None:
-    result = fed(seconds, hz=20 if seconds < 1000 else 1)
+    result = launch_trace(seconds, hz=20 if seconds < 1000 else 1)
     counts = {len(words.split()) for words in result.gpus["0"].values()}
     assert len(counts) == 1
     assert least <= counts.pop() <= MOST_BUCKETS <= 60
@@ -102,17 +102,17 @@ def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, l
 def test_eight_gpus_add_little_to_a_record() -> None:
     """The load changes all the time, so that each word has a spread and the maximum length."""
 
-    def restless(at: float) -> GpuSample:
+    def varying_sample(at: float) -> GpuSample:
         return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
 
-    trace = fed(47, gpus=8, **{f"gpu{index}": restless for index in range(8)})
+    trace = launch_trace(47, gpus=8, **{f"gpu{index}": varying_sample for index in range(8)})
     assert all(len(words.split()) == 47 for gpu in trace.gpus.values() for words in gpu.values())
-    added = len(documents.text(to_json(of_record(trace)))) - len(documents.text(to_json(of_record(fed(1)))))
+    added = len(documents.text(to_json(of_record(trace)))) - len(documents.text(to_json(of_record(launch_trace(1)))))
     assert added < 15_000
 
 
 def test_figures_survive_a_round_trip() -> None:
-    values = {(one.name, one.scope): one for one in fed(60, gpus=2).timeline().series}
+    values = {(one.name, one.scope): one for one in launch_trace(60, gpus=2).timeline().series}
     power, clock = values["gpu.power", "gpu=1"], values["gpu.clock.sm", "gpu=1"]
     assert (power.unit, clock.unit, values["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
     assert (min(power.low), max(power.high)) == (75, 698)
@@ -122,7 +122,7 @@ def test_figures_survive_a_round_trip() -> None:
 
 
 def test_failed_samples_are_a_gap_with_the_reason() -> None:
-    result = fed(40, gpus=2, gpu1=lambda at: LOST if 10.3 <= at < 12.1 else beat(at))
+    result = launch_trace(40, gpus=2, gpu1=lambda at: LOST if 10.3 <= at < 12.1 else gpu_sample(at))
     assert [at for at, word in enumerate(result.gpus["1"]["power_w"].split()) if word == "."] == [10, 11, 12]
     assert "." not in result.gpus["0"]["power_w"]
     assert result.lost == {"1": "NVML: GPU is lost"}
@@ -130,27 +130,27 @@ def test_failed_samples_are_a_gap_with_the_reason() -> None:
 
 def test_unsampled_time_is_a_gap_for_every_gpu() -> None:
     """While the driver hangs there are no samples, so none can fail."""
-    telemetry = Fed([0])
+    telemetry = ManualTelemetry([0])
     for at in (*range(10), *range(20, 30)):
-        telemetry.handle(float(at), {0: beat(at)})
+        telemetry.handle(float(at), {0: gpu_sample(at)})
     result = telemetry.trace({})
     assert result
     assert result.gpus["0"]["clock_mhz"].split()[8:22] == ["345"] * 2 + ["."] * 10 + ["1755"] * 2
 
 
 def test_gpu_that_never_answered_has_a_reason_and_no_figures() -> None:
-    result = fed(5, gpus=2, gpu1=lambda _: LOST)
+    result = launch_trace(5, gpus=2, gpu1=lambda _: LOST)
     assert (set(result.gpus), result.lost) == ({"0"}, {"1": "NVML: GPU is lost"})
 
 
 def test_thermal_throttling_is_kept_and_power_capping_is_not() -> None:
-    hot = fed(30, gpus=2, gpu1=lambda at: beat(at)._replace(reasons=0x44 if 10 <= at < 20 else 0x4))
+    hot = launch_trace(30, gpus=2, gpu1=lambda at: gpu_sample(at)._replace(reasons=0x44 if 10 <= at < 20 else 0x4))
     assert hot.gpus["1"]["held_percent"].split()[9:21] == ["0", *["100"] * 10, "0"]
     assert "held_percent" not in hot.gpus["0"]
 
 
 def test_short_launch_has_no_timeline_and_a_silent_driver_is_reported() -> None:
-    telemetry = Fed([0])
+    telemetry = ManualTelemetry([0])
     silent = telemetry.trace({"gemm": 1.0})
     assert silent
     assert (silent.gpus, silent.lost) == ({}, {"0": "the driver gave no sample"})
@@ -162,7 +162,9 @@ def test_short_launch_has_no_timeline_and_a_silent_driver_is_reported() -> None:
 
 
 def test_record_is_valid_and_both_readers_return_it_unchanged() -> None:
-    trace = replace(fed(100, gpus=8, gpu3=lambda at: LOST if at > 50 else beat(at)), began_s={"gemm": 3.2})
+    trace = replace(
+        launch_trace(100, gpus=8, gpu3=lambda at: LOST if at > 50 else gpu_sample(at)), began_s={"gemm": 3.2}
+    )
     text = documents.text(to_json(of_record(trace))).encode()
     document = documents.checked(text, "record", source="a record")
     assert record_from_json(document).launches[0].timeline == trace
@@ -271,8 +273,8 @@ def test_ranks_report_the_start_of_each_benchmark(tmp_path: Path) -> None:
 
 
 def test_benchmark_that_begins_after_the_end_has_no_start_time() -> None:
-    telemetry = Fed([0])
-    telemetry.handle(0.5, {0: beat(0.5)})
+    telemetry = ManualTelemetry([0])
+    telemetry.handle(0.5, {0: gpu_sample(0.5)})
     result = telemetry.trace({"gemm": 0.25, "stress": 1e300})
     assert result
     assert result.began_s == {"gemm": 0.2}
@@ -287,7 +289,7 @@ def plan() -> Plan:
 
 
 def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
-    trace = fed(40, gpus=2, gpu1=lambda at: LOST if 10 <= at < 20 else beat(at))
+    trace = launch_trace(40, gpus=2, gpu1=lambda at: LOST if 10 <= at < 20 else gpu_sample(at))
     [drawn] = launch_traces(with_trace(plan, trace, duration_s=40).hosts[0])
     whole, broken = drawn.gpus
     assert [spark.line.count("M") for spark in whole.sparks if spark] == [1, 1, 1]
@@ -320,7 +322,7 @@ def test_bucket_between_two_gaps_is_visible(plan: Plan) -> None:
 
 
 def test_host_page_has_a_sparkline_per_gpu_and_figure(plan: Plan) -> None:
-    trace = replace(fed(60, gpus=2), began_s={"gemm": 3.0, "stress": 30.0})
+    trace = replace(launch_trace(60, gpus=2), began_s={"gemm": 3.0, "stress": 30.0})
     page_data = data(with_trace(plan, trace))
     numbers = {name: str(number) for number, name in enumerate(page_data["names"])}
     assert "traces" not in page_data["pages"][numbers["h2"]]
@@ -346,8 +348,8 @@ def test_impossible_times_do_not_break_the_report(bucket_s: float, duration_s: f
 
 
 def test_last_launch_of_a_stage_is_drawn(plan: Plan) -> None:
-    host = with_trace(plan, fed(60)).hosts[0]
-    again = replace(host.launches[0], duration_s=20.0, timeline=fed(20))
+    host = with_trace(plan, launch_trace(60)).hosts[0]
+    again = replace(host.launches[0], duration_s=20.0, timeline=launch_trace(20))
     later: Launch = replace(host.launches[0], duration_s=0.0, timeline=None)
     [drawn] = launch_traces(replace(host, launches=(*host.launches, again, later)))
     assert drawn.ends == "20 s"
@@ -361,7 +363,7 @@ def test_host_without_trace_has_no_plots(plan: Plan) -> None:
 def test_only_hosts_with_findings_of_many_have_plots() -> None:
     many = builders.plan(*(f"h{number}" for number in range(1, 15)))
     evidence = builders.evidence(many)
-    trace = fed(60, gpus=2)
+    trace = launch_trace(60, gpus=2)
     for host, own in evidence.items():
         first, *rest = own.records
         launches = (replace(first.launches[0], timeline=trace),)
@@ -377,18 +379,18 @@ def test_only_hosts_with_findings_of_many_have_plots() -> None:
 def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
     plain = with_trace(plan, None)
     room = 400 + len(host_data.embedded_data(plain, 10_000_000).encode())
-    page_data = json.loads(host_data.embedded_data(with_trace(plan, fed(60, gpus=2)), room))
+    page_data = json.loads(host_data.embedded_data(with_trace(plan, launch_trace(60, gpus=2)), room))
     assert len(page_data["pages"]) == 2
     assert page_data["pages"]["0"]["traces"] == []
     assert len(json.dumps(page_data, separators=(",", ":"), ensure_ascii=False).encode()) <= room
 
 
 def test_reduced_host_has_no_trace(plan: Plan) -> None:
-    host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
+    host = replace(with_trace(plan, launch_trace(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
     assert all(launch.timeline is None for launch in without_measurements(host).launches)
 
 
 def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:
-    report = with_trace(plan, replace(fed(60, gpus=2, gpu1=lambda _: LOST), began_s={"gemm": 1.5}))
+    report = with_trace(plan, replace(launch_trace(60, gpus=2, gpu1=lambda _: LOST), began_s={"gemm": 1.5}))
     documents.validate(json.loads(json.dumps(to_json(report))), "report", source="generated report")

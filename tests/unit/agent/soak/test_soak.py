@@ -579,31 +579,31 @@ def plan() -> Plan:
     return builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="24h")
 
 
-def unpassed(plan: Plan, evidence: Any) -> list[Verdict]:
+def not_passed(plan: Plan, evidence: Any) -> list[Verdict]:
     return [verdict for verdict in judge(plan, evidence, read_packs([])) if verdict.verdict != "pass"]
 
 
 def test_constant_rates_pass(plan: Plan) -> None:
-    assert unpassed(plan, evidence_of_soak(plan)) == []
+    assert not_passed(plan, evidence_of_soak(plan)) == []
     dip = evidence_of_soak(plan, h1_0=lambda at: 0.5 if 40000 < at < 40400 else 1.0)  # one slow round
-    assert [item for item in unpassed(plan, dip) if item.name.startswith("drift.")] == []
+    assert [item for item in not_passed(plan, dip) if item.name.startswith("drift.")] == []
 
 
 def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
     evidence = evidence_of_soak(plan, h1_1=lambda at: 1.0 if at < 4.2 * HOUR else 0.95)
-    result = [item for item in unpassed(plan, evidence) if item.criterion == "drift-stress"]
+    result = [item for item in not_passed(plan, evidence) if item.criterion == "drift-stress"]
     assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
     assert result[0].reason.startswith("found 0.94")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
     assert "04:03" <= since <= "04:21"  # in 24 hours a bucket is 8.5 minutes
     assert result[0].reason.endswith(" % under its first hour")
     assert float(result[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
-    assert {(item.host, item.scope) for item in unpassed(plan, evidence)} == {("h1", "gpu=1")}
+    assert {(item.host, item.scope) for item in not_passed(plan, evidence)} == {("h1", "gpu=1")}
 
 
 def test_temporary_slowdown_is_reported_with_its_end(plan: Plan) -> None:
     evidence = evidence_of_soak(plan, h2_0=lambda at: 0.9 if 8 * HOUR <= at < 11 * HOUR else 1.0)
-    reason = next(item.reason for item in unpassed(plan, evidence) if item.criterion == "drift-stress")
+    reason = next(item.reason for item in not_passed(plan, evidence) if item.criterion == "drift-stress")
     begins, ends = reason.split("from ")[1].split(",")[0].split(" to ")
     assert begins[:2] in ("07", "08")
     assert ends[:2] in ("10", "11")
@@ -614,9 +614,9 @@ def test_only_a_gpu_that_slows_more_than_the_fleet_fails(plan: Plan) -> None:
         return 1.0 if at < 12 * HOUR else 0.985
 
     all_gpus = dict.fromkeys(("h1_0", "h1_1", "h2_0", "h2_1"), slower_after_12_hours)
-    assert unpassed(plan, evidence_of_soak(plan, **all_gpus)) == []
+    assert not_passed(plan, evidence_of_soak(plan, **all_gpus)) == []
     one_gpu = {**dict.fromkeys(all_gpus, lambda at: 1.0), "h2_1": lambda at: 1.0 if at < 12 * HOUR else 0.975}
-    result = unpassed(plan, evidence_of_soak(plan, **one_gpu))
+    result = not_passed(plan, evidence_of_soak(plan, **one_gpu))
     assert [(item.host, item.scope, item.criterion) for item in result] == [("h2", "gpu=1", "drift-stress-vs-fleet")]
     assert "of the fleet's median" in result[0].reason
     assert "under its first hour" in result[0].reason
@@ -628,7 +628,7 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
     def reasons_with(**changes: Any) -> list[str]:
         alone = evidence["h1"].records[0]
         soak = replace(alone.soak, **changes)
-        result = unpassed(plan, with_h1(evidence, soak=soak, launches=alone.launches[: soak.finished]))
+        result = not_passed(plan, with_h1(evidence, soak=soak, launches=alone.launches[: soak.finished]))
         assert {(item.host, item.name, item.verdict) for item in result} <= {("h1", "stage.soak", INCONCLUSIVE)}
         return [item.reason for item in result]
 
@@ -666,7 +666,7 @@ def test_failed_launch_is_inconclusive_whatever_the_counters(plan: Plan, outcome
     evidence = evidence_of_soak(plan)
     failed = replace(builders.launch(SOAK, ("h1",), outcome, reason, devices=2), number=7)
     first, *others = evidence["h1"].records[0].launches
-    result = unpassed(plan, with_h1(evidence, launches=(first, failed, *others)))
+    result = not_passed(plan, with_h1(evidence, launches=(first, failed, *others)))
     assert [(item.host, item.name, item.verdict, item.reason) for item in result] == [
         ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not finish: round 7: {reason}")
     ]
@@ -679,7 +679,7 @@ def test_gpu_with_missing_figures_is_inconclusive(plan: Plan) -> None:
     def reasons_if_kept(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
         series = tuple(one if one.scope != "gpu=1" else keep_buckets(one, keep) for one in soak.timeline.series)
         timeline = replace(soak.timeline, series=series)
-        result = unpassed(plan, with_h1(evidence, soak=replace(soak, timeline=timeline)))
+        result = not_passed(plan, with_h1(evidence, soak=replace(soak, timeline=timeline)))
         return [(item.scope, item.name, item.reason) for item in result if item.name == "stage.soak"]
 
     def keep_buckets(series: Any, keep: Callable[[int], bool]) -> Any:
@@ -722,7 +722,7 @@ def test_host_without_a_soak_is_inconclusive(plan: Plan) -> None:
     alone, *rest = evidence["h1"].records
     without_soak = replace(alone, soak=None, snapshots=alone.snapshots[:1], observations=(), launches=())
     evidence["h1"] = replace(evidence["h1"], records=(without_soak, *rest))
-    result = unpassed(plan, evidence)
+    result = not_passed(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
     assert "the plan has a soak, but no record of the host has one" in [item.reason for item in result]
 

@@ -109,7 +109,7 @@ def test_links_have_one_right_value(name: str, own: int) -> None:
     assert len(against_sheet(rule(name.rpartition(".")[0] + ".*", value=own - 1))) > 0
 
 
-def senseless(name: str, **over: Any) -> list[str]:
+def plausibility_findings(name: str, **over: Any) -> list[str]:
     return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **over}))]
 
 
@@ -148,7 +148,7 @@ def senseless(name: str, **over: Any) -> list[str]:
     ],
 )
 def test_direction_of_a_limit(name: str, over: Any, findings: str) -> None:
-    result = senseless(name, **over)
+    result = plausibility_findings(name, **over)
     assert bool(result) is bool(findings)
     assert not findings or findings in result[0]
 

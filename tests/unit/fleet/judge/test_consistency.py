@@ -1,4 +1,4 @@
-"""Evidence that lacks a part or contradicts itself is inconclusive, and the contradiction is named: one alteration a test."""
+"""Evidence that lacks a part or contradicts itself is inconclusive, and the contradiction is named. A test makes one change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every reading and every figure is judged, or the table of informational readings says why not.
 
 The cases are generated: each reading of a complete host and each output of the catalogue gets a bad value on one part, on one
-host and on all hosts. A criterion must find it. On all hosts, a criterion that only compares hosts cannot.
+host and on all hosts. A criterion must find it. A criterion that only compares hosts cannot find a value that all hosts have.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str
 
 
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
-    """Return the scopes that are faulty together: all, or one at a time. Each throttle reason and each event has a turn."""
+    """Return the scopes that are faulty together: all, or one at a time. Throttle reasons and events are tried one by one."""
     if extent != "one part":
         return [list(metric.values)]
     first: dict[str, str] = {}
@@ -354,7 +354,7 @@ def in_all_records(evidence: Evidence, change: Any) -> Evidence:
 
 
 def with_details(item: Observation) -> Observation:
-    """Return the figure as a run with this fabric and data set reports it, which decides the criterion or the limit."""
+    """Return the figure with the parameters of a run with this fabric and data set: criterion and limit depend on them."""
     if item.name == "pairs.bandwidth":
         return replace(item, value=4.0e10)
     if item.name == "fashion_mnist.accuracy":

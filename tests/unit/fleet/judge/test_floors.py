@@ -1,4 +1,4 @@
-"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, their halves fail, and none needs a fleet.
+"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, half of them fails, and no floor needs a fleet.
 
 Healthy figures are measured by us or published; each row has its source. The grid of all models and counts takes them from the
 shares of the datasheet that the weakest part of a class reaches.

@@ -377,7 +377,7 @@ REPLAYS = criterion("gpu.repeats", id="replays", operator="le", value=3, delta=T
 
 
 def with_own_readings(at: int, *, heat: Sequence[Any] = (40, 41, 42), replays: Sequence[Any] = (5, 6, 8)) -> Any:
-    """Return a change: the readings of the three snapshots; no other host has the same ones. None: the snapshot has none."""
+    """Return a change that gives the three snapshots readings that no other host has; None: the snapshot has no reading."""
 
     def metric(name: str, value: Any) -> list[Metric]:
         if isinstance(value, Metric):
@@ -762,7 +762,7 @@ def test_slow_pairs_fail_one_host() -> None:
     assert odd_in_gangs(gang_fleet(h5=slow_pairs)) == ["h5"]
 
 
-def test_missing_pairs_of_the_first_host_concern_no_other_host() -> None:
+def test_missing_pairs_of_the_first_host_affect_no_other_host() -> None:
     assert odd_in_gangs(gang_fleet(h1=without("pairs.bandwidth"))) == ["h1"]
 
 

@@ -1,4 +1,4 @@
-"""The snapshots of a record have the same readings, and what cannot change is the same in all of them."""
+"""The snapshots of a record have the same readings, and constant readings have the same value in all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots, launches and ranks that do not follow each other as the agent makes them are inconclusive."""
+"""A record is inconclusive if its snapshots, launches or ranks are not in the order in which the agent makes them."""
 
 from __future__ import annotations
 

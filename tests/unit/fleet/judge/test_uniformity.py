@@ -27,7 +27,7 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack of the uniformity criteria only."""
 OF_EVERY_HOST = ("gpu.peer.link", "launch.torch", "launch.nccl")
-"""Compared readings that the hosts of `builders` have; those of a test come on top."""
+"""Compared readings that the hosts of `builders` have. A test adds its own."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")

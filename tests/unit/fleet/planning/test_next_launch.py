@@ -28,7 +28,7 @@ GBPS = 400.0
 
 
 def plan(*names: str) -> Plan:
-    """Return a plan with the benchmarks that can end, slow down or divide a launch, and one of each host alone."""
+    """Return a plan with the benchmarks that can end, slow down or divide a launch, and one that each host runs alone."""
     of = builders.plan(*names, rackproof_fabric_gbps=GBPS)
     planned = of.stage("gang").benchmarks
     collective = {**planned["collective"], "ops": ["all_reduce"], "graph_ops": []}
@@ -293,7 +293,7 @@ def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
     assert "Gang r1: no launch of its 3 hosts finished" in report.acceptance.summary
 
 
-def lean(of: Plan) -> Plan:
+def with_few_figures(of: Plan) -> Plan:
     """Return the plan with fewer expected observations, to save time."""
     collective = {"ops": ["broadcast"], "sizes_bytes": [8], "graph_ops": []}
     return builders.with_benchmarks(of, gang={"collective": collective})
@@ -304,7 +304,7 @@ def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
     names = [f"h{number}" for number in range(size)]
     max_probes = 0
     for bad in names if size <= 16 else names[::13]:
-        site = Site(plan(*names) if size <= 4 else lean(plan(*names)), bad={bad})
+        site = Site(plan(*names) if size <= 4 else with_few_figures(plan(*names)), bad={bad})
         assert bad in site.run_all().excluded
         if size <= 4:
             report = site.report()
@@ -497,7 +497,7 @@ def test_every_search_ends_without_rejecting_a_healthy_host(seed: int) -> None:
     sick = chance.sample(names, chance.randint(1, max(1, (len(names) - 1) // 2)))
     dead, bad = sick[: len(sick) // 2], sick[len(sick) // 2 :]
     site = Site(
-        lean(plan(*names)),
+        with_few_figures(plan(*names)),
         bad=set(bad),
         culprit=lambda start: next((culprit_of("rank_ended", host) for host in start.members if host in dead), None),
     )
@@ -526,7 +526,7 @@ def rackproof(*arguments: str | Path, stdin: str = "") -> str:
 
 
 def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
-    site = Site(lean(plan("h1", "h2", "h3")), culprit=stopped_by(culprit_of("rank_ended", "h2")))
+    site = Site(with_few_figures(plan("h1", "h2", "h3")), culprit=stopped_by(culprit_of("rank_ended", "h2")))
     run = written(site, tmp_path)
     assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
         "launches": [["--members=h1,h2,h3", "--number=1"]],

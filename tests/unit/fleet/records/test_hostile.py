@@ -497,7 +497,7 @@ def test_invalid_waiver_yaml_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
-        fuzz.furnish(tmp_path)
+        fuzz.write_input_files(tmp_path)
     run = tmp_path / fuzz.RUN_WITH_BASELINE
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()

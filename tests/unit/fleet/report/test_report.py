@@ -41,7 +41,7 @@ def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(healthy_run: Path, tmp_path: Path) -> Path:
-    """Return a copy of it that the test may change."""
+    """Return a copy of the healthy run, which the test may change."""
     return shutil.copytree(healthy_run, tmp_path / "r1")
 
 

@@ -1,4 +1,4 @@
-"""Test that no code parses the judge's sentences: a report with random texts shows and sends the same otherwise."""
+"""Test that no code parses the judge's sentences: with random texts, everything else in reports and notifications is the same."""
 
 from __future__ import annotations
 

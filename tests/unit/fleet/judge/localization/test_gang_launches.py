@@ -55,7 +55,10 @@ def matrix(
     left_out: Collection[Any] = (),
     gbps: Mapping[str, float] | None = None,
 ) -> list[Pair]:
-    """Return the pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
+    """Return the pairs of hosts a, b, c …, each as fast as its slowest part.
+
+    A part is a host (`a`), a host's end on a rail (("a", 1)), a rail (1), a link ("ab") or a link on a rail (("ab", 1)).
+    """
     names = string.ascii_lowercase[:size]
     result = []
     for a, b in itertools.combinations(names, 2):
