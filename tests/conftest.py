@@ -14,7 +14,7 @@ from tests import ROOT
 # Compile once, not in each of the hundreds of processes that the tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Otherwise numpy starts a thread for each processor, which is a tenth of the time to import torch.
+# Otherwise numpy starts a thread for each processor, which takes a tenth of the time to import torch.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The heartbeat lines of a playbook cost one more process per ansible-playbook; tests that need them set this themselves.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
@@ -28,7 +28,7 @@ settings.load_profile("no-clock")
 SLOWEST_FILES = (
     # Each of the four workers starts with one of these. The first installs the agent on lab hosts, which other labs wait for.
     *("lab/test_resume", "lab/test_roles", "unit/fleet/records/test_hostile", "browser/test_report"),
-    # These follow. They are in an order in which the two longest files above are followed by short ones.
+    # These follow, in an order in which the workers with the two longest files above get short ones next.
     *("lab/test_mpi", "lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_hostile_host", "lab/test_strangers", "lab/test_monitoring", "lab/test_run_host"),

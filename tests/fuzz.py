@@ -59,7 +59,7 @@ COMPLETE_COMMAND = 20
 GANG_RUN = 5
 """One in this many mutations of a short run is of a run with a gang."""
 INCOMPLETE_GANG = 10
-"""One in this many gang runs with an invalid record is judged nevertheless, without the record."""
+"""One in this many gang runs with an invalid record is still judged, without that record."""
 OTHER_VERB = 250
 """One in this many mutations is of a file that another verb than `report` reads."""
 PART = 5_000

@@ -103,7 +103,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _hosts(options: argparse.Namespace, run: Run) -> list[str]:
-    """Return the named host, or all; a host that is not in the run has no evidence."""
+    """Return the named host, or all hosts of the run. The named host may be unknown to the run."""
     return [options.host] if options.host is not None else list(run.evidence)
 
 
@@ -168,7 +168,7 @@ def _unknown(
     known = list(dict.fromkeys(serials if options.serial is not None and entries else [part.host for part in failed]))
     available = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
     named = options.serial if options.serial is not None and entries else options.host or options.serial
-    remedy = "; to return it all the same: --reason TEXT" if options.serial is not None else ""
+    remedy = "; to return the part anyway: --reason TEXT" if options.serial is not None else ""
     return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}{remedy}"
 
 

@@ -59,7 +59,7 @@ def _parameters(outputs: Outputs) -> dict[str, Parameter]:
 
 
 ANY_BENCHMARK = _parameters([(output, benchmark) for benchmark in BENCHMARKS.values() for output in benchmark.outputs])
-"""Parameters of all benchmarks, for criteria on what is derived from their observations, such as `drift.…`."""
+"""Parameters of all benchmarks, for criteria on observations that are derived from benchmarks, such as `drift.…`."""
 
 
 def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -> Iterator[Finding]:

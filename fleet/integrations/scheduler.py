@@ -80,7 +80,7 @@ def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str,
                 if not state.drain_reason:
                     client.drain(node, run_id)
         except RunError as error:
-            failed[host] = f"it could not be drained: {error}"
+            failed[host] = f"node {node} could not be drained: {error}"
     if notes or (directory / NOTES).exists():
         documents.write(directory / NOTES, notes)
     return failed
@@ -96,10 +96,10 @@ def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, 
         return
     owner = run_lock.holder(directory.parent / run_id)
     if owner and owner.is_running() is not False:
-        failed[host] = f"run {run_id} drained it and is locked by {owner.who()} since {owner.since}"
+        failed[host] = f"run {run_id} drained this host and is locked by {owner.who()} since {owner.since}"
     else:
         notes[host] = (
-            f"run {run_id} drained it and ended without resuming it: it is measured now and stays drained; to resume it: "
+            f"run {run_id} drained this host and ended without resuming it: it is measured and stays drained; to resume it: "
             f"rackproof scheduler resume --run-dir {directory.parent / run_id}"
         )
 

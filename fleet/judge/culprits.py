@@ -66,7 +66,7 @@ def _ends(view: HostView, scope: str) -> tuple[str, str] | None:
 
 
 def _pair_culprits(partners: _Partners) -> dict[str, str]:
-    """Return each GPU that causes its failed pairs -> `5 of 7`: with how many of its partners it fails."""
+    """Return, for each GPU that causes its failed pairs, with how many of its partners it fails: `5 of 7`."""
     failures = {gpu: sum(of_gpu.values()) for gpu, of_gpu in partners.items()}
     suspects = {
         gpu: f"{count} of {len(partners[gpu])}"

@@ -51,7 +51,7 @@ class _Bandwidth:
     stage: str
     size: Value
     transport: Value
-    """As the figure itself reports it."""
+    """The transport that the figure itself reports."""
     transport_position: int | None
     """Position of the transport that the launch reports; it has precedence."""
     limit: Value

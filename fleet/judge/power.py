@@ -77,7 +77,7 @@ class Gate:
     run_sigma: float
     """Standard deviation from run to run (`mad_sigma`), in `unit`."""
     part_sigma: float
-    """Standard deviation from part to part, likewise; 0 for a single part."""
+    """Standard deviation from part to part (`mad_sigma`), in `unit`; 0 for a single part."""
     sigma: float
     """Both combined."""
     limit: float

@@ -12,7 +12,7 @@ from schemas.baselines import PartBaseline
 from schemas.records import MEASURED, Gpu
 from schemas.reports import Verdict, VerdictKind
 
-NO_FIGURES = "none of the figures that this run is compared on"
+NO_FIGURES = "none of the figures that are compared in this run"
 
 
 def judge_presence(view: HostView) -> Iterator[Verdict]:

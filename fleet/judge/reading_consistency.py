@@ -66,7 +66,7 @@ CHANGING = (
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
-"""By less than this factor; a greater one is a wrong unit."""
+"""Factor by which such a size may change. A larger change is a wrong unit."""
 COUNTING_DELAY_S = 120.0
 """Drivers add throttled time to its counter late: on H100 and H200 up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0

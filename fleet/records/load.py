@@ -50,7 +50,7 @@ class RecordReader:
             directory: the run directory.
             plan: the plan of the run.
             events: host -> failures that the playbooks recorded for it.
-            journal_problems: why lines of the playbooks' journal were rejected. They may concern any host.
+            journal_problems: why lines of the playbooks' journal were rejected. They may be about any host.
             users: host -> the user or job that occupies its GPUs.
             only_gangs: read only the gang records.
         """

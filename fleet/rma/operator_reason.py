@@ -16,7 +16,7 @@ _KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items
 
 
 def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:
-    """Return each part of the hosts with this serial, as a part without causes; two if a serial is not unique."""
+    """Return the part of the hosts with this serial, without causes. There are several if the serial is not unique."""
     return [
         FailedPart(host=host, scope=scope, serial=serial, causes=(), findings=(), open=())
         for host in hosts
@@ -32,7 +32,7 @@ def _scopes(evidence: Evidence, serial: str) -> Iterator[str]:
 
 
 def with_reason(part: FailedPart, reason: str) -> FailedPart:
-    """Return the part with the operator's reason as its first cause. The action is its return."""
+    """Return the part with the operator's reason as its first cause, whose action is to return the part."""
     name = part.host if part.scope == HOST else f"{describe_scope(part.scope)} of {part.host}"
     cause = Cause(
         problem=PROBLEM,

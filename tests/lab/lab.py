@@ -5,8 +5,8 @@
         lab.cut("node2")
 
 One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
-programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs; its own
-files disappear with it. /root, /run, /tmp and /dev are private; this interpreter and this checkout stay visible.
+programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs. Files that
+the host writes disappear when it ends. /root, /run, /tmp and /dev are private; this interpreter and this checkout stay visible.
 overlayfs does not define what a host sees of files that the machine changes meanwhile: use `put`.
 
 Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages iproute2, util-linux, python3,
@@ -42,7 +42,7 @@ CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
 """Python interpreter of the hosts: /usr/bin/python3 with the common imports of Ansible's modules preloaded."""
 CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
-"""Python interpreter of the control node, which runs commands itself, because some look for the playbook among their parents."""
+"""Python interpreter of the control node. It runs the module `command` in a separate process."""
 CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(CONTROL_PYTHON), "ansible_pipelining": True})
 """host_vars/localhost.yml beside an inventory."""
 MAX_HOSTS = 200
@@ -280,7 +280,7 @@ class Lab:
         return False
 
     def _remove(self) -> None:
-        """End and delete everything. Raise a KeyboardInterrupt that arrives meanwhile only after that."""
+        """End and delete everything. If a KeyboardInterrupt arrives during that, raise it afterwards."""
         interrupt: KeyboardInterrupt | None = None
         while True:
             try:

@@ -26,7 +26,7 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
 """Where the host has the Python and the packages of this environment. A service cannot read /root, nor the /tmp of others."""
-# In its own mount namespace, and in its own control groups, below which those of the host are created.
+# Start the host in its own mount namespace and in its own control groups, so that it creates its groups below these.
 START = """
 set -e
 mount --make-rprivate /

@@ -36,8 +36,8 @@ HOSTS = tuple(f"node{number}" for number in range(1, 8))
 STATE = "/var/lib/rackproof/runs"
 PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
 healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
-"""Every link is limited: on busy processors unlimited transfers vary tenfold, limited ones hardly. The burst of the slow link is
-small, because a burst could otherwise contain a whole exchange."""
+"""Every link is limited: on busy processors the rates of unlimited transfers vary tenfold, those of limited ones little. The
+burst of the slow link is small, because a burst could otherwise contain a whole exchange."""
 lossy = partial(links.lossy, lost=0.05)
 
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
 RATE, SLOW_RATE = "100mbit", "4mbit"
-"""Rate limits of the links before and after. Both are slower than on busy processors, so that the rates hardly vary."""
+"""Rate limits of the links before and after. Both are below what busy processors reach, so that the rates hardly vary."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 RACKPROOF = (sys.executable, ROOT / "rackproof")
@@ -167,7 +167,7 @@ def test_revalidation_states_its_reason(site: Site, after: dict[str, Any]) -> No
 
 
 def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, after: dict[str, Any]) -> None:
-    """Both by `rackproof diff` and in the report, which compares with the baseline."""
+    """`rackproof diff` reports them, and so does the report, which compares with the baseline."""
     done = site.rackproof("diff", site.runs / "accepted", site.runs / "after", "--json")
     assert done.returncode == 1
     for changes in (json.loads(done.stdout)["changes"], after["changes"]):

@@ -190,7 +190,7 @@ def resolve_own_name_to_loopback(lab: Lab) -> None:
 
 
 def test_killed_rank_is_reported(lab: Lab) -> None:
-    """Also if no interface is given and the hosts resolve their own names to 127.0.1.1."""
+    """The rank is reported even if no interface is given and the hosts resolve their own names to 127.0.1.1."""
     resolve_own_name_to_loopback(lab)
     gang = Gang(lab, "killed", members=("node1", "node2"))
     gang.options = "--interface="

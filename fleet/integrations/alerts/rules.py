@@ -61,7 +61,7 @@ class Alert:
     source: str = ""
     """Source of an `expr`."""
     part: str = ""
-    """Of an `expr`: the kind of part that its series name, a key of PARTS; empty: the host."""
+    """For an `expr`: the key in PARTS of the kind of part that its series are about; empty: its series are about the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class PartLabels:
         )
 
     def join(self, expr: str) -> str:
-        """Return the condition with the labels of its part. It is also true for a part that has no info series."""
+        """Return the condition with the labels of its part. A part without an info series fires too, without these labels."""
         on = f"on (instance, {self.key})"
         labels = ", ".join(self.sources)
         return f"({expr})\n  * {on} group_left ({labels}) {self.series}\nor ({expr})\n  unless {on} {self.series}"
@@ -151,7 +151,7 @@ class Rule:
 
     @property
     def part(self) -> PartLabels | None:
-        """Return the labels of the part that it is about; None for a host."""
+        """Return the labels of the part that the alert is about; None for a host."""
         if not self.criteria:
             return PARTS[self.alert.part] if self.alert.part else None
         labels = READINGS[self.criteria[0].name].labels

@@ -38,7 +38,7 @@ class GpuTrace:
     sparks: tuple[Spark | None, ...]
     """One per column; None without data."""
     figures: tuple[str, ...]
-    """The same in words."""
+    """The figures of the sparklines in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,7 @@ def test_minimum_ansible_core_equals_that_of_the_package() -> None:
 
 
 def test_requirements_equal_those_of_the_package() -> None:
-    """Except the dependencies of hosts only, and ansible-core, which an execution environment chooses itself."""
+    """Dependencies that only hosts need are left out. So is ansible-core, whose version the execution environment chooses."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     theirs = {*project["dependencies"], *project["optional-dependencies"]["control"]}
     lines = (ROOT / "meta" / "requirements.txt").read_text(encoding="utf-8").splitlines()
@@ -180,7 +180,7 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
     names = {path.name for path in (site / "runs" / "r1").iterdir()}
     assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, "the callback plugins, too"
-    assert not (installed(site) / "runs").exists(), "a collection may be somebody else's"
+    assert not (installed(site) / "runs").exists(), "another user may own the collection"
     assert not (installed(site) / "build").exists()
 
 

@@ -107,7 +107,7 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
 
 
 def test_facts_of_a_hostile_host_replace_no_variable(tmp_path: Path, inventory: Path, bait: Path) -> None:
-    """With Ansible's default, by which facts become variables.
+    """Here facts become variables, which is Ansible's default.
 
     The ansible.cfg of the checkout turns that off, but it does not apply to the collection. tests/lab/test_hostile_host.py tests
     the other setting over SSH, with more facts.

@@ -207,7 +207,7 @@ def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:
 def test_gloo_uses_the_interface_of_the_planned_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, given: str, profile: str, interface: str
 ) -> None:
-    """By itself it would use the address of the host name, which /etc/hosts often makes 127.0.1.1."""
+    """By default gloo would use the address of the host name, which is 127.0.1.1 in many /etc/hosts."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     plan = builders.plan("node1", "node2", profile=profile)
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)

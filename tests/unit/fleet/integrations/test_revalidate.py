@@ -200,10 +200,10 @@ def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
     command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
     done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
     assert done.stdout == "no host is in use\n"
-    assert done.stderr.startswith("h1: run r0 drained it and ended without resuming it")
+    assert done.stderr.startswith("h1: run r0 drained this host and ended without resuming it")
     plan = builders.plan("h1", "h2")
     report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
-    assert "h1: run r0 drained it" in payload(report, plan, link="", directory=slurm.run)["text"]
+    assert "h1: run r0 drained this host" in payload(report, plan, link="", directory=slurm.run)["text"]
     slurm.put(**{"reason-n1": "replaced PSU"})
     slurm.take()
     assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
@@ -214,7 +214,7 @@ def test_node_drained_by_a_running_run_is_in_use(slurm: Site) -> None:
     (slurm.run.parent / "r0").mkdir()
     holder = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
     (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(holder), "running": []}) + "\n")
-    assert slurm.take()["h1"].startswith("run r0 drained it and is locked by ")
+    assert slurm.take()["h1"].startswith("run r0 drained this host and is locked by ")
     assert slurm.changes() == [drain("n2")]
 
 
@@ -230,7 +230,7 @@ def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: Site) -> 
     slurm.put(denied="")
     assert (
         slurm.take()["h1"]
-        == "it could not be drained: scontrol exited with 1: slurm_update error: Access/permission denied"
+        == "node n1 could not be drained: scontrol exited with 1: slurm_update error: Access/permission denied"
     )
 
 
@@ -303,7 +303,7 @@ UNMARK = "annotate node n1 rackproof/drained-by-"
 def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) -> None:
     """With a leftover annotation, a later cordon by an administrator would look like ours."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
-    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
+    assert kubernetes.take()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
     kubernetes.put(**{"cordon-n1": '"unschedulable": true'})
     assert len(resume_all(kubernetes.run)) == 1
@@ -312,7 +312,7 @@ def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) 
 
 def test_node_that_cannot_be_annotated_is_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"no-annotate": ""})
-    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
+    assert kubernetes.take()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
 
 

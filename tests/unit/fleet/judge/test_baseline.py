@@ -323,7 +323,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
 
 def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     bare = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
-    lacks = "has none of the figures that this run is compared on"
+    lacks = "has none of the figures that are compared in this run"
     assert missing_baselines(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
     # One common figure is enough; unmeasured figures and figures without a criterion do not count.
     assert missing_baselines(bare) == []
