@@ -10,6 +10,7 @@ from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import Attempt, gang_attempts
+from fleet.scope_text import describe_scope
 from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Value
@@ -297,6 +298,11 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
     return verdicts
 
 
+def _location(host: str, scope: str) -> str:
+    """Return `GPU 7 of h2`."""
+    return host if scope == "host" else f"{describe_scope(scope)} of {host}"
+
+
 def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: Sequence[Location]) -> Verdict:
     name, value = identity
     return Verdict(
@@ -308,7 +314,7 @@ def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: S
         criterion="identity-unique",
         kind=VerdictKind.IDENTITY,
         value=value,
-        reason=f"{value} is also {' and '.join(f'{other} {where}' for other, where in others)}",
+        reason=f"also reported by {' and '.join(_location(*other) for other in others)}",
         action="inspect_hardware",
         source="a serial, UUID, GUID or MAC address identifies one part",
         basis="policy",

@@ -33,6 +33,7 @@ from fleet.judge.localization.matrix import (
 from fleet.judge.localization.slow import MIN_HOSTS
 from fleet.judge.localization.suspects import comparable_pairs, find_suspects
 from fleet.quantities import quantity as shown
+from fleet.scope_text import describe_scope
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
@@ -212,7 +213,7 @@ class _GangPairs:
         elif (
             suspect.kind == NIC
         ):  # the model and serial of the NIC are unknown; the GPU must not be returned in its place
-            note = f"; it is the NIC that {scope}{f' (serial {serial})' if serial else ''} uses"
+            note = f"; it is the NIC that {describe_scope(scope)}{f' (serial {serial})' if serial else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
         title = f"suspect {suspect.kind} {suspect.where}".strip()
         quantity = suspect.quantity

@@ -848,8 +848,8 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         if item.verdict == FAIL
     ]
     assert verdicts == [
-        ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
-        ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
+        ("h1", "gpu=0", "gpu.serial", "also reported by GPU 1 of h2"),
+        ("h2", "gpu=1", "gpu.serial", "also reported by GPU 0 of h1"),
     ]
     parts_of_fleet = [DuplicateSerials(), DuplicateSerials()]
     parts_of_fleet[0].add("h1", evidence["h1"])

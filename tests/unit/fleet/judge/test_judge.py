@@ -297,7 +297,7 @@ def test_duplicate_serial_fails_both_hosts() -> None:
         ("h1", "gpu=0", FAIL),
         ("h2", "gpu=0", FAIL),
     ]
-    assert verdicts[0].reason == "h1-0 is also h2 gpu=0"
+    assert verdicts[0].reason == "also reported by GPU 0 of h2"
 
 
 def test_gpus_of_one_board_may_share_its_serial() -> None:
