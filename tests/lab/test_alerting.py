@@ -162,35 +162,48 @@ def reboot(site: Site) -> None:
     site.boot()
 
 
+def part(gpu: int) -> dict[str, str]:
+    """Return the labels that identify a GPU of the scenario."""
+    return {"serial": f"165000000000{gpu}", "slot": f"0000:00:0{6 + gpu}.0"}
+
+
 FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str, str], str]] = {
     "ecc": (
         lambda site: site.scenario("gpu.2.TotalEccErrors.1.0=2"),
         reset,
-        {"alertname": "RackproofGpuEccUncorrectable", "gpu": "2", "action": "reset_gpu"},
+        {"alertname": "RackproofGpuEccUncorrectable", "gpu": "2", "action": "reset_gpu", **part(2)},
         "h1: GPU 2 has uncorrectable memory errors",
     ),
     "thermal": (
         lambda site: site.scenario("gpu.1.CurrentClocksEventReasons=0x48", "gpu.1.CurrentClocksThrottleReasons=0x48"),
         reset,
-        {"alertname": "RackproofGpuThermalSlowdown", "gpu": "1", "reason": "hw_thermal", "action": "inspect_hardware"},
+        {
+            "alertname": "RackproofGpuThermalSlowdown",
+            "gpu": "1",
+            "reason": "hw_thermal",
+            "action": "inspect_hardware",
+            **part(1),
+        },
         "h1: GPU 1 is throttled by heat",
     ),
     "xid": (
-        lambda site: site.log("NVRM: Xid (PCI:0000:5D:00): 79, pid='<unknown>', GPU has fallen off the bus."),
+        lambda site: site.log("NVRM: Xid (PCI:0000:00:08): 79, pid='<unknown>', GPU has fallen off the bus."),
         reboot,
         {
             "alertname": "RackproofFatalXid",
             "xid": "79",
-            "pci": "0000:5d:00.0",
+            "pci": "0000:00:08.0",
             "criterion": "xid-79",
             "action": "reboot",
+            "gpu": "2",
+            **part(2),
         },
-        "h1: XID 79 of the GPU at 0000:5d:00.0",
+        "h1: XID 79 of the GPU at 0000:00:08.0",
     ),
     "lost": (
         lambda site: site.scenario("gpu.3.*=!15"),
         reset,
-        {"alertname": "RackproofGpuGone", "action": "reboot"},
+        {"alertname": "RackproofGpuGone", "action": "reboot", "gpu": "3", **part(3)},
         "h1: the GPU in slot 0000:00:09.0 is missing",
     ),
 }
@@ -208,6 +221,8 @@ def test_fault_fires_its_alert_within_two_scrapes_and_resolves_it(site: Site, fa
     texts = alerts[0]["labels"] | {"summary": alerts[0]["annotations"]["summary"]}
     wanted = {**labels, "summary": summary, "severity": "critical", "host": "h1", "rack": "r1", "run_id": "lab"}
     assert {key: texts[key] for key in wanted} == wanted
+    command = f"rackproof rma runs/lab --host h1 --serial {labels['serial']} --reason {name}"
+    assert alerts[0]["annotations"]["rma"] == command
     assert alerts[0]["annotations"]["runbook_url"].endswith(f"#{name.lower()}")
     assert len(alerts) == 1
     heal(site)
