@@ -160,10 +160,8 @@ def _unknown(
 ) -> str:
     """Return why nothing is written for the named host or part."""
     if options.reason is not None:
-        place = clean(options.host) if options.host is not None else "any host of this run"
-        return (
-            f"{clean(options.serial)}: no part of {place} has this serial; give the run and the host that had the part"
-        )
+        searched = clean(options.host) if options.host is not None else "any host of this run"
+        return f"{clean(options.serial)}: no part of {searched} has this serial; give the run and the host that had the part"
     serials = [document["part"].get("serial", "") for _, document in entries]
     known = list(dict.fromkeys(serials if options.serial is not None and entries else [part.host for part in failed]))
     available = ", ".join(clean(text) for text in known[:10] if text) or "nothing"

@@ -224,8 +224,8 @@ def test_part_without_a_failure_is_returned_for_the_reason_that_the_operator_giv
 
 
 def test_reason_is_added_to_the_failures_of_the_run(run: Path) -> None:
-    found = package(run)["causes"]
-    assert package(run, "--serial", "h2-1", "--reason", "it smells")["causes"][1:] == found
+    causes = package(run)["causes"]
+    assert package(run, "--serial", "h2-1", "--reason", "it smells")["causes"][1:] == causes
 
 
 def test_reason_needs_a_part_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
