@@ -184,7 +184,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
         UsageError: an option has an invalid value; the message names it.
     """
     devices = [int(index) for index in options.devices.split(",")] if options.devices else None
-    count = options.gpus or (len(devices) if devices else machine.gpus.most)
+    count = options.gpus or (len(devices) if devices else machine.gpus.expected)
     name = options.host or re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "localhost"
     variables: dict[str, Any] = {
         "rackproof_rack": "local",

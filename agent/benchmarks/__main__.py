@@ -9,11 +9,10 @@ import sys
 
 from agent.placement import torch_env
 
-if (
-    __name__ == "__main__"
-):  # before torch, whose import takes seconds: errors in the launcher's variables are reported at once
+# Before torch is imported, which takes seconds, so that errors in the launcher's variables are reported at once.
+if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
-    gc.disable()  # garbage collection takes an eighth of the time of importing torch, and frees nothing
+    gc.disable()  # an eighth of torch's import time would be garbage collection, which frees nothing here
 
 import argparse
 import contextlib
@@ -45,7 +44,7 @@ STARTED = time.monotonic()
 def main() -> int:
     """Run the requested benchmarks on this rank.
 
-    Returns 0 if all of them ran, whatever they measured; without a supervisor, 1 if a figure is an error.
+    Returns 0 if all of them ran, even if a figure is an error. Without a supervisor, a figure that is an error gives 1.
     """
     options = _parser().parse_args()
     try:
@@ -58,7 +57,7 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> int:
     store, rank, world_size = connect_store()
     request, work = _read_request(options, store, rank)
-    if cpus := request.get("cpus"):  # before torch and NCCL start threads, which inherit it
+    if cpus := request.get("cpus"):  # before torch and NCCL start threads: new threads inherit the CPU affinity
         host_cpu.pin_to_cpus(int(cpus), int(os.environ.get("LOCAL_RANK", "0")))
     context = create_context(request, work, store, rank, world_size)
     if options.request:
@@ -96,7 +95,7 @@ def take_device(context: Context, request: Mapping[str, Any]) -> str:
         return f"the device cannot be used: {describe_error(error)}"
     planned = request.get("uuids", {}).get(str(context.devices[context.local_rank]), "").lower()
     if uuid and planned and uuid != planned:
-        # CUDA skips a GPU that NVML still lists; each later one would then be measured under another GPU's serial.
+        # CUDA can skip a GPU that NVML still lists. Each later GPU would then be reported under the wrong serial.
         return f"{context.device} is {uuid}; NVML has {planned} at this index"
     return device_error(context)
 
@@ -108,16 +107,16 @@ def _device_uuid(properties: Any) -> str:
 
 
 def connect_store() -> tuple[Store, int, int]:
-    """Return the launcher's store, this process's rank and the world size; without a launcher this process is alone."""
+    """Return the launcher's store, this process's rank and the world size; without a launcher, rank 0 of 1."""
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
-    # Any process that reaches the store can write to it. Only the supervisors and their ranks have this launch's prefix.
+    # Any process that reaches the store can write to it, but only the supervisors and their ranks know the launch's prefix.
     return PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", "rackproof"), store), rank, world_size
 
 
 def _wait_for_all_ranks(context: Context) -> None:
-    """Wait until all ranks have finished: afterwards local rank 0 removes their files, and rank 0 may close the store."""
+    """Wait until all ranks have finished. Only then may local rank 0 remove their files and rank 0 close the store."""
     if context.world_size == 1:
         return
     context.store.set(f"left/{context.rank}", "")
@@ -217,7 +216,7 @@ def _print_results(work: Path, *, keep: bool) -> None:
 
 
 def _redirect_output(context: Context) -> None:
-    """Send this rank's output to a log of its own, at the level of file descriptors, so that it includes NCCL's lines."""
+    """Redirect this rank's stdout and stderr to its own log. File descriptors are replaced, so NCCL's lines go there too."""
     log = os.open(context.work / f"rank{context.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -225,13 +224,13 @@ def _redirect_output(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    if torch.cuda._is_in_bad_fork():  # the launcher used CUDA before it forked, so CUDA works only in a new program
+    if torch.cuda._is_in_bad_fork():  # the launcher used CUDA before it forked, so CUDA works only after an exec
         os.execv(sys.executable, [sys.executable, "-m", "agent.benchmarks", *sys.argv[1:]])  # noqa: S606 - a list, no shell
     gc.freeze()
     gc.enable()
     exit_code = main()
-    # All files are written. Threads of torch that still run when Python exits abort the process (seen with gloo on a busy
-    # host), which would look like a lost rank.
+    # All files are written. If threads of torch still run when Python exits, they can abort the process (seen with gloo on
+    # a busy host), which would look like a lost rank.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

@@ -1,8 +1,8 @@
 """torchrun with a store that listens on one address: `python -m agent.benchmarks.rendezvous FILE --nnodes=… PROGRAM …`.
 
-torchrun's own rendezvous listen on every address of the host. This one is static: the order of the hosts is known, the first
-host keeps the store, and all agents and ranks use it. Its parameters are in FILE, which only its user can read, and not in
-the arguments, which every user of the host can read.
+torchrun's own rendezvous backends listen on every address of the host. This one listens on one address only, because the
+hosts and their order are known: the first host runs the store, and all torchrun agents and ranks use it. The parameters are
+in FILE, which only its owner can read; arguments are visible to every user of the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    gc.disable()  # garbage collection takes an eighth of the time of importing torch, and frees nothing
+    gc.disable()  # an eighth of torch's import time would be garbage collection, which frees nothing here
 
 from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -30,22 +30,22 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-import agent.benchmarks.links.pairs  # noqa: F401 - imports most of what a rank needs, before the ranks are forked from here
+import agent.benchmarks.links.pairs  # noqa: F401 - imports most of what a rank needs, before this process forks the ranks
 from agent.gang.protocol import GangError
 from agent.gang.transport import listen
 
 BACKEND = "rackproof"
 VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
 TIMEOUT = timedelta(minutes=10)
-"""How long to wait for late hosts. The supervisors' own time-out is shorter."""
+"""How long to wait for late hosts. The supervisors have a shorter time-out."""
 
 
 class StaticRendezvous(RendezvousHandler):
-    """The hosts in their known order around one store.
+    """Connects hosts whose order is known through one store.
 
     Args:
-        config: `name` of the launch, `rank` and number of `hosts`, `address` and `port` of the store (0: any port). The host
-            that keeps the store listens there; if there are `admitted` addresses, only they may connect.
+        config: `name` of the launch, `rank` of this host, number of `hosts`, `address` and `port` of the store (0: any port).
+            The host of rank 0 listens there. If there are `admitted` addresses, only these may connect.
     """
 
     use_agent_store = True
@@ -54,14 +54,14 @@ class StaticRendezvous(RendezvousHandler):
         self._config = config
 
     def get_backend(self) -> str:
-        """Return the name by which torchrun selects it."""
+        """Return the name by which torchrun selects this rendezvous."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Open the store, or connect to it; torchrun's agents then wait there for each other.
 
         Raises:
-            GangError: it cannot listen.
+            GangError: this host cannot listen on the store's address.
         """
         config, descriptor = self._config, None
         address, port = str(config["address"]), int(config["port"])
@@ -96,7 +96,7 @@ class StaticRendezvous(RendezvousHandler):
         return str(self._config["name"])
 
     def shutdown(self) -> bool:
-        """Do nothing: the store ends with the process."""
+        """Do nothing: the store closes when the process exits."""
         return True
 
 
@@ -106,7 +106,7 @@ def main() -> None:
     config: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     if config["trains"]:
         importlib.import_module("torch._dynamo")  # each rank's first optimizer imports it
-    gc.freeze()  # without it Python, when it exits, spends half a second on the objects that importing torch created
+    gc.freeze()  # otherwise Python spends half a second at exit on the objects that the import of torch created
     gc.enable()
     disable_name_lookups()
     hide_gpus_until_fork()
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def hide_gpus_until_fork() -> None:
-    """Hide the GPUs from torchrun until it forks: newer versions query them, and then CUDA does not work in a fork."""
+    """Hide the GPUs from torchrun until it forks: newer versions query them, after which CUDA fails in a forked process."""
     hidden = {VISIBLE: "", WITHOUT_CUDA: "1"}
     before = {name: os.environ[name] for name in hidden if name in os.environ}
     os.environ |= hidden
@@ -138,10 +138,10 @@ def hide_gpus_until_fork() -> None:
 def disable_name_lookups() -> None:
     """Keep this process from querying name servers: all its addresses are numeric.
 
-    torch looks up names for its messages while it opens the store. With a name server that does not answer, that takes 10 s
-    (measured with torch 2.13; 0.01 s without look-ups).
+    While torch opens the store, it looks up names for its log messages. If the name server does not answer, this takes 10 s
+    (measured with torch 2.13; without look-ups 0.01 s).
     """
-    with contextlib.suppress(AttributeError):  # glibc's own; another C library has no such function
+    with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 
 

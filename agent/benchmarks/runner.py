@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after the other, and reports the reason for every figure that could not be measured."""
+"""Run the benchmarks one after the other, and report the reason for every figure that could not be measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORE_ERRORS = (RuntimeError, ValueError)
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """Run the benchmarks of single devices first, then those of all ranks: a lost GPU costs only its own figures.
+    """Run the benchmarks of single devices first, then those of all ranks, so that a lost GPU costs only its own figures.
 
     Args:
         broken: why this rank's device cannot be used; empty if it can.
@@ -85,7 +85,7 @@ def run_benchmark(context: Context, name: str, chosen: Mapping[str, Any]) -> str
         "scope": "host" if context.is_reporting_rank else context.device_scope,
         "benchmark": name,
     }
-    if problem:  # every rank reports it: the error may have come after all figures of the benchmark were measured
+    if problem:  # on every rank: if the error came after the last figure, nothing else in the record shows it
         context.report_absent(DURATION.name, status=ERROR, reason=problem, **duration)
     elif context.is_reporting_rank:
         context.report(DURATION.name, time.monotonic() - began, **duration)
@@ -94,7 +94,7 @@ def run_benchmark(context: Context, name: str, chosen: Mapping[str, Any]) -> str
 
 
 def device_error(context: Context) -> str:
-    """Return why the device can no longer be used, or an empty string. After some errors CUDA refuses every call."""
+    """Return why the device can no longer be used, or an empty string. After some errors every CUDA call fails."""
     try:
         torch.zeros(1, device=context.device).add_(1)
         context.synchronize()  # has a time-out, unlike reading the result of a kernel that hangs
@@ -106,19 +106,19 @@ def device_error(context: Context) -> str:
 def _check_readiness(context: Context, broken: str) -> str:
     """Return which ranks cannot join the process group, and why; an empty string if all can.
 
-    NCCL itself would wait for a missing rank without naming it.
+    NCCL would wait for a missing rank, and would not report which rank it is.
     """
     context.heartbeat.grouped, context.unable = True, broken
     context.begin("readiness check")
     context.store.set(f"roll/{context.rank}", broken or "here")
-    # Rank 0 decides for all: if each rank decided alone, a late rank could be ready for some and missing for others.
+    # Rank 0 decides for all. If each rank decided alone, some could see a late rank as ready and others as missing.
     if context.rank == 0:
         context.store.set("roll", _unready_ranks(context))
     try:
         context.store.wait(["roll"], timedelta(seconds=2 * context.timeout_s + 10))
         return context.store.get("roll").decode()
     except STORE_ERRORS:
-        return "rank 0 did not finish the readiness check: it, or its host, is lost"
+        return "rank 0 did not finish the readiness check: the rank or its host is lost"
 
 
 def _unready_ranks(context: Context) -> str:

@@ -1,6 +1,6 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured. Its record then has the reason for each planned observation.
+A host in use is inspected but not measured. Its record then has the same reason for each planned observation.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = verbs.add_parser(
         "busy",
         help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
-        epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. In use means: a "
-        "process on a planned GPU, another run, or a --because. A GPU that cannot be checked counts as in use.",
+        epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
+        "if a process uses a planned GPU, another run has the host, or --because is given. A GPU that cannot be checked counts "
+        "as in use.",
     )
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
@@ -65,7 +66,7 @@ def _busy(options: argparse.Namespace) -> int:
 
 
 def _gpu_users(run: HostRun) -> list[str]:
-    """Return the processes on the planned GPUs. Ignore MIG mode, because the benchmarks report it."""
+    """Return the processes on the planned GPUs. Conflicts such as MIG mode are left out: the benchmarks report them."""
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
     other_conflicts = gpu_conflicts(run.host.devices, share=True)
@@ -73,7 +74,7 @@ def _gpu_users(run: HostRun) -> list[str]:
 
 
 def record_skipped(run: HostRun, reason: str) -> None:
-    """Record a snapshot, which does not disturb the host, and the reason for each planned observation not yet measured."""
+    """Record a snapshot, which does not disturb the host, and `reason` for the planned observations of stages not yet run."""
     record = run.record()
     measured = {observation.stage for observation in record.observations}
     if run.host.gang:

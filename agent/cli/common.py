@@ -15,7 +15,9 @@ def run_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
     parser.add_argument("--host", help="this host's name in the plan (default: found by the host's own names)")
-    parser.add_argument("--interface", default="", help="network interface for NCCL and gloo (default: they choose)")
+    parser.add_argument(
+        "--interface", default="", help="network interface for NCCL and gloo (default: their own choice)"
+    )
     parser.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
     parser.add_argument("--wait", action="store_true", help="with --detach: wait for the end like `rackproof wait`")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")

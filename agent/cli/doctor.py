@@ -26,8 +26,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--gpus",
         type=int,
-        help="number of GPUs that this host should have (without it, a GPU that is gone from the PCI bus is not missed, and "
-        "the exit code is 2 at best)",
+        help="number of GPUs that this host should have (without it, a GPU that is missing on the PCI bus is not noticed, and "
+        "the exit code is never 0)",
     )
     parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     parser.add_argument(

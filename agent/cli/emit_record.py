@@ -16,7 +16,7 @@ from schemas.plans import plan_from_json
 from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
-"""Variable with the name of the cluster node, which differs from the name of the pod."""
+"""Environment variable with the name of the cluster node. A pod has another name."""
 NO_RECORD = 2
 
 

@@ -55,19 +55,19 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=Path,
         default=STATE,
         metavar="DIRECTORY",
-        help=f"Rackproof's own directory on this host; the run there is exported too (default: {STATE})",
+        help=f"Rackproof's own directory on this host; the run in it is exported too (default: {STATE})",
     )
     parser.add_argument(
         "--sample-hz",
         type=float,
         default=SAMPLE_HZ,
-        help=f"samples of each GPU a second; 0: none, and NVML is closed between scrapes (default: {SAMPLE_HZ:g})",
+        help=f"samples of each GPU per second; 0: none, and NVML is closed between scrapes (default: {SAMPLE_HZ:g})",
     )
     parser.add_argument(
         "--window",
         type=float,
         default=WINDOW_S,
-        help="seconds over which minimum, mean and maximum are taken; more than the scrape interval "
+        help="seconds over which minimum, mean and maximum are computed; must be longer than the scrape interval "
         f"(default: {WINDOW_S:g})",
     )
     parser.add_argument(
@@ -77,16 +77,16 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--every",
         type=float,
         metavar="SECONDS",
-        help=f"how often the hardware is read; a scrape in between gets the same page again (default: {FRESH_S:g}), and how "
-        f"often --textfile is written (default: {WRITE_S:g})",
+        help=f"how often the hardware is read; scrapes in between get the same page (default: {FRESH_S:g}). With --textfile: "
+        f"how often the file is written (default: {WRITE_S:g})",
     )
     parser.add_argument(
-        "--detach", type=Path, metavar="DIRECTORY", help="return at once; process id and log are written there"
+        "--detach", type=Path, metavar="DIRECTORY", help="return at once; write process id and log to this directory"
     )
     parser.add_argument(
         "--for-run",
         action="store_true",
-        help="exit when the run that has this host by its lease in --state is finished, and no client scrapes any more",
+        help="exit when the run that holds this host's lease (in --state) has finished and no client scrapes any more",
     )
     parser.set_defaults(call=_export)
 
@@ -123,7 +123,7 @@ def _export(options: argparse.Namespace) -> int:
         print_progress(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics")
         background.notify_systemd()
         end_of_run = EndOfRun(options.state)
-        while not ended.wait(FRESH_S):  # a wait without time-out could miss a signal just before it
+        while not ended.wait(FRESH_S):  # without a time-out, a signal just before the wait could be missed
             if options.for_run and end_of_run.is_reached(time.monotonic() - server.last_request):
                 print_progress("run finished, no scrapes; exiting")
                 break
@@ -131,13 +131,13 @@ def _export(options: argparse.Namespace) -> int:
 
 
 class EndOfRun:
-    """Detects the end of the run for an exporter that was not stopped, such as after a crash of the control node."""
+    """Detects the end of a run, so that the exporter exits even if a crashed control node never stops it."""
 
     def __init__(self, state: Path) -> None:
         self._state, self._had_run = state, False
 
     def is_reached(self, idle_s: float) -> bool:
-        """Return whether a run had the host, no run has it now (docs/resume.md), and no scrape came for longer than IDLE_S."""
+        """Return whether a run had the host, no run has it now (docs/resume.md), and the last scrape was over IDLE_S ago."""
         try:
             has_run = lease.held_by_other(self._state, "") is not None
         except (OSError, documents.DocumentError):
@@ -163,14 +163,16 @@ def _listen_problem(options: argparse.Namespace, error: OSError) -> str:
 def _usage_problem(options: argparse.Namespace) -> str:
     """Return an error message for the first invalid option; empty if all are valid."""
     if not 0 <= options.port <= MAX_PORT:
-        return f"--port {options.port}: a port is 0 to {MAX_PORT}; 0 lets the system choose"
+        return f"--port {options.port}: not a port; give 1 to {MAX_PORT}, or 0 to let the system choose"
     invalid = [part for part in options.gpus.split(",") if options.gpus and not part.isdigit()]
     if invalid:
         return f"--gpus {options.gpus}: {invalid[0]!r} is not an NVML index; give comma-separated numbers, such as 0,1"
     if options.textfile and options.textfile.suffix != ".prom":
         return f"--textfile {options.textfile}: node_exporter reads files that end in .prom"
     if options.textfile and not options.textfile.absolute().parent.is_dir():
-        return f"--textfile {options.textfile}: its directory does not exist; create it, or give node_exporter's own"
+        return (
+            f"--textfile {options.textfile}: its directory does not exist; create it, or use node_exporter's directory"
+        )
     if options.every is not None and not 1 <= options.every <= MAX_INTERVAL_S:
         return f"--every {options.every:g}: give 1 to {MAX_INTERVAL_S:g} seconds"
     if options.sample_hz and not 1 <= options.sample_hz <= MAX_HZ:
@@ -191,7 +193,7 @@ def _without_detach(arguments: Sequence[str]) -> list[str]:
 
 
 def _write_textfile(metrics: CollectorRegistry, path: Path, interval_s: float, ended: threading.Event) -> int:
-    """Write the file periodically and atomically until terminated; then remove it, because it would become outdated."""
+    """Write the file atomically every `interval_s` until terminated; then remove it, so that no old values are scraped."""
     print_progress(f"writing {path} every {interval_s:g} s")
     background.notify_systemd()
     try:

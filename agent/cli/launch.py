@@ -32,8 +32,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--launcher",
         choices=LAUNCHERS,
         default=TORCHRUN,
-        help="what started this process: mpi (mpirun) or slurm (srun), which also report the other hosts; "
-        "torchrun (default): no launcher; this command starts torchrun",
+        help="what started this process: mpi (mpirun) or slurm (srun), whose variables also name the other hosts; "
+        "torchrun (default): nothing, so this command starts torchrun",
     )
     parser.add_argument(
         "--members",
@@ -50,16 +50,17 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--number",
         type=int,
         default=0,
-        help="number of this launch of the gang, or of a study's cell; a launch that was already measured is skipped",
+        help="number of this launch among those of the gang, or of the cell of a scaling study; a launch that was already "
+        "measured is skipped",
     )
     parser.add_argument(
-        "--probe", action="store_true", help="only test, in a short launch, whether these hosts work together"
+        "--probe", action="store_true", help="run only a short launch that tests whether these hosts work together"
     )
     parser.add_argument(
         "--admit",
         choices=["anyone", "members"],
         default="anyone",
-        help="whose connections the rendezvous and the heartbeats accept (default: anyone)",
+        help="from whom the rendezvous and the heartbeats accept connections (default: anyone)",
     )
     parser.set_defaults(call=_launch)
 

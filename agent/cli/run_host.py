@@ -1,7 +1,7 @@
 """The verb `run-host`: run this host's part of a planned run from beginning to end, without a control node.
 
-Each step is a verb that the playbooks also run on a host. It runs in its own process, so that a crash loses only its own
-measurements. At the end the record is printed to the log, even if a step failed.
+Each step is a verb that the playbooks also run on a host. Each runs in a process of its own, so that a crash loses only that
+step's measurements. At the end the record is printed to the log, even if a step failed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {STATE}/runs/RUN_ID)"
     )
-    parser.add_argument("--interface", default="", help="network interface for NCCL and gloo (default: they choose)")
+    parser.add_argument(
+        "--interface", default="", help="network interface for NCCL and gloo (default: their own choice)"
+    )
     parser.add_argument(
         "--port",
         type=int,
@@ -82,7 +84,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=float,
         default=DISCOVERY_TIMEOUT_S,
         metavar="SECONDS",
-        help=f"how long the gang's hosts wait for each other; those present then start (default: {DISCOVERY_TIMEOUT_S:g})",
+        help="how long the gang's hosts wait for each other; the launch then starts with those that connected "
+        f"(default: {DISCOVERY_TIMEOUT_S:g})",
     )
     parser.add_argument("--quiet", action="store_true", help="do not print the record to the log; --results has it")
     parser.set_defaults(call=_run_host, detach=False, plan=None)
@@ -138,14 +141,14 @@ class HostRunner:
             return 128 + signal.SIGTERM
 
     def _started_run(self) -> HostRun | None:
-        """Return the run if the interrupted inspection had started it; otherwise None."""
+        """Return the run if the interrupted `inspect` had already started it; otherwise None."""
         try:
             return HostRun(self._options.run_dir, self._options.host)
         except documents.DocumentError:
             return None
 
     def _launch_gang(self, run: HostRun) -> None:
-        """Wait for the gang's hosts and launch with those present; without another host, record why the stage did not run."""
+        """Wait for the gang's hosts and launch with those present. If no other connects, record why the stage did not run."""
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
         gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)
@@ -185,7 +188,7 @@ class HostRunner:
         pending: list[int] = []
         _on_termination(
             lambda number, _: pending.append(number)
-        )  # an exception during Popen would lose the new process
+        )  # an exception inside Popen would leave the new process running
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, text=True, env=_environment())
         try:
             _on_termination(_request_termination)
@@ -201,7 +204,7 @@ class HostRunner:
 
     def _emit(self, run: HostRun) -> int:
         """Print the records to the log, copy them to --results, and release the host; return the exit code."""
-        _on_termination(signal.SIG_IGN)  # `collect` rejects an incomplete record
+        _on_termination(signal.SIG_IGN)  # a signal would cut the record short, and `collect` would reject it
         launch_options.publish_results(self._options, run)
         count = 1 if self._options.quiet else emit_records(run)
         lease.release(lease.state_directory(run.directory), self._plan.run_id)
@@ -209,7 +212,7 @@ class HostRunner:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without this process's placement by mpirun, srun or an operator, for child processes."""
+    """Return the environment for child processes, without the placement variables of mpirun, srun or an operator."""
     environment = without_placement(os.environ)
     return {name: value for name, value in environment.items() if not name.startswith(OPERATOR_VARIABLES)}
 

@@ -38,7 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         default=0,
         metavar="N",
-        help="start or continue in the background, and report the progress after 1/N of the planned time, or at the end",
+        help="start or continue in the background, wait for 1/N of the planned time or for the end, and report the progress",
     )
     parser.set_defaults(call=_soak)
 
@@ -92,7 +92,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
-        # With --looks this process may outlive its playbook. It must not restart a soak that was stopped in the meantime.
+        # With --looks this process may still run after its playbook has ended. It must not restart a soak stopped since then.
         lease.renew(options.run_dir, run.plan, taken=bool(options.looks))
         print(background.start(arguments, options.run_dir, SOAK))
 
@@ -104,6 +104,6 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     state = lease.state_directory(options.run_dir)
     if other := lease.held_by_other(state, run.plan.run_id):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
-    elif code == ENDED_EARLY:  # the host leaves the run and is free for others
+    elif code == ENDED_EARLY:  # the host leaves the run and is free for other runs
         lease.release(state, run.plan.run_id)
     return code

@@ -43,7 +43,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
     """Run a stage, publish the record, and return the exit code.
 
-    Wait until no other process runs this stage here, and fail if another run has the host.
+    Waits until no other process runs this stage on this host. Fails if another run has the host.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:

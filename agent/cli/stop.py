@@ -14,7 +14,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add stop to the command."""
     parser = verbs.add_parser(
         "stop",
-        help="end a run's stage or soak on this host, and its detached exporter; exits 75 if another run has the host",
+        help="end the exporter on this host, on request also a run's stage or soak; exits 75 if another run has the host",
         description="Ends the exporter of `export --detach`; with --end or --take-over also a stage or soak. Records are kept.",
         epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12 --end",
     )
@@ -34,7 +34,7 @@ def _stop(options: argparse.Namespace) -> int:
     other = lease.held_by_other(state, run_id, claim)
     if other and not options.take_over:
         return fail(
-            f"this host is held by {other.describe()}: wait for its end, or set rackproof_take_over", lease.HELD
+            f"this host is held by {other.describe()}: wait until that run ends, or set rackproof_take_over", lease.HELD
         )
     if run_id or options.take_over:
         end = options.end or options.take_over

@@ -1,4 +1,4 @@
-"""The verb `wait`: wait for a stage that runs in the background."""
+"""The verb `wait`: wait until a stage in the background ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from schemas.stages import BENCHMARK, GANG, SOAK
 
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
-"""Time for a supervisor to end its ranks and to write the record, after the deadline of the ranks."""
+"""Time that a supervisor has, after the deadline of its ranks, to end them and to write the record."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add wait to the command."""
     parser = verbs.add_parser(
         "wait",
-        help="wait for the end of a stage in the background; exits 3 if it did not finish",
+        help="wait until a stage in the background ends; exits 3 if it did not finish",
         epilog="example: rackproof wait --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --stage gang",
     )
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
@@ -45,6 +45,6 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     state = lease.state_directory(run.directory)
     if other := lease.held_by_other(state, run.plan.run_id):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
-    elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for others
+    elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for other runs
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED

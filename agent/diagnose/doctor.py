@@ -19,13 +19,13 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
 LOWER_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
-"""Readings that a power-saving link lowers."""
-IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark can show a fault"
+"""Readings that are lower, or flags that are set, while a link saves power."""
+IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark shows whether the link is faulty"
 KERNEL_LOG = ("xid.", "sxid.", "kernel.event.")
 """Readings that count messages in the kernel log since boot."""
 LOG_REASON = "the kernel log keeps this message until the next boot: after a reset or a repair, only a reboot clears it"
 NO_GPU_COUNT = (
-    "expected number of GPUs unknown: give --gpus N; without it, a GPU that is gone from the PCI bus goes unnoticed"
+    "expected number of GPUs unknown: give --gpus N; without it, a GPU that is missing on the PCI bus is not noticed"
 )
 
 
@@ -134,7 +134,7 @@ def _detected_gpu_count(snapshot: Snapshot) -> int:
 
 
 def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
-    """Make findings about slow links inconclusive: without load, a link may be in a power-saving state."""
+    """Change findings about slow links to inconclusive: without load, a link may be in a power-saving state."""
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
     idle_criteria = {criterion.id for criterion in criteria if criterion.name in LOWER_AT_IDLE}
     for verdict in verdicts:
@@ -145,7 +145,7 @@ def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> It
 
 
 def _explain_log(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """Add what clears them to findings in the kernel log, which stay there after the reset that they ask for."""
+    """Add to findings from the kernel log how to clear them: the messages remain in the log after a GPU reset."""
     for verdict in verdicts:
         is_log = verdict.verdict == FAIL and verdict.name.startswith(KERNEL_LOG)
         yield replace(verdict, reason=f"{verdict.reason}; {LOG_REASON}") if is_log else verdict

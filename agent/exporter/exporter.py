@@ -27,7 +27,8 @@ COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterabl
     "dcgm": DcgmRenamer,
     "1.0": lambda: earlier_metrics,
 }
-"""Other names that can be added: those of dcgm-exporter, and our own in an earlier release. Each makes its converter."""
+"""Name of a set of additional metric names -> function that returns its converter. The sets are those of dcgm-exporter, and those
+of Rackproof 1.0."""
 SCRAPE_DEADLINE_S = 8.0
 """Below Prometheus' default scrape timeout of 10 s."""
 
@@ -38,12 +39,12 @@ class Source(Protocol):
     name: str
 
     def collect(self) -> Iterable[Metric]:
-        """Return its families now. An exception is exported like that of a failed collector."""
+        """Return the current families. An exception is exported like that of a failed collector."""
         ...
 
 
 class Exporter:
-    """A prometheus_client collector that reads our collectors. A missing reading is left out and counted."""
+    """A prometheus_client collector that reads Rackproof's collectors. Missing readings are counted but have no series."""
 
     def __init__(
         self, collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
@@ -58,9 +59,9 @@ class Exporter:
         self._failures: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family in Prometheus form, and how each collector performed."""
+        """Yield every family in Prometheus form, and the state of each collector."""
         with self._lock:
-            # Sources are collected like collectors, but return Prometheus families.
+            # Sources are read like collectors, but they return Prometheus families.
             every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
             collected, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
             families = [family for family in collected if isinstance(family, Family)]
@@ -74,7 +75,7 @@ class Exporter:
         yield from collector_metrics
 
     def _rename(self, name: str, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the families under other names. After a failure only these names are missing."""
+        """Return the families under other names. If this fails, only these names are missing."""
         try:
             return list(self._compat[name](families))
         except Exception as error:
@@ -94,7 +95,7 @@ class Exporter:
             self._failures[name] = reason
 
     def _collector_metrics(self, outcome: dict[str, float | str]) -> list[Metric]:
-        """Return how each collector performed: success, duration, time of the last success, time stuck."""
+        """Return the state of each collector: success, duration, time of the last success, time for which it hangs."""
         now = time.time()
         success = _gauge("rackproof_collector_success")
         duration = _gauge("rackproof_collector_duration_seconds")
@@ -135,7 +136,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
     kinds: dict[str, InfoMetricFamily] = {}
     for labels_of_scope, names in texts.items():
         if address := names.get("pci_bus_id"):
-            # The address as in the kernel's log and in sysfs: rules join series of a PCI device with its GPU.
+            # The address in the form of the kernel log and sysfs, so that alert rules can join a PCI device with its GPU.
             names["pci"] = pci_address(address)
         kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
@@ -153,7 +154,7 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """Return how many readings of each GPU, or of the host, are missing: a series that just ends is easily overlooked."""
+    """Return the number of missing readings of each GPU and of the host, because a series that ends is easily overlooked."""
     missing = Counter(
         (labels.get("gpu", ""), value.status)
         for family in families
@@ -193,12 +194,12 @@ def serve(
         WebConfigError: the certificates of `web` cannot be used.
     """
     served = registry(collectors, compat, sources)
-    ProcessCollector(registry=served)  # not in the file for node_exporter, which has families with these names itself
+    ProcessCollector(registry=served)  # not in the textfile, because node_exporter has families with the same names
     return Server(served, address, port, web, fresh_s)
 
 
 class _Undescribed:
-    """Wraps the exporter with an empty description, because registering it must not read the hardware."""
+    """Wraps the exporter with an empty description. Otherwise prometheus_client reads the hardware to register it."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect

@@ -1,4 +1,4 @@
-"""Turn the observations of a stage into Prometheus series: the newest figure of each."""
+"""Convert the observations of a stage to Prometheus series, each with its newest figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schemas.records import MEASURED
 from schemas.scopes import Scope
 
 MAX_FIGURES = 512
-"""Per stage."""
+"""Maximum number of series per stage."""
 WRONG_RESULT = re.compile(r"\.(wrong_\w+|mismatches)$")
 LABELS = {spec.name: tuple(label_name(label) for label in spec.labels) for spec in BENCHMARK}
 
@@ -29,7 +29,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class RankFiles:
-    """The result files of one rank; a file is read again only if it has changed."""
+    """The result files of one rank. A file is read again only if it has changed."""
 
     def __init__(self, work: Path, rank: int) -> None:
         self._results = work / f"rank{rank}.json"
@@ -54,7 +54,7 @@ class RankFiles:
 
 
 def _read_observations(path: Path) -> list[Json]:
-    """Return the usable observations. They are not validated with the schema: for a large file that takes seconds of CPU time."""
+    """Return the usable observations. The schema is not used: to validate a large file takes seconds of CPU time."""
     with contextlib.suppress(documents.DocumentError, KeyError, TypeError):
         observations = documents.parse(path.read_bytes(), source=path.name)["observations"]
         return [item for item in observations if _is_usable(item)]
@@ -69,7 +69,7 @@ def _is_usable(item: Any) -> bool:
 
 
 def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) -> tuple[list[Json], int]:
-    """Return the newest figure of each series, and how many series were left out because of MAX_FIGURES.
+    """Return the newest figure of each series, and the number of series beyond MAX_FIGURES, which are left out.
 
     Args:
         observations: in order of time.
@@ -95,7 +95,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _replace_smaller(
     series: dict[Series, float], largest: dict[tuple[str, str], int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Remove the smaller sizes of this operation; return False if this size is itself smaller than one already seen."""
+    """Remove the series of this operation for smaller sizes; return False if a larger size is already known."""
     operation, size = _operation(labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
         return False

@@ -1,8 +1,8 @@
 """Publish the progress of a run for the exporter: `runs/live.json`, beside the run directories.
 
-The run directories are private, and the exporter's account can neither read nor write them. So the process that runs a
-stage replaces this file atomically every PERIOD_S. The file has the run, its stages, and the newest figures of the ranks. It
-contains no nonce, address or log.
+The exporter's account cannot read the run directories, which are private. So the process that runs a stage replaces this file
+atomically every PERIOD_S. The file has the run, its stages, and the newest figures of the ranks. It contains no nonce,
+address or log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The time of a soak, in seconds since 1970, and the share of it that was done when the current round began."""
+    """The times of a soak, in seconds since 1970, and its progress (0 to 1) when the current round began."""
 
     began: float
     ends: float
@@ -47,17 +47,18 @@ class Span:
     progress: float
 
     def fields(self, now: float, round_began: float) -> Json:
-        """Return the fields of the stage that describe the soak as a whole, in place of those of the round."""
+        """Return the fields of the stage that describe the whole soak; they replace those of the round."""
         remaining = max(self.ends - round_began, 1.0)
         done = self.progress + (1 - self.progress) * (now - round_began) / remaining
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
 
 class LivePublisher(threading.Thread):
-    """Publishes a stage while it runs: a context manager.
+    """Context manager that publishes a stage while it runs.
 
-    It runs in its own thread: a blocked driver does not delay the file, and a slow disk does not delay the supervisor. If the
-    stage ends with an exception the thread is not waited for: the sender of SIGTERM waits only a few seconds.
+    It has its own thread, so that a blocked driver does not delay the file and a slow disk does not delay the supervisor. If
+    the stage ends with an exception, such as after SIGTERM, it does not wait for the thread: the sender of the signal may wait
+    only a few seconds.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class LivePublisher(threading.Thread):
     def run(self) -> None:
         try:
             document = None if live_path(self._run) is None else build_document(self._run)
-        except documents.DocumentError:  # an invalid record is reported by the caller that needs it
+        except documents.DocumentError:  # code that needs the record reports the error
             return
         while document:
             stage = next((each for each in document["stages"] if each["name"] == self._stage), None)
@@ -137,7 +138,7 @@ def publish_record(run: HostRun, record: Record | None = None) -> None:
 
 
 def publish_idle(run: HostRun) -> None:
-    """Publish the run unless a stage of it is running: the supervisor of that stage publishes it."""
+    """Publish the run, unless a stage is running: then the supervisor of that stage publishes it."""
     path = live_path(run)
     if path is None:
         return
@@ -150,7 +151,7 @@ def publish_idle(run: HostRun) -> None:
 
 
 def live_path(run: HostRun) -> Path | None:
-    """Return the path of the file; None for a run directory that is not under `runs`, which has no exporter."""
+    """Return the path of the file. None if the run directory is not under `runs`, because no exporter reads it there."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 
@@ -162,7 +163,7 @@ def _write(run: HostRun, document: Json) -> None:
 
 
 def build_document(run: HostRun, record: Record | None = None) -> Json:
-    """Return the document for the run from its records: how each stage ended, and what was measured in it."""
+    """Return the document for the run from its records: the outcome and the figures of each stage."""
     gangs = dict.fromkeys(["", *([run.host.gang] if run.host.gang else [])])
     records = [record if record and record.gang == gang else run.record(gang) for gang in gangs]
     launches = [launch for record in records for launch in record.launches]
@@ -197,7 +198,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
 
 
 def _soak_fields(soak: Soak, round_s: float) -> Json:
-    """Return the fields that describe a whole soak, whose end is later than that of its last round."""
+    """Return the fields that describe a whole soak. They replace those of its last round, which ends earlier."""
     fields: Json = {"began": _seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
         deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s
@@ -229,7 +230,7 @@ def _seconds(timestamp: str) -> float:
 
 
 def expected_count(run: HostRun, stage: str) -> int:
-    """Return how many observations the ranks of this host must make in the stage, not counting the supervisor's own."""
+    """Return the number of observations that the stage expects from the ranks of this host, without the supervisor's own."""
     return sum(
         len(run.plan.scopes_of(run.host, item))
         for item in run.plan.expected_of(run.host)
@@ -244,7 +245,7 @@ def _is_sampled(name: str) -> bool:
 
 
 def _count(items: Iterable[Mapping[str, object]]) -> int:
-    """Return how many different observations the ranks have made."""
+    """Return the number of different observations that the ranks have made."""
     return len(
         {(item["name"], item["scope"], str(item.get("params"))) for item in items if not _is_sampled(str(item["name"]))}
     )

@@ -1,4 +1,4 @@
-"""Names, types and help texts of the exporter's own metrics, and the Prometheus names of the collectors' families.
+"""Names, types and help texts of the exporter's own metrics, and functions that return the names of collectors' families.
 
 docs/metrics.md is generated from this module.
 """
@@ -19,7 +19,7 @@ GPU = ("gpu", "uuid")
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSpec:
-    """A metric family of the exporter itself."""
+    """A metric family of the exporter that does not come from a collector."""
 
     name: str
     """Name in Prometheus; for a histogram without `_bucket`, `_sum` and `_count`."""
@@ -53,7 +53,7 @@ COLLECTORS = (
     MetricSpec(name="rackproof_collector_last_success_timestamp_seconds", labels=("collector",),
         help="Time of the collector's last success; no series before the first"),
     MetricSpec(name="rackproof_collector_stuck_seconds", labels=("collector",),
-        help="How long a call of the collector has exceeded its deadline; 0: it has not"),
+        help="Time since the collector exceeded its deadline in a call that has not returned; 0: no such call"),
     MetricSpec(name="rackproof_readings_absent", labels=("gpu", "status"),
         help="Readings that are missing, by GPU (empty: the host) and status: error or unsupported"),
 )  # fmt: skip
@@ -77,11 +77,11 @@ RUN = (
     MetricSpec(name="rackproof_stage_finished", labels=("stage", "outcome"),
         help="Attempts at the stage in this run, by outcome: finished, failed or deadline"),
     MetricSpec(name="rackproof_stage_ranks", labels=("stage", "benchmark"),
-        help="Ranks of this host in this benchmark, or in another phase: start, join, readiness check, leave, end, failed"),
+        help="Ranks of this host in this benchmark or phase (start, join, readiness check, leave, end, failed)"),
     MetricSpec(name="rackproof_rank_silent_seconds", labels=("rank", "(gpu)", "(cpu)"),
         help="Time since the last heartbeat of a running rank; ranks send two a second"),
     MetricSpec(name="rackproof_rank_waiting_seconds", labels=("rank", "(gpu)", "(cpu)"),
-        help="How long a rank has been waiting in a collective operation; 0: it is not"),
+        help="Time that a rank has been waiting in a collective operation; 0: it is not waiting"),
 )  # fmt: skip
 STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
 
@@ -93,7 +93,7 @@ BENCHMARK = (
         labels=(*_AT, "(gpu)", "(cpu)", "(op)", "(direction)", "(sharing)"),
         help="Bandwidth of each device's memory, and of copies between device and host"),
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)"),
-        help="Floating-point operations a second"),
+        help="Floating-point operations per second"),
     MetricSpec(name="rackproof_benchmark_step_time_seconds", labels=(*_AT, "(network)"),
         help="Time of a training step: the latest during training, then the median"),
     MetricSpec(name="rackproof_benchmark_loss", labels=(*_AT, "(network)"), help="Latest loss of a training"),
@@ -126,11 +126,11 @@ SAMPLED = (
         for kind, adjective in (("min", "Lowest"), ("mean", "Mean"), ("max", "Highest"))
     ),
     MetricSpec(name="rackproof_gpu_power_of_limit_ratio", labels=GPU, kind=HISTOGRAM,
-        help="Samples by power draw over the enforced power limit"),
+        help="Distribution of the samples by power draw divided by the enforced power limit"),
     MetricSpec(name="rackproof_gpu_clock_sm_of_max_ratio", labels=GPU, kind=HISTOGRAM,
-        help="Samples by SM clock over the GPU's maximum SM clock"),
+        help="Distribution of the samples by SM clock divided by the GPU's maximum SM clock"),
     MetricSpec(name="rackproof_gpu_throttle_sampled_seconds_total", labels=(*GPU, "reason"), kind=COUNTER,
-        help="Time in which samples showed this reason for reduced clocks"),
+        help="Time during which samples showed this reason for reduced clocks"),
     MetricSpec(name="rackproof_gpu_samples_total", labels=GPU, kind=COUNTER, help="Samples taken"),
     MetricSpec(name="rackproof_gpu_sample_failures_total", labels=GPU, kind=COUNTER, help="Failed samples"),
     MetricSpec(name="rackproof_gpu_sampled_timestamp_seconds", labels=GPU,

@@ -32,9 +32,9 @@ tests/unit/agent/exporter/test_metrics_page.py` generates this page from the cod
   `rackproof_collector_success` is 0 if a whole collector failed.
 - Texts (names, versions, serials) are labels of the `_info` series of their scope, whose value is 1:
   `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …
-- `gpu` is the NVML index, and `uuid` identifies the GPU; other devices have the labels `pci` (as in sysfs), `hca`, `nic`, `disk`.
-- The targets of the `monitoring` role add `host`, `rack` and `run_id` to every series. If a series has such a label itself
-  (`rackproof_run_info`), Prometheus renames the series' own: `exported_run_id`, `exported_rack`.
+- `gpu` is the NVML index, and `uuid` identifies the GPU. Other devices have the labels `pci` (as in sysfs), `hca`, `nic`, `disk`.
+- The targets of the `monitoring` role add `host`, `rack` and `run_id` to every series. `rackproof_run_info` already has labels
+  with these names, so Prometheus renames its labels to `exported_run_id` and `exported_rack`.
 """
 
 
@@ -45,7 +45,7 @@ def page(families: Iterable[Family]) -> str:
         ("Collectors and exporter", "State of the exporter itself.", _spec_rows(COLLECTORS)),
         ("Run and stages", RUN_TEXT, _spec_rows(RUN)),
         ("Benchmarks, while they run", BENCHMARK_TEXT, _spec_rows(BENCHMARK)),
-        ("Samples, ten a second", SAMPLED_TEXT, _spec_rows(SAMPLED)),
+        ("Samples, ten per second", SAMPLED_TEXT, _spec_rows(SAMPLED)),
         ("Readings", "Readings of the collectors at each scrape.", [row for row in map(_number_row, families) if row]),
         ("Texts", "Labels of the `_info` series.", sorted(row for row in map(_text_row, families) if row)),
         ("`--compat 1.0`", EARLIER_TEXT, [row for row in map(_earlier_row, families) if row]),
@@ -63,8 +63,8 @@ BENCHMARK_TEXT = """The latest figures of the ranks of this host, while their st
 Figures that all ranks have in common have no device label."""
 SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never). The window is the last 30 s (`--window`), so a
 scrape every 15 s misses nothing. The histograms and counters increase from the start of the exporter, so they lose nothing at
-any scrape interval. Buckets of both: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the sampling: stop the
-exporter before you reset a GPU or unload the driver.
+any scrape interval. Buckets of both histograms: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the
+sampling: stop the exporter before you reset a GPU or unload the driver.
 
 ```promql
 # share of the last 5 minutes in which the GPU drew more than 95 % of its power limit
@@ -75,8 +75,8 @@ EARLIER_TEXT = """The names of Rackproof 1.0, in addition to the names above, fo
 (`rackproof_exporter_compat: ["1.0"]`). Only histograms may end in `_count`. The release after next no longer has them."""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
 DCGM_TEXT = """In addition to the names above, so that dashboards for dcgm-exporter (12239, 15117) work unchanged.
-`DCGM_FI_PROF_*` exist from Hopper on if the driver allows this account to read them; they are means since the last scrape by any
-client."""
+`DCGM_FI_PROF_*` exist from Hopper on, if the driver allows this account to read them. They are means over the time since the
+last scrape by any client."""
 
 
 def _section(title: str, text: str, rows: Sequence[Row]) -> Iterator[str]:

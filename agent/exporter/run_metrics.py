@@ -1,4 +1,4 @@
-"""Export the current run to Prometheus: convert runs/live.json in the state directory to families."""
+"""Convert `runs/live.json` in the state directory, which describes the current run, to Prometheus families."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from schemas.scopes import Scope
 LINGER_S = 300.0
 """Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Exported for as long as the run itself: a GPU that computed wrongly does not become healthy with time."""
+"""Families that are exported as long as the run is: a GPU that computed wrongly does not become healthy with time."""
 MAX_BYTES = 2_000_000
 
 
 class RunSource:
-    """Reads what the supervisor on this host writes. Without a run it exports nothing, which is not a failure."""
+    """Reads the file that this host's supervisor writes. If there is no run, exports nothing; this is not a failure."""
 
     name = "run"
 
@@ -37,7 +37,7 @@ class RunSource:
         """Return every family of the run.
 
         Raises:
-            OSError, DocumentError: the file exists, and cannot be read or is invalid.
+            OSError, DocumentError: the file exists but cannot be read or is invalid.
         """
         try:
             status = self._path.stat()
@@ -51,7 +51,7 @@ class RunSource:
 
 
 def families(live: Mapping[str, Any], now: float) -> list[Metric]:
-    """Return the families of the document at the time `now`."""
+    """Return the families of the document. `now` is the current time, in seconds since 1970."""
     run, written = live["run"], live["written"]
     metrics = {spec.name: Metric(spec.name, spec.help, GAUGE) for spec in (*RUN, *BENCHMARK) if spec.kind == GAUGE}
 

@@ -1,7 +1,7 @@
-"""Sample power, clocks, temperature and throttling of each GPU ten times a second, so that a scrape every 15 s misses no dip.
+"""Sample power, clocks, temperature and throttling of each GPU ten times per second, so that a scrape every 15 s misses no dip.
 
-The result does not depend on how often a client scrapes: figures of a window that ends now, and cumulative histograms and
-counters.
+The results do not depend on how often a client scrapes: they are figures of the last seconds (the window), and histograms and
+counters since the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, 
 
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 WINDOW_S = 30.0
-"""More than twice the time for which a page is cached, so that a scrape every 10 or 15 s leaves no gap."""
+"""Length of the window: more than twice the time for which a page is cached, so that a scrape every 15 s leaves no gap."""
 MAX_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Buckets of both histograms: ratios to the power limit, and to the maximum clock."""
@@ -39,7 +39,7 @@ QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
 
 
 class GpuHistory:
-    """The samples of one GPU, aggregated."""
+    """Aggregates the samples of one GPU."""
 
     def __init__(self, index: int, window_s: float) -> None:
         self.index = index
@@ -60,7 +60,7 @@ class GpuHistory:
         self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
 
     def set_limits(self, at: float, limits: GpuLimits | Absent) -> None:
-        """Set identity and limits. If another GPU has taken this index, its history is cleared."""
+        """Set identity and limits. If the index now belongs to another GPU, clear the history."""
         self.limits_read_at = at
         if isinstance(limits, Absent):
             return
@@ -117,7 +117,7 @@ class GpuHistory:
 
 
 class SamplingLoop(NvmlPoller):
-    """Samples some GPUs in turn. One thread for all: eight threads with a GPU each cost three times as much CPU time."""
+    """Samples GPUs in turn, in one thread: one thread for each of eight GPUs costs three times as much CPU time."""
 
     def __init__(self, gpus: Mapping[int, GpuHistory], hz: float) -> None:
         super().__init__(lambda: FastReader(gpus, SLOW_INTERVAL), 1 / hz)
@@ -128,13 +128,13 @@ class SamplingLoop(NvmlPoller):
 
     @property
     def stuck_gpu(self) -> int | None:
-        """The GPU whose call has not returned for STUCK_S."""
+        """The GPU that the thread is reading if a call has not returned for STUCK_S; otherwise None."""
         if self._reader and self.is_alive() and time.monotonic() - self._last_round > STUCK_S:
             return self._reader.current
         return None
 
     def poll(self, reader: FastReader) -> None:
-        """Read at even intervals until the loop is stopped."""
+        """Read all GPUs at even intervals until the loop is stopped."""
         self._reader, due = reader, time.monotonic()
         try:
             while True:
@@ -155,9 +155,10 @@ class SamplingLoop(NvmlPoller):
 
 
 class GpuSampler:
-    """Samples every GPU of the host, or those with the given NVML indices, from the first scrape on.
+    """Samples every GPU of the host, or those with the given NVML indices. Sampling starts with the first scrape.
 
-    A second thread watches the sampling thread: if a call hangs, that thread is abandoned, and a new one samples the other GPUs.
+    A second thread watches the sampling thread. If a call hangs, it abandons that thread and starts a new one for the other
+    GPUs.
     """
 
     name = "sampler"
@@ -169,7 +170,7 @@ class GpuSampler:
         self._loop: SamplingLoop | None = None
         self._abandoned: list[SamplingLoop] = []
         self._resting: dict[int, float] = {}
-        """GPU -> when it stopped answering; it is not sampled until RETRY_S later."""
+        """GPU -> when it stopped answering. It is sampled again after RETRY_S."""
         self._ended_cpu_s = 0.0
         self._indices: list[int] | Absent = []
         self._searched_at = float("-inf")
@@ -220,7 +221,7 @@ class GpuSampler:
             self._loop.stop()
 
     def _find_new_gpus(self) -> None:
-        """Add GPUs that have appeared since: the driver may be loaded later."""
+        """Add GPUs that have appeared since the last search, because the driver may be loaded later."""
         if time.monotonic() - self._searched_at < RETRY_S:
             return
         self._searched_at, self._indices = time.monotonic(), gpu_indices()
@@ -244,7 +245,7 @@ class GpuSampler:
             self._abandoned.remove(ended)
 
     def _answering_gpus(self) -> dict[int, GpuHistory]:
-        """Return the GPUs that can be sampled: not those that a call hangs on, or that failed less than RETRY_S ago."""
+        """Return the GPUs that can be sampled: without those in whose call a thread hangs, or that failed within RETRY_S."""
         now = time.monotonic()
         for index, gpu in self._gpus.items():
             if gpu.failed_in_a_row >= MAX_FAILURES:

@@ -1,7 +1,7 @@
-"""The exporter's HTTP server: one collection for many scrapers; slow, half-open and unauthorized clients cost almost nothing.
+"""The exporter's HTTP server. Many scrapers share one reading of the hardware; slow or unauthorized clients cost little.
 
-prometheus_client's own server has a thread per client, no timeout and a backlog of 5 (100 scrapers of a 57 KB page: p95 3.3 s;
-300 half-open clients held 302 threads). This one is a single event loop with two pages that closes each connection.
+prometheus_client's own server has a thread per client, no timeout and a backlog of 5 (measured: 100 scrapers of a 57 KB page,
+p95 3.3 s; 300 half-open clients, 302 threads). This server has a single event loop and closes each connection after its answer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from agent.exporter.web_config import WebConfig
 log = logging.getLogger(__name__)
 
 FRESH_S = 14.0
-"""A page is cached for this long, just below the usual scrape interval of 15 s: Prometheus servers in pairs scrape at the same
-moment, and reading the hardware takes 10 ms of CPU time per GPU (measured, H200; 8 % of a CPU for eight GPUs every second)."""
+"""Time for which a page is cached, just below the usual scrape interval of 15 s. It limits the cost of several scrapers, such
+as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so every second
+for eight GPUs would use 8 % of a CPU."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
@@ -42,12 +43,12 @@ ENCODERS: Mapping[str, Callable[[CollectorRegistry], bytes]] = {
     OPENMETRICS: openmetrics.generate_latest,
     TEXT: generate_latest,
 }
-"""Content type -> encoder. There are two, whatever versions clients ask for, so that the cache of pages has a fixed size."""
+"""Content type -> encoder. Only two are offered, whatever versions a client accepts, so that the cache has a fixed size."""
 INDEX = b"<!doctype html><html><head><title>Rackproof exporter</title></head><body><a href=/metrics>Metrics</a></body></html>"
 
 
 class Page:
-    """The page /metrics: rendered by one thread for all clients that ask at about the same time."""
+    """The page /metrics. One thread renders it for all clients that request it within `fresh_s`."""
 
     def __init__(self, registry: CollectorRegistry, fresh_s: float) -> None:
         self._registry = registry
@@ -57,7 +58,7 @@ class Page:
         self.last_request = time.monotonic()
 
     async def get(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        """Return content type and body for the client's Accept header."""
+        """Return content type and body that fit the client's Accept header."""
         kind = OPENMETRICS if "application/openmetrics-text" in accept.lower() else TEXT
         self.last_request = time.monotonic()
         async with self._lock:
@@ -80,10 +81,9 @@ class Users:
         self._hashes = {name: text.encode() for name, text in hashes.items()}
         self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
         self._salt = secrets.token_bytes(16)
-        self._verified: dict[
-            str, bytes
-        ] = {}  # user -> fingerprint of the correct header: one per user, so of fixed size
-        self._executor = ThreadPoolExecutor(1, "bcrypt")  # guessing passwords uses one core at most
+        # User -> fingerprint of the correct header. One per user, so that the size is limited.
+        self._verified: dict[str, bytes] = {}
+        self._executor = ThreadPoolExecutor(1, "bcrypt")  # one thread, so that password guessing uses at most one core
 
     async def admits(self, header: str) -> bool:
         """Return whether the Authorization header is valid. An unknown user takes as long as a wrong password."""
@@ -100,7 +100,7 @@ class Users:
         fingerprint = hmac.digest(self._salt, encoded.encode(), hashlib.sha256)
         if known and hmac.compare_digest(fingerprint, self._verified.get(name, b"")):
             return True
-        # bcrypt uses 72 bytes at most, and its newer versions reject more.
+        # bcrypt uses at most 72 bytes, and its newer versions reject longer passwords.
         loop, secret = asyncio.get_running_loop(), password.encode()[:72]
         try:
             correct = await loop.run_in_executor(self._executor, bcrypt.checkpw, secret, known or self._dummy_hash)
@@ -155,7 +155,7 @@ class Server:
             address,
             port,
             limit=HEAD_BYTES,
-            # asyncio accepts up to this many connections at a time before we count them.
+            # asyncio accepts up to this many connections in a row before `_client` counts them.
             backlog=min(BACKLOG, self._max_connections // 2),
         )
 
@@ -193,7 +193,7 @@ class Server:
         self._connections += 1
         connection = writer.transport
         try:
-            if self._tls:  # here, so that a connection is counted before its handshake
+            if self._tls:  # the handshake is made here, after the connection is counted
                 reader, writer = await _start_tls(connection, self._tls)
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
             try:
@@ -237,8 +237,8 @@ async def _start_tls(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Make the handshake on a new connection, and return its streams. Raises OSError if the client does not complete it.
 
-    No coroutine may run before this: the transport must not have read the client's first bytes. (StreamWriter.start_tls does
-    the same, from Python 3.11 on.)
+    Call this before any other await, because the transport must not have read the client's first bytes. (Python 3.11 and later
+    have StreamWriter.start_tls for this.)
     """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(HEAD_BYTES, loop)

@@ -17,7 +17,7 @@ import yaml
 
 from schemas.errors import RackproofError
 
-# Python's TLS cannot request a certificate without verifying it: RequestClientCert and RequireAnyClientCert are rejected.
+# RequestClientCert and RequireAnyClientCert are rejected, because Python's TLS always verifies a certificate that it requests.
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
@@ -28,12 +28,12 @@ _BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}")
 
 
 class WebConfigError(RackproofError, ValueError):
-    """The file cannot be used; the message has the file, the key and what to do."""
+    """The configuration file cannot be used. The message names the file and the key, and says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebConfig:
-    """TLS and users of the exporter. By default every client is accepted."""
+    """TLS settings and users of the exporter. By default every client is accepted."""
 
     cert_file: Path | None = None
     key_file: Path | None = None
@@ -47,7 +47,7 @@ class WebConfig:
         """Return the TLS context of the server; None for plain HTTP.
 
         Raises:
-            WebConfigError: certificate, key or CA cannot be read, or do not match.
+            WebConfigError: the certificate, key or CA cannot be read, or certificate and key do not match.
         """
         if self.cert_file is None:
             return None
@@ -67,10 +67,10 @@ class WebConfig:
 
 
 def read_web_config(path: Path) -> WebConfig:
-    """Return the configuration in that file; relative paths in it are relative to the file.
+    """Return the configuration in that file. Relative paths in it start at the directory of the file.
 
     Raises:
-        WebConfigError: it cannot be read, or has settings that this exporter does not support.
+        WebConfigError: the file cannot be read, or has settings that this exporter does not support.
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -98,7 +98,9 @@ def read_web_config(path: Path) -> WebConfig:
     if tls and not {"cert_file", "key_file"} <= files.keys():
         raise WebConfigError(f"{path}: tls_server_config needs both cert_file and key_file")
     if auth in ("VerifyClientCertIfGiven", "RequireAndVerifyClientCert") and "client_ca_file" not in files:
-        raise WebConfigError(f"{path}: client_auth_type {auth} needs client_ca_file, which verifies the clients")
+        raise WebConfigError(
+            f"{path}: client_auth_type {auth} needs client_ca_file, with the CA that signs client certificates"
+        )
     return WebConfig(
         **files,
         client_auth_type=auth,

@@ -1,7 +1,7 @@
 """Restrict a listening socket to a list of client addresses, with a packet filter on the socket.
 
 The kernel drops packets from any other address. The filter needs no privilege, no firewall rule and no cleanup. It is attached
-before the socket listens, applies to every accepted connection, affects no other port, and ends with the socket.
+before the socket listens. It applies to every accepted connection, affects no other port, and ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 SO_ATTACH_FILTER = 26
 NETWORK_HEADER = 0xFFF00000
-"""Offset of the IP header in the kernel's filter: -0x100000 (linux/filter.h, SKF_NET_OFF)."""
+"""Base offset of the IP header in a filter program: -0x100000 (linux/filter.h, SKF_NET_OFF)."""
 LOAD, EQUALS, RETURN = 0x20, 0x15, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K and BPF_RET|BPF_K of linux/bpf_common.h."""
 ACCEPT_PACKET, DROP_PACKET = 0xFFFFFFFF, 0
@@ -37,7 +37,7 @@ def admit_only(channel: socket.socket, senders: Iterable[str]) -> None:
 
 
 def _filter_program(family: int, senders: Iterable[str]) -> list[Instruction]:
-    """Return a filter program that compares the source with each address, word by word. Ignore addresses of another family."""
+    """Return a filter program that compares the source with each address, word by word. Other address families are ignored."""
     version, source_offset = (
         {socket.AF_INET: 4, socket.AF_INET6: 6}[socket.AddressFamily(family)],
         SOURCE_OFFSET[socket.AddressFamily(family)],

@@ -20,17 +20,17 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""After two missed messages a sender may be silent. No culprit is named until the sender is known to be alive or silent."""
+"""After two missed messages a sender may be silent. Until it is known to be alive or silent, no culprit is named."""
 SETTLE_S = 2.0
-"""The end of a rank ends other ranks. After this time all of them have reported their end, and the first one is known."""
+"""When a rank ends, other ranks end as well. After this time all have reported their end, so the first one is known."""
 START_S = 60.0
 """A starting rank may send no heartbeat for this long: importing torch and initializing the driver block all threads."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """A launcher ends the siblings of a failed rank with these signals."""
 SAME_MOMENT_S = 0.5
-"""Ends within this time are simultaneous: the order of their reports is not the order of the ends."""
+"""Ranks that end within this time count as simultaneous, because their reports may arrive in another order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that a rank does not get because another rank ended. It may get SIGABRT for that reason."""
+"""Signals that the end of another rank never causes. (It may cause SIGABRT.)"""
 MAX_TEXT, MAX_HOSTS = 2000, 20
 
 
@@ -42,9 +42,9 @@ class PeerStatus:
     """Time of arrival, by the receiver's monotonic clock."""
     ranks: tuple[RankState, ...] = ()
     finished: bool = False
-    """The host has finished its launch and sends no more statuses."""
+    """Whether the host has finished its launch and sends no more statuses."""
     aborted: bool = False
-    """The host has ended its ranks itself, after its deadline or an interrupt."""
+    """Whether the host ended its ranks itself, after its deadline or an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class _Report:
 def find_culprit(gang: GangSnapshot) -> Culprit | None:
     """Return the host or rank that blocks the gang; None while it is not certain.
 
-    A lost host comes first, because ranks elsewhere die or time out because of it; then a rank that ended, then a silent one,
-    and last a rank that the others waited for until their time-out. A slow rank is no culprit before the time-out, because
-    compilation takes long. After a host has ended its own ranks, ranks elsewhere fail because of it, so no culprit is named.
+    A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that ended, a silent
+    rank, and last a rank that the others waited for until their time-out. Before that time-out a slow rank is no culprit, because
+    compilation takes long. If a host has ended its own ranks, ranks on other hosts fail as a result, so no culprit is named.
     """
     if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
         return None
@@ -113,7 +113,7 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
         return _find_absent_host(gang, unfinished)
     silence = f"for {HOST_SILENT_S:g} s"
     if len(gang.members) == 2:
-        text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}: the link, either host"
+        text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}: the link, one of the hosts"
         return Culprit(kind="host_silent", hosts=gang.members, text=f"{text}, or its supervisor")
     if len(silent) == len(unfinished) > 1:
         text = f"host {gang.me}: no messages from any other host {silence}: its own link, or the links of all others"
@@ -178,7 +178,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
 
 
 def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
-    """Return the hosts whose ranks ended by the same exception: what all hosts have in common ends the ranks of each."""
+    """Return a culprit with all hosts whose ranks ended with the same exception, because its cause may be common to them."""
     cause = _without_numbers(first.rank.exception)
     hosts = tuple(dict.fromkeys(report.host for report in ended if _without_numbers(report.rank.exception) == cause))
     more = f" (and on {len(hosts) - 1} more hosts)" if len(hosts) > 1 else ""
@@ -189,7 +189,7 @@ def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
 
 
 def _without_numbers(text: str) -> str:
-    """Return the text without what differs between hosts: ranks, ports and addresses."""
+    """Return the text without digits. Rank numbers, ports and addresses differ between hosts that fail for the same reason."""
     return re.sub(r"[0-9]+", "", text)
 
 
@@ -204,7 +204,7 @@ def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
 
 
 def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culprit:
-    """Return the culprit for a rank that could not join the process group. `more` other ranks of its host could not either."""
+    """Return the culprit for a rank that could not join the process group. `more`: other ranks of the host that could not."""
     others = f"; and {more} more of its ranks" if more else ""
     report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
     return _rank_culprit("rank_unable", report, f"cannot take part: {why}{others}")
@@ -213,7 +213,7 @@ def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culp
 def describe_exit(exit_code: int | None) -> str:
     """Return an exit code in words."""
     if exit_code is None:
-        return "gone without an exit code, as is its guard process"
+        return "ended without an exit code, and its guard process is gone too"
     if exit_code < 0:
         try:
             return f"killed by {signal.Signals(-exit_code).name}"
@@ -223,7 +223,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def _has_timed_out(rank: RankState, timeout_s: float) -> bool:
-    """Return whether a rank ended because it waited in vain for others: by its own time-out, or aborted by NCCL's watchdog."""
+    """Return whether a rank ended because it waited too long for others: its own time-out, or an abort by NCCL's watchdog."""
     waited_s = rank.waiting_s or rank.progress_s
     return rank.failure == "timeout" or (rank.exit_code == -signal.SIGABRT and waited_s >= 0.8 * timeout_s)
 
@@ -245,7 +245,7 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
     if not silent:
         return _find_late_start(running)
     others = [report for report in running if report not in silent]
-    # Independent ranks continue without the silent one. Only its own measurements are missing then.
+    # Ranks that do not depend on one another continue. Then only the measurements of the silent rank are missing.
     if others and not any(report.rank.grouped for report in others):
         return None
     first = max(silent, key=lambda report: report.rank.silent_s)
@@ -254,7 +254,7 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
-    """Return the first rank that does not start."""
+    """Return the first rank that did not start in time."""
     others_started = any((report.rank.alive_s or 0.0) > START_S for report in running)
     for report in running:
         rank = report.rank
@@ -282,14 +282,14 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
     ]
     if failed:
         first = max(failed, key=lambda report: report.failed_ago_s)
-        return _rank_culprit("rank_behind", first, f"failed on its own, and {waited}")
+        return _rank_culprit("rank_behind", first, f"failed before the others, and {waited}")
     others = [report for report in reports if not _has_timed_out(report.rank, timeout_s)]
     late = _find_furthest_behind(others, timed_out)
     return _rank_culprit("rank_behind", late, f"alive, but {waited}") if late else None
 
 
 def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
-    """Return the running rank that has started the fewest collective operations, if it is behind those that timed out."""
+    """Return the running rank that has started the fewest collective operations, if fewer than the ranks that timed out."""
     reached = min(report.rank.sequence for report in timed_out)
     running = [report for report in others if report.rank.ended_s is None]
     behind = [report for report in running if report.rank.waiting_s is None and report.rank.sequence < reached]

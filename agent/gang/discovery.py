@@ -1,8 +1,8 @@
 """Discover the present members of a gang (the hosts of one multi-node launch) without a control node.
 
-All members connect to the first one, or to the second if the first is absent. Hosts become ready at different times: images are
-pulled and single-host stages end at different times. The first member therefore waits until all have connected or the time has
-passed. Then it sends the list of present members to each of them, in the plan's order.
+All members connect to the first one, or to the second if the first is absent. Hosts become ready at different times, because
+image pulls and single-host stages do not end together. So the first member waits until all have connected or the time-out has
+passed. Then it sends the list of present members, in the plan's order, to each of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from agent.gang.protocol import Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
-"""Offset from the gang's port. The statuses use that port and the next one."""
+"""Offset from the gang's port. The status messages use that port and the next one."""
 ANSWER_S = 15.0
-"""Time for the first member to send the list, after its own wait."""
+"""Time for the first member to send the list, after its wait for the others."""
 CONNECT_S = 10.0
 
 
@@ -28,11 +28,11 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
 
     Args:
         gang: all expected members.
-        timeout_s: how long to wait for the first member, and again for the second if the first does not come.
+        timeout_s: how long to wait for the first member, and then for the second if the first does not answer.
         report: receives a line of progress.
 
     Raises:
-        GangError: the others connect to this host, and it cannot listen.
+        GangError: this host is the one that the others connect to, and it cannot listen.
     """
     for host in gang.watchers:
         report(f"waiting up to {timeout_s:g} s for {len(gang.members) - 1} other hosts, at {host}")
@@ -66,7 +66,7 @@ class _DiscoveryServer:
             self._selector.close()
 
     def _listen(self, end: float) -> socket.socket:
-        """Return a listener; retry until `end`, because the name of a new pod may not resolve at once."""
+        """Return a listening socket. Retry until `end`, because the name of a new pod may not resolve at once."""
         while True:
             try:
                 return listen(own_address(self._gang), self._gang.port + PORT_OFFSET, purpose="the gang's members")
@@ -107,7 +107,7 @@ def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
             with socket.create_connection(address[:2], timeout=min(remaining, CONNECT_S)) as channel:
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 channel.sendall(gang.sign({"host": gang.me}))
-                # The other host may have started later, and waits for its own full time-out.
+                # The other host may have started later, and it waits for its full time-out.
                 if members := _receive_members(gang, channel, timeout_s + ANSWER_S):
                     return members
         except OSError:

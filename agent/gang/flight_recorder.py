@@ -1,4 +1,4 @@
-"""Configure torch's flight recorder, and dump the last operations of each process group when the gang is ended."""
+"""Configure torch's flight recorder, which keeps the last operations of each process group, and dump it when a gang is ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DUMP_S = 2.0
 def flight_recorder_env(work: Path) -> dict[str, str]:
     """Return the variables that make torch record its last operations and dump them into `work`.
 
-    Includes the variable names before and since torch 2.9. The dumps are pickles: Rackproof keeps the files but never loads them.
+    Torch 2.9 renamed some variables, so both names are set. The dumps are pickles, so Rackproof keeps but never loads them.
     """
     files, entries = str(work / FILE_PREFIX), "1000"
     return {

@@ -1,8 +1,8 @@
-"""Send a rank's heartbeats: its progress, reported to its supervisor even while the main thread waits in a collective.
+"""Send heartbeats from a rank to its supervisor. They report its progress even while the main thread waits in a collective.
 
-Heartbeats are datagrams outside the process group. They are not files, because a full or slow disk must not make a rank appear
-lost. NCCL and gloo release the GIL while they wait. Therefore a missing heartbeat means that the process is stopped, has ended,
-or gets no CPU time.
+Heartbeats are datagrams, independent of the process group. They are not files, because a full or slow disk must not make a
+rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat means that the process is stopped, has
+ended, or gets no CPU time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INTERVAL_S = 0.5
 SOCKET_NAME = "heartbeats"
 MAX_PHASE_LENGTH, MAX_EXCEPTION_LENGTH = 300, 500
 HEARTBEAT_DIRECTORY, SUPERVISOR = "RACKPROOF_HEARTBEAT_DIRECTORY", "RACKPROOF_SUPERVISOR"
-"""Variables in the environment of a rank: the directory of the socket, and the process whose end also ends the rank."""
+"""Variables in the environment of a rank: the directory of the socket, and the supervisor, after whose end the rank is killed."""
 LAUNCHED = "RACKPROOF_LAUNCHED"
 """Variable in the environment of a rank: `time.monotonic()` at the start of the launcher."""
 
@@ -45,7 +45,7 @@ class RankHeartbeat:
         """Whether the ranks have exchanged data. From then on, a device or a link may be the cause of an error."""
         self._exception = ""
         self._send_lock = threading.Lock()
-        """Keeps heartbeats in order: an older one must not revoke a failure."""
+        """Keeps heartbeats in order, so that an older one does not overwrite a reported failure."""
         if self._sender.connected:
             self.send()
             threading.Thread(target=self._send_periodically, name="heartbeat", daemon=True).start()
@@ -78,7 +78,7 @@ class RankHeartbeat:
 
     @contextlib.contextmanager
     def in_collective(self) -> Iterator[None]:
-        """Mark an operation of all ranks. The rank that has started the fewest operations is the one that the others wait for."""
+        """Mark an operation of all ranks. The others wait for the rank that has started the fewest of these operations."""
         self._sequence += 1
         self._waiting_since = self._progress_at = time.monotonic()
         yield  # after an error the rank still counts as waiting
@@ -93,10 +93,10 @@ class RankHeartbeat:
             self.send()
 
     def record_exception(self, error: BaseException) -> None:
-        """Record the exception that ends this rank, if no device explains it.
+        """Record the exception that ends this rank, if a device cannot be its cause.
 
-        That is any exception before the ranks have joined, such as a network interface that does not exist, and later an error of
-        the operating system, such as a full disk; not EIO, which a broken disk causes.
+        Before the ranks have joined this is any exception, for example for a network interface that does not exist. After that it
+        is only an error of the operating system, such as a full disk, and not EIO, which a broken disk causes.
         """
         is_software = isinstance(error, OSError | ImportError) and getattr(error, "errno", None) != errno.EIO
         if not self._exception and (is_software or not self.joined):

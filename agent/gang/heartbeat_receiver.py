@@ -70,7 +70,7 @@ class _MonitoredRank:
         self._ended_at: float | None = None
         self._end: dict[str, Any] = {}
         self._is_inferred = False
-        """Whether the end was inferred from the end of the guard."""
+        """Whether the end of the rank was concluded from the end of its guard."""
 
     def update(self, message: Mapping[str, Any]) -> bool:
         """Process one message; return whether the rank started, failed or ended."""
@@ -93,7 +93,7 @@ class _MonitoredRank:
         """Return the current state, with times as ages."""
         now, heartbeat = time.monotonic(), self._heartbeat
         if self._ended_at is None and self._guard_pid and read_process(self._guard_pid) is None:
-            # The guard's own message may still arrive. The kernel ends the rank together with its guard.
+            # The kernel kills the rank when its guard ends. A last message of the guard may still arrive.
             self._ended_at, self._is_inferred = now, True
             self._end = {"code": recorded_exit_code(self._directory, self._rank)}
         silent_s = 0.0 if self._first_at is None else now - self.heard_at
@@ -126,7 +126,7 @@ class _MonitoredRank:
         if process is None or process.state in ("T", "t"):
             return process is not None, False
         if process.state == "D":
-            # The process waits in the kernel for a disk or a device. It is slow, not lost; the group's time-out ends the wait.
+            # The process waits in the kernel for a disk or a device. It is slow, not lost; the group's time-out limits the wait.
             return False, True
         if self._cpu_reference is None:
             self._cpu_reference = (silent_s, process.cpu_s)

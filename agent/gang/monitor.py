@@ -1,4 +1,4 @@
-"""Monitor the ranks of this host and its gang; decide whether the gang must be ended, and which host or rank is the culprit."""
+"""Monitor the ranks of this host and its gang. Decide whether the gang must be ended, and which host or rank is the culprit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from schemas.records import Culprit
 PAUSE_S = 2.0
 """A supervisor that did not run for this long was suspended, and missed the messages of that time."""
 JUDGE_INTERVAL_S = 0.2
-"""Minimum time between two judgements: the first host of a large gang receives hundreds of statuses a second."""
+"""Minimum time between two searches for a culprit: the first host of a large gang gets hundreds of statuses per second."""
 EXIT_ANNOUNCEMENT_S = 3.0
 OWN_FAILURE_S = 300.0
-"""A launcher that fails within this time did not wait for others. Half of `rendezvous.PATIENCE`; importing torch is faster."""
+"""A launcher that fails within this time did not time out in its wait for other hosts, which is longer (rendezvous.TIMEOUT)."""
 
 
 class GangMonitor:
@@ -45,9 +45,9 @@ class GangMonitor:
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
-        """Description, last line of output and time of an unprompted, unsuccessful end of the launcher."""
+        """How, with what last line of output, and when the launcher ended, if it failed without a signal from its supervisor."""
         self._launcher_code: int | None = None
-        """None for a signal that no other host can cause."""
+        """Exit code of the launcher; None after a signal that no other host can cause."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Returns the processes of this launch."""
         if channel:
@@ -106,10 +106,10 @@ class GangMonitor:
         return {state.rank: state for state in self._states()}
 
     def _states(self) -> tuple[RankState, ...]:
-        """Return the ranks' states, with the reason for an end that the kernel or the launcher caused.
+        """Return the ranks' states. If the kernel or the launcher ended a rank, its state has the reason.
 
-        If the launcher exited unprompted, no other rank caused its end. The ranks of other hosts lose a peer then, and must not
-        be named as the culprit.
+        If the launcher exited by itself, no rank of another host is the cause: those ranks only lost a peer. So the state names
+        the launcher.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():
@@ -127,11 +127,11 @@ class GangMonitor:
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
-        """Return whether the launcher failed on its own. A launcher that ends late may have waited for the first host's store."""
+        """Return whether the launcher failed by itself. If it failed late, it may have waited for the first host's store."""
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:
-        """Return the state of a rank that never started, as failed: the others would wait for it until their deadline."""
+        """Return the state of a rank that never started, marked as failed. Otherwise others wait for it until their deadline."""
         return replace(
             state,
             scope="",
@@ -141,7 +141,7 @@ class GangMonitor:
         )
 
     def _ended_by_launcher(self, state: RankState) -> RankState:
-        """Return the state as an end of the rank itself, without a device at fault."""
+        """Return the state of a rank that its launcher ended, marked as failed, without a scope: no device is at fault."""
         text = f"{self._launcher_exit}{self._last_line}"
         exception = text if self._launcher_code is not None and self._launcher_code > 0 else ""
         return replace(state, scope="", terminated_by_launcher=False, exit_code=None, why=text, exception=exception)
@@ -159,7 +159,7 @@ class GangMonitor:
         return self._memory.describe_kill(self.pids())
 
     def await_verdict(self, exit_code: int | None, last_line: str = "") -> Culprit | None:
-        """Wait for the verdict after the end of the launcher if something failed; return it, or None without a culprit.
+        """After the end of the launcher, wait for the verdict if something failed. Return the culprit, or None if there is none.
 
         Args:
             exit_code: exit code of the launcher, negative for a signal.
@@ -180,7 +180,7 @@ class GangMonitor:
         return self._verdict
 
     def _is_settled(self, elapsed_s: float) -> bool:
-        """Return whether no verdict is to be expected any more. A lost host is recognized only after HOST_SILENT_S."""
+        """Return whether a verdict can no longer come. A lost host is recognized only after HOST_SILENT_S."""
         if elapsed_s < 2 * SETTLE_S or not self._channel:
             return elapsed_s >= 2 * SETTLE_S
         now, statuses = time.monotonic(), self._channel.statuses
@@ -189,12 +189,12 @@ class GangMonitor:
         return (are_fresh and self._channel.is_decider(now)) or elapsed_s > HOST_SILENT_S + 2 * SETTLE_S
 
     def announce_abort(self) -> None:
-        """Record that this host ends its ranks itself. `announce_exit` sends this to the other hosts."""
+        """Note that this host ends its ranks itself. `announce_exit` reports it to the other hosts."""
         if self._channel:
             self._channel.aborted = True
 
     def announce_exit(self) -> None:
-        """Send the end of this host's launch to the other hosts; close when they have received it."""
+        """Report the end of this host's launch to the other hosts, and close the channel when they have received it."""
         if self._channel:
             self._channel.finished = True
             self._channel.publish_status(self._states(), at_once=True)

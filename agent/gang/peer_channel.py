@@ -1,8 +1,8 @@
-"""Exchange statuses between the supervisors of a gang, over TCP and once a second.
+"""Exchange statuses between the supervisors of a gang over TCP, once per second.
 
-The first two members are watchers: each listens on its fabric address. Every member sends the state of its ranks to both, and
-both answer. The first watcher decides which host or rank is at fault. The second decides if the first is silent, so that the loss
-of either watcher is detected too.
+The first two members are watchers, which listen on their fabric addresses. Every member sends the state of its ranks to both
+watchers, and both answer. The first watcher decides which host or rank is at fault. If it is silent, the second one decides,
+so that the loss of either watcher is detected too.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PeerChannel:
         self.gang = gang
         self.statuses: dict[str, PeerStatus] = {}
         self.verdict: Culprit | None = None
-        """Decided here, or received from a watcher."""
+        """The culprit, as this host decided it or received it from a watcher; None while there is none."""
         self.finished = self.aborted = False
-        """Whether this host has finished or ended its ranks itself, as in its status."""
+        """Whether this host has finished, and whether it ended its ranks itself; part of its status."""
         self._token = secrets.token_hex(8)
-        """Identifies this launch, so that recorded messages of another one are not accepted."""
+        """Identifies this launch, so that replayed messages of another launch are not accepted."""
         self._number = 0
         self._answered: dict[str, int] = {}
         self._numbers: dict[tuple[str, str], int] = {}
@@ -111,7 +111,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides: every watcher before it is silent or finished."""
+        """Return whether this host decides about the culprit, because every watcher before it is silent or finished."""
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
         return not any(
@@ -146,7 +146,7 @@ class PeerChannel:
         return self.statuses.get(host, _NO_STATUS)
 
     def _update_status(self, host: str, message: Mapping[str, Any], ranks: tuple[RankState, ...]) -> None:
-        """Store a status. A watcher sends statuses and answers; either may be the first to report that it has finished."""
+        """Store a status. A watcher sends statuses and answers, and either may be the first with `finished` or `aborted`."""
         before = self._status(host)
         self.statuses[host] = PeerStatus(
             at=time.monotonic(),
@@ -213,7 +213,7 @@ class PeerChannel:
             ranks = tuple(parse_rank_state(document) for document in message["ranks"])
         except (KeyError, TypeError, ValueError):
             return False
-        # Refuse replayed messages: those to another launch, and those that were already received.
+        # Refuse replayed messages, which were sent to another launch or have already been received.
         if message.get("greeting") != self._token or host not in self.gang.members or host == self.gang.me:
             return False
         if number <= self._numbers.get((host, token), 0):

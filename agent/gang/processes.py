@@ -1,4 +1,4 @@
-"""Read processes from /proc, and identify them even if their process ids are reused."""
+"""Read processes from /proc, and identify them by process id and start time, because the kernel reuses process ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of a gang: its members, and messages signed with the run's nonce."""
+"""The protocol of a gang: its members, and messages that are authenticated with the run's nonce."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GangError(RackproofError):
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """The hosts of one multi-node launch, and how they reach one another."""
+    """The hosts of one multi-node launch, and their addresses and ports."""
 
     me: str
     members: tuple[str, ...]
@@ -40,7 +40,7 @@ class Gang:
     def from_plan(
         cls, plan: Plan, host: PlannedHost, stage: str, members: Sequence[str], port: int, *, members_only: bool = False
     ) -> Gang:
-        """Return the gang of these members, whose rendezvous is at `port`; the statuses use the two ports after it."""
+        """Return the gang of these members. The rendezvous uses `port`, and the statuses use the two ports after it."""
         return cls(
             me=host.name,
             members=tuple(members),
@@ -79,7 +79,7 @@ class Gang:
         return tuple(host for host in senders if host != self.me)
 
     def port_of(self, watcher: str) -> int:
-        """Return the port of a watcher. Each watcher has its own, because both may share a machine in a test."""
+        """Return the port of a watcher. Each watcher has its own port, because in a test both may be on one machine."""
         return self.port + self.watchers.index(watcher)
 
     def sign(self, message: Mapping[str, Any]) -> bytes:

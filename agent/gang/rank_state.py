@@ -32,12 +32,12 @@ class RankState:
     stopped: bool = False
     """The process is stopped, as by SIGSTOP."""
     busy: bool = False
-    """The process uses a CPU without heartbeats: another thread holds the GIL, and the rank is not silent."""
+    """The process sends no heartbeats but uses a CPU (another thread holds the GIL), so it does not count as silent."""
     failure: str = ""
     """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
     failure_age_s: float | None = None
     exception: str = ""
-    """Python exception that ended the rank and that no device explains (`RankHeartbeat.record_exception`)."""
+    """Python exception that ended the rank, if a device cannot be its cause (`RankHeartbeat.record_exception`)."""
     ended_s: float | None = None
     """Time since the process ended."""
     exit_code: int | None = None

@@ -19,7 +19,7 @@ BACKLOG = 128
 PROOF_S = 5.0
 """A new connection must send a valid message within this time."""
 MAX_UNPROVEN = 16
-"""Connections without a valid message that are allowed in addition to one per member."""
+"""Number of connections without a valid message that are allowed, in addition to one per member."""
 REDIAL_S = 1.0
 SIOCGIFADDR = 0x8915
 """Linux ioctl: get the IPv4 address of an interface."""
@@ -33,7 +33,7 @@ class BufferedConnection:
         self.host = ""
         """The member at the other end; empty until its first valid message."""
         self.greeting = ""
-        """Token of the other end's launch."""
+        """Token of the launch at the other end."""
         self.token, self.number = "", 0
         """Token and number of the newest message."""
         self.pending = b""
@@ -85,7 +85,7 @@ class GangListener:
         receive: Callable[[BufferedConnection, Mapping[str, Any]], bool],
         greeting: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register with the selector, whose events carry the function to call.
+        """Register with the selector. The data of each selector event is the function to call.
 
         Args:
             receive: takes a message with a valid signature; returns False to drop the connection.
@@ -175,7 +175,7 @@ def listen(
     except OSError as error:
         raise GangError(
             f"cannot listen for {purpose} on {address} port {port}: {error.strerror or error}; "
-            "set rackproof_rendezvous_port; the statuses use the two ports after it"
+            "set rackproof_rendezvous_port to a free port; the statuses use the two ports after it"
         ) from None
     return channel
 
@@ -185,20 +185,20 @@ def _restrict(channel: socket.socket, allowed: Collection[str]) -> None:
         admit_only(channel, {str(channel.getsockname()[0]), *allowed})
     except OSError as error:
         raise GangError(
-            f"the kernel does not restrict the rendezvous to the members: {error.strerror or error}; "
+            f"cannot restrict the rendezvous to the members: {error.strerror or error}; "
             "raise net.core.optmem_max, or set rackproof_rendezvous_admit to anyone"
         ) from None
 
 
 @cache
 def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Return family and address to bind or connect to. Cached, because a name server may be slow or unreachable later."""
+    """Return family and address to bind or connect to. Results are cached: the name server may become slow or unreachable."""
     family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return family, target
 
 
 def own_address(gang: Gang) -> str:
-    """Return this host's planned address; if it is not local or is a loopback address, return the one that reaches the gang."""
+    """Return this host's planned address. If that is not local, or is a loopback address, return the one that reaches a peer."""
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):
         family, target = resolve(planned, 0)
@@ -216,10 +216,10 @@ def own_address(gang: Gang) -> str:
 
 
 def check_addresses(gang: Gang) -> None:
-    """Check the addresses of the hosts that this host connects to, as it resolves them.
+    """Check how this host resolves the addresses of the hosts that it connects to.
 
     Raises:
-        GangError: one is a loopback address. This host would wait for itself, and the others would take it for a lost one.
+        GangError: one is a loopback address. This host would then connect to itself, and the others would report it as lost.
     """
     for host in gang.watchers:
         address, own = gang.addresses[host], gang.addresses[gang.me]

@@ -1,11 +1,11 @@
 """Run a rank or a launcher so that it never outlives the process that started it, and report how a rank really ended.
 
     torchrun --run-path --start-method=fork … agent/launch/guard.py agent.benchmarks --request …
-                                                      a rank: a fork of a launcher with torch imported, and its parent, the guard
+                                      a rank: torchrun, which has imported torch, forks the guard, and the guard forks the rank
     python -m agent.launch.guard --supervisor 4711 torchrun …     a launcher: killed when its supervisor, process 4711, ends
 
-A launcher does not report why a rank ended, and it ends the other ranks as soon as one has ended. If the launcher itself is
-killed, its ranks would continue without the guard.
+The guard is needed because a launcher does not report why a rank ended, ends the other ranks as soon as one has ended, and
+leaves its ranks running if it is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEND_TIMEOUT_S = 2.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 WATCHED = (signal.SIGCHLD, *TERMINATION_SIGNALS)
 ORPHANED = 143
-"""Exit code if the parent ended before this process could react to its end."""
+"""Exit code if the parent had already ended when this process asked the kernel for the parent-death signal."""
 
 
 def main() -> int:
@@ -40,9 +40,9 @@ def main() -> int:
     if sys.argv[1:2] == ["--supervisor"]:
         _exec_with_pdeathsig(int(sys.argv[2]), sys.argv[3:])
     parent, guard = os.getppid(), os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # no signal is lost between the fork and the wait
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # so that no signal is lost between the fork and the wait
     for number in (*TERMINATION_SIGNALS, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # the launcher's own handlers are not for its forks
+        signal.signal(number, signal.SIG_DFL)  # a fork inherits the launcher's handlers, which must not run here
     _close_fds(stat.S_ISSOCK)
     directory = os.environ.get(HEARTBEAT_DIRECTORY, "")
     sender = DatagramSender(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
@@ -76,12 +76,12 @@ def _prctl(option: int, value: int | bytes) -> None:
 def _become_rank(guard: int) -> NoReturn:
     code: object = 1
     try:
-        os.setpgid(0, 0)  # the launcher's signals reach only the guard, which records and forwards them
+        os.setpgid(0, 0)  # so that the launcher's signals reach only the guard, which records and forwards them
         _end_with_parent(guard)
         _close_fds(lambda mode: True)
         _set_process_name(_rank_name())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        rank_heartbeat()  # before anything slow is imported
+        rank_heartbeat()  # starts the heartbeats before slow imports
         module, sys.argv = sys.argv[1], sys.argv[1:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -103,12 +103,12 @@ def _rank_name() -> str:
 
 
 def _set_process_name(name: str) -> None:
-    """Set the process name for `top`, `pgrep -x` and the kernel log. The command line is that of the launcher."""
+    """Set the process name for `top`, `pgrep -x` and the kernel log, because the command line is that of the launcher."""
     _prctl(PR_SET_NAME, name.encode())
 
 
 def _close_fds(has_mode: Callable[[int], bool]) -> None:
-    """Close inherited file descriptors with a matching mode. Otherwise ports and connections would outlive the launcher."""
+    """Close inherited file descriptors with a matching mode, so that ports and connections do not outlive the launcher."""
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
             if number > 2 and has_mode(os.fstat(number).st_mode):
@@ -133,7 +133,7 @@ def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
     code = os.waitstatus_to_exitcode(status)
     sender.send("end", SEND_TIMEOUT_S, code=code, terminated_by_launcher=terminated_by_launcher)
     _kill(child, whole_group_only=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # the launcher lets its forks wait for each other
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # so that the launcher can still end this process
     return _end_like(code)
 
 
@@ -151,7 +151,7 @@ def _end_like(code: int) -> int:
     if code >= 0:
         return code
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):  # SIGKILL cannot be set, and need not be
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to reset
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     return 128 - code

@@ -33,7 +33,8 @@ def standalone_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("without Ansible")
     group.add_argument(
-        "--plan", help="plan.json to begin the run with on this host; takes the first snapshot; - reads standard input"
+        "--plan",
+        help="plan.json with which this host begins the run and takes the first snapshot; - reads standard input",
     )
     group.add_argument(
         "--results",
@@ -72,7 +73,7 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def read_plan(options: argparse.Namespace) -> GivenPlan:
-    """Return the plan from `--plan`, or from the run directory without it. Standard input can be read only once.
+    """Return the plan from `--plan`, or without it from the run directory. Call this once: it may read standard input.
 
     Raises:
         PlacementError: `--plan -` with `--detach`.
@@ -84,7 +85,9 @@ def read_plan(options: argparse.Namespace) -> GivenPlan:
         document = documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES)
         return GivenPlan(plan=plan_from_json(document), text="")
     if path == STANDARD_INPUT and options.detach:
-        raise PlacementError("--plan - with --detach: standard input is closed by then; give the plan as a file")
+        raise PlacementError(
+            "--plan - with --detach: the background process has no standard input; give the plan as a file"
+        )
     text = sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
     source = f"--plan {path}"
     document = documents.parse(text, source=source, max_bytes=PLAN_BYTES)

@@ -30,7 +30,7 @@ class RanksEnd:
     exit_code: int | None
     """Exit code of the launcher; None if the supervisor ended it."""
     culprit: Culprit | None
-    """The host or rank because of which the launch was ended."""
+    """The host or rank that caused the end of the launch."""
     states: Mapping[int, RankState]
     oom_kill: str
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""
@@ -63,8 +63,8 @@ def conclude(
         end: how the ranks ended.
         host: this host.
         ranks: the ranks of this host.
-        excluded: rank -> why it could not join the process group. Empty for a launch on one host, because each missing
-            measurement has its own reason there.
+        excluded: rank -> why it could not join the process group. Empty for a launch on one host, because there each missing
+            measurement has its own reason.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
     """
@@ -83,7 +83,7 @@ def conclude(
 
 
 def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
-    """Return the outcome and its reason. The killed process may be the launcher, or one that the ranks waited for."""
+    """Return the outcome and its reason. An out-of-memory kill is added to any reason: the ranks may have needed the process."""
     oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
     if end.exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)

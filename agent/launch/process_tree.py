@@ -12,9 +12,9 @@ GRACE_S = 5.0
 
 
 class ProcessTree:
-    """A process and its descendants. They are recorded with their start times, so that orphans remain in the tree.
+    """A process and its descendants. It keeps their ids and start times, so that orphans remain in the tree.
 
-    psutil finds children only while their parent lives, and would have to be installed on every host.
+    psutil is not used: it finds children only while their parent lives, and would have to be installed on every host.
     """
 
     def __init__(self, root: int) -> None:

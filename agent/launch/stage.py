@@ -31,9 +31,9 @@ from schemas.stages import CELL, GANG, PROBE
 log = logging.getLogger(__name__)
 
 ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
-"""File in the run directory that counts the attempts at each cell of a study, and their limit.
+"""File in the run directory that counts the attempts at each cell of a study, and the maximum number of attempts.
 
-A cell that ended is in the record. Without a limit, a cell whose supervisor is killed each time would be launched for ever."""
+Without a maximum, a cell whose supervisor is killed each time would be launched for ever, because it is never recorded."""
 
 
 def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
@@ -53,7 +53,7 @@ def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, 
 def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
     """Add a snapshot to the record and return the record.
 
-    With `once`, add it only if the stage has none yet: later counters are compared with the first snapshot.
+    With `once`, add it only if the stage has none yet, because later counters are compared with the first snapshot.
     """
     with background.exclusive_task(run.directory, "inspect"):
         record = run.record()
@@ -72,7 +72,7 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
         return record_not_started(run, gang, request, reason)
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # the exception unwinds the supervisor, which ends the ranks
+    )  # SystemExit runs the supervisor's `finally` blocks, which end the ranks
     work = _empty_work_directory(run, stage)
     context = f"{stage} {request.number}"
     gang_of_launch = Gang.from_plan(
@@ -170,7 +170,7 @@ def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collect
 
 
 def count_attempt(run: HostRun, number: int) -> str:
-    """Count an attempt at this cell of a study. After MAX_ATTEMPTS, count nothing and return why the cell must not run again."""
+    """Count an attempt at this cell of a study; return why the cell must not run again, empty before MAX_ATTEMPTS."""
     path = run.directory / ATTEMPTS_FILE
     try:
         document = documents.parse(path.read_bytes(), source=str(path))
@@ -180,7 +180,7 @@ def count_attempt(run: HostRun, number: int) -> str:
     attempts = {str(key): count for key, count in items if type(count) is int}
     if (count := attempts.get(str(number), 0)) >= MAX_ATTEMPTS:
         return (
-            f"it was begun {count} times on host {run.host.name}, and each time its supervisor was killed: "
+            f"the cell was started {count} times on host {run.host.name}, and each time its supervisor was killed: "
             f"see {run.directory / 'logs'} and the kernel log"
         )
     documents.write(path, {**attempts, str(number): count + 1})
@@ -196,16 +196,16 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
     if reason := _reason_without_gpus(run):
         return reason
     if conflicts := gpu_conflicts(run.host.devices, share=run.host.share_gpus):
-        return f"{'; '.join(conflicts)}: end it, or set rackproof_share_gpus to measure beside it"
+        return f"{'; '.join(conflicts)}: free the GPU, or set rackproof_share_gpus to measure anyway"
     return ""
 
 
 def _reason_without_gpus(run: HostRun) -> str:
-    """Return why the ranks would have no GPU at all; empty if NVML lists GPUs. Each rank checks its own GPU."""
+    """Return why no rank would have a GPU; empty if NVML lists any GPU. Later each rank checks its own GPU."""
     indices = gpu_indices()
     if indices and not isinstance(indices, Absent):
         return ""
-    reason = indices.reason if isinstance(indices, Absent) else "it counts 0"
+    reason = indices.reason if isinstance(indices, Absent) else "NVML lists 0"
     return (
         f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver answers for none ({reason}): "
         "nvidia-smi must list them; in a container, start it with --gpus all"

@@ -1,9 +1,9 @@
 """Supervise the ranks of one launch under a deadline, and return its outcome however they end.
 
-torchrun itself can hang (observed for 330 s after a link was cut), and its ranks can outlive it. Therefore the supervisor tracks
-and ends the whole process tree, and each rank writes its results so far to its own file. The supervisor also monitors the ranks'
-heartbeats, in a gang together with the other supervisors. If a host or a rank blocks the gang, it is identified and the gang is
-ended, long before torch's own time-out.
+torchrun itself can hang (observed for 330 s after a link was cut), and its ranks can outlive it. So the supervisor tracks and
+ends the whole process tree, and each rank writes its results so far to a file of its own. The supervisor also monitors the
+heartbeats of the ranks, and in a gang exchanges statuses with the other supervisors. If a host or a rank blocks the gang, the
+supervisors identify it and end the gang, long before torch's own time-out.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class LaunchSpec:
     collectors: Sequence[Collector] = ()
     """Read before and after the launch."""
     fast_collectors: Sequence[Collector] = ()
-    """Read while the ranks run. Slow collectors would disturb the ranks."""
+    """Read while the ranks run. Slow collectors are left out, because they would disturb the ranks."""
 
     @property
     def has_separate_results(self) -> bool:
-        """Whether observations are stored in the launch itself, without snapshots, as for a probe or a cell of a study."""
+        """Whether the observations are stored in the launch itself and no snapshots are kept (for a probe or a study's cell)."""
         return self.stage in (PROBE, CELL)
 
 
@@ -217,10 +217,8 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
                 next_scan = time.monotonic() + PROCESS_SCAN_S
             if culprit := monitor.poll(POLL_S):
                 report(f"stage {spec.stage}: {culprit.text}; ending all of its processes")
-                if culprit.kind not in (
-                    "rank_ended",
-                    RAISED,
-                ):  # after the end of a rank, the dumps of the others contain nothing more
+                # If a rank ended, the cause is known, and dumps of the other ranks add nothing.
+                if culprit.kind not in ("rank_ended", RAISED):
                     dump_flight_records(spec.work, sorted(spec.command.ranks))
                 return None, culprit
         culprit = monitor.await_verdict(process.returncode, work_directory.last_error_line(log_path))

@@ -1,7 +1,7 @@
 """Build the torchrun command of this host.
 
 The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The store listens only on the
-planned address of the first host; for a launch on one host, on the loopback interface.
+planned address of the first host, or in a launch on one host on the loopback interface.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def torchrun_command(
 
     Raises:
         LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
-        GangError: only members may connect, and the name of one cannot be resolved; or an address is a loopback address.
+        GangError: only members may connect and the name of a member cannot be resolved, or an address is a loopback address.
     """
     stage, members = request.stage, gang.members
     if importlib.util.find_spec("torch") is None:
@@ -97,7 +97,7 @@ def torchrun_command(
         arguments=[
             *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(rendezvous)),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
-            # Ranks are forks of torchrun, so that torch, whose import takes seconds, is imported once per host.
+            # Ranks are forks of torchrun, so that each host imports torch only once, which takes seconds.
             *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(rank_request)),
         ],
         environment={**environment, **request.environment},
@@ -134,7 +134,7 @@ def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: 
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """Return the settings of a benchmark. A training benchmark prefers the data that the operator staged."""
+    """Return the settings of a benchmark. Data that the operator staged come first in the search path of a training."""
     values = settings(benchmark, chosen)
     if "data_directories" in values:
         values["data_directories"] = [str(data), *values["data_directories"]]
@@ -142,10 +142,10 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 
 
 def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
-    """Return the interface for gloo; empty: it chooses.
+    """Return the interface for gloo; empty: gloo's own choice.
 
-    gloo would choose the interface with the address of the host name, which /etc/hosts often makes 127.0.1.1. It connects ranks
-    on CPUs only, so the interface of the planned address is fast enough.
+    gloo would use the interface of the address to which the host name resolves, which /etc/hosts often makes 127.0.1.1. gloo
+    connects only ranks on CPUs, so the interface of the planned address is fast enough.
     """
     if len(gang.members) == 1:
         return LOOPBACK[0]
@@ -163,10 +163,10 @@ def _environment(host: PlannedHost, gloo_interface: str, interface: str, work: P
     environment = {
         **without_placement(os.environ),
         "PYTHONUNBUFFERED": "1",
-        # torch.compile executes the files in its caches. Other users must not be able to write there, as they can in /tmp.
+        # torch.compile executes the files in its caches, so they must not be in /tmp, where other users can write.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
         "TRITON_CACHE_DIR": str(work / "triton"),
-        # NVML numbers GPUs by PCI address. Make CUDA do the same, so that an index means the same GPU.
+        # Number GPUs by PCI address, as NVML does, so that an index means the same GPU.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices)) if host.device == "gpu" else "",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

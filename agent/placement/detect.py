@@ -1,4 +1,4 @@
-"""Detect the launcher that started this process, and refuse a second launcher or another one than the operator named."""
+"""Detect the launcher that started this process. Two launchers, or another one than the operator named, are errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PROGRAMS = {TORCHRUN: "torchrun", MPI: "mpirun", SLURM: "srun"}
 
 
 def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlacement | None:
-    """Return this process's placement by the launcher that `rackproof launch` was given; None for torchrun.
+    """Return this process's placement according to `--launcher`; None for torchrun.
 
-    For torchrun there is none, because `rackproof launch` starts torchrun itself.
+    With torchrun there is no placement yet, because `rackproof launch` itself starts torchrun.
 
     Raises:
         PlacementError: variables are missing or contradict each other, or another launcher started this process.
@@ -45,7 +45,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
 
 
 def detect_rank(environment: Mapping[str, str]) -> RankPlacement | None:
-    """Return the placement of a rank that mpirun or srun started directly; None if neither started several processes.
+    """Return the placement of a rank that mpirun or srun started directly; None without mpirun and with a single srun task.
 
     Raises:
         PlacementError: variables are missing or contradict each other.

@@ -99,9 +99,9 @@ def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> N
 
 
 def use_all_processors() -> str:
-    """Let the ranks use every processor of the host or its container; return a message for the operator if they could not before.
+    """Let the ranks use every processor of the host or container. Return a message for the operator if this changed something.
 
-    mpirun binds each process to one or two cores.
+    It is needed because mpirun binds each process to one or two cores.
     """
     before = len(os.sched_getaffinity(0))
     try:
@@ -111,4 +111,4 @@ def use_all_processors() -> str:
     after = len(os.sched_getaffinity(0))
     if after <= before:
         return ""
-    return f"the launcher had bound this process to {before} processors; its ranks use all {after}"
+    return f"the launcher had bound this process to {before} processors; now its ranks use all {after}"

@@ -19,7 +19,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     names = OPEN_MPI if any(name in environment for name in OPEN_MPI) else HYDRA
     if not any(name in environment for name in names):
         raise PlacementError(
-            "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start it with mpirun, as in "
+            "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start this command with mpirun, as in "
             "`mpirun --map-by ppr:1:node rackproof launch --launcher mpi …`"
         )
     rank, size, local_rank, local_size = (read_number(environment, name, "mpirun") for name in names)

@@ -24,9 +24,9 @@ PROCESS_VARIABLES = (
     "SLURM_LOCALID",
     "SLURM_STEP_",
 )
-"""Prefixes of variables that apply only to this process, and not to the ranks that it starts.
+"""Prefixes of variables that apply only to this process and not to the ranks that it starts.
 
-PET_ variables are options of torchrun, which Kubeflow's operator sets."""
+PET_ variables are options of torchrun; Kubeflow's operator sets them."""
 
 
 class PlacementError(UsageError):
@@ -74,11 +74,11 @@ def read_number(environment: Mapping[str, str], name: str, launcher: str) -> int
     """Return the value of a variable that must be a whole number.
 
     Raises:
-        PlacementError: it is missing, or not a whole number.
+        PlacementError: the variable is missing or not a whole number.
     """
     text = environment.get(name, "")
     if not text:
-        raise PlacementError(f"{name} is not set: start it with {launcher}, or omit --launcher")
+        raise PlacementError(f"{name} is not set: start this command with {launcher}, or omit --launcher")
     if not text.isdecimal():
         raise PlacementError(f"{name} is {text!r}, not a whole number: {launcher} sets it; do not set it by hand")
     return int(text)

@@ -25,8 +25,8 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         )
     if "SLURM_STEP_NUM_TASKS" not in environment:
         raise PlacementError(
-            "SLURM_PROCID is set and SLURM_STEP_NUM_TASKS is not: this is the job script, which runs once; start "
-            "it with srun, as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
+            "SLURM_PROCID is set and SLURM_STEP_NUM_TASKS is not: this is the job script, which runs once; in it, use srun, "
+            "as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
         )
     rank, size, local_rank, node, nodes = (
         read_number(environment, name, "srun")
@@ -41,7 +41,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     hosts = expand_node_list(environment.get("SLURM_STEP_NODELIST", ""))
     if hosts and len(hosts) != nodes:
         raise PlacementError(
-            f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_NUM_NODES says {nodes}: unset those that were set by hand"
+            f"SLURM_STEP_NODELIST has {len(hosts)} hosts but SLURM_STEP_NUM_NODES is {nodes}: unset those that were set by hand"
         )
     if not node < nodes:
         raise PlacementError(f"SLURM_NODEID is {node} of {nodes} hosts: unset those that were set by hand")
@@ -77,7 +77,7 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     """Expand `n[01-03,7],m` to n01, n02, n03, n7, m.
 
     Raises:
-        PlacementError: it is not a node list.
+        PlacementError: the text is not a node list.
     """
     # Split at commas outside brackets.
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)

@@ -1,8 +1,7 @@
 """Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun, srun or torchrun started.
 
-This module does not import torch, so that wrong variables are reported before the seconds that the import takes.
-
-torch reads RANK, WORLD_SIZE, MASTER_ADDR and others; mpirun and srun set the same values under names of their own.
+torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. This module does
+not import torch, which takes seconds, so that wrong variables are reported at once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class NotPossibleError(RackproofError):
-    """The command is not possible on this host now; the message says why and what to do."""
+    """The command is not possible on this host at present; the message says why and what to do."""
 
 
 def prepare_environment(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:
@@ -58,7 +57,7 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
         PlacementError: variables are missing, contradict each other, or come from two launchers.
     """
     if TORCHRUN_VARIABLE in environment:
-        return {}  # torchrun has set them, whatever started torchrun
+        return {}  # torchrun has set them, even if mpirun or srun started torchrun
     placement = detect_rank(environment)
     if any(name in environment for name in ("RANK", "WORLD_SIZE")):
         return _missing_variables(environment, placement)
@@ -82,7 +81,7 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
     if (rank, size) != (placement.rank, placement.size):
         raise PlacementError(
             f"RANK is {rank} of {size}, but {PROGRAMS[placement.launcher]} set {placement.rank} of {placement.size}: two "
-            "launchers placed this process; unset RANK and WORLD_SIZE, or start it without the other launcher"
+            "launchers started this process; unset RANK and WORLD_SIZE, or use only one launcher"
         )
     return {key: value for key, value in _from_placement(placement, environment).items() if key not in environment}
 
@@ -98,8 +97,8 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
     address = environment.get("MASTER_ADDR") or default_address
     if not address:
         raise PlacementError(
-            f"MASTER_ADDR is not set, and mpirun started {placement.nodes} hosts without reporting which has rank 0: "
-            "mpirun -x MASTER_ADDR=ADDRESS …"
+            f"MASTER_ADDR is not set, and mpirun does not report which of the {placement.nodes} hosts has rank 0: "
+            "give its address with mpirun -x MASTER_ADDR=ADDRESS …"
         )
     port = environment.get("MASTER_PORT") or str(DEFAULT_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -116,7 +115,7 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
 
 
 def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Raise PlacementError if this host has GPUs, but fewer than ranks. Two ranks on one GPU would both measure too little."""
+    """Raise PlacementError if this host has GPUs, but fewer than ranks. Two ranks on one GPU would both be too slow."""
     ranks, gpus = environment.get("LOCAL_WORLD_SIZE", "1"), count_visible_gpus(environment, root)
     if ranks.isdecimal() and 0 < gpus < int(ranks):
         variable = environment.get("CUDA_VISIBLE_DEVICES")
@@ -127,7 +126,8 @@ def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> N
 def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
     """Return how many GPUs a process on this host can use.
 
-    Count the device nodes, which also work in a container; without device nodes, count the GPUs that the driver lists.
+    Count the device nodes, because in a container they are those that it was given. Without device nodes, count the GPUs that
+    the driver lists.
     """
     nodes = len([path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
     gpus = nodes or len(list(root.glob("proc/driver/nvidia/gpus/*")))

@@ -1,4 +1,4 @@
-"""Start, await and end processes that outlive the SSH connection."""
+"""Start processes that keep running when the SSH connection closes; wait for them, and end them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.locks import exclusive, process_start_time
 
 LOG_BYTES = 2000
 MIN_FREE_BYTES = 65536
-"""A file system with less free space has no room for a record."""
+"""With less free space than this, a file system counts as full."""
 GRACE_S = 5.0
 
 
@@ -29,7 +29,7 @@ class BackgroundError(OSError):
 
 
 def start(arguments: Sequence[str], directory: Path, name: str, until: str = "") -> str:
-    """Start a Rackproof command in its own session, unless the process of this name still runs.
+    """Start a Rackproof command in a session of its own, unless the process of this name still runs.
 
     Args:
         arguments: the command line, without the option that asked for the background.
@@ -38,14 +38,14 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
         until: wait until the log contains this text; empty: do not wait.
 
     Returns:
-        A line for people.
+        A message for the operator.
 
     Raises:
         BackgroundError: the process ended before its log contained `until`; the message is the log.
     """
     private_directory(directory)
     log_path = directory / f"{name}.log"
-    # The process may have been started by a playbook that was killed and is now run again.
+    # If a playbook is killed and run again, the process of its first run may still be running.
     with exclusive(directory / f"{name}.starting"):
         pid = _running_pid(directory, name)
         if pid:
@@ -65,7 +65,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
 
 @contextlib.contextmanager
 def exclusive_task(directory: Path, name: str) -> Iterator[None]:
-    """Hold the lock `NAME.lock`, after waiting for other holders. The kernel releases it when this process ends."""
+    """Wait for the lock `NAME.lock` and hold it. If this process is killed, the kernel releases the lock."""
     with exclusive(directory / f"{name}.lock"):
         yield
 
@@ -80,9 +80,9 @@ def notify_systemd() -> None:
 
 
 def wait(directory: Path, name: str, deadline_s: float) -> str:
-    """Wait until the process has ended, and return the end of its log; end it `deadline_s` after its start.
+    """Wait until the process has ended, and return the end of its log. `deadline_s` after its start, end the process.
 
-    Add the reason if the kernel killed the process because memory ran out, or if the process could not write its log.
+    If the kernel killed the process because memory ran out, or if no log can be written, add this reason to the text.
 
     Raises:
         BackgroundError: no process was started there under this name.
@@ -117,10 +117,10 @@ def is_running(directory: Path, name: str) -> bool:
 
 
 def stop(directory: Path, name: str) -> str:
-    """End the process with SIGTERM, and after GRACE_S with SIGKILL; return a line for people. It need not run."""
+    """End the process, if it runs, with SIGTERM and after GRACE_S with SIGKILL; return a message for the operator."""
     pid = _running_pid(directory, name)
     if not pid:
-        return f"{name} does not run"
+        return f"{name} is not running"
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.kill(pid, number)
         deadline = time.monotonic() + GRACE_S

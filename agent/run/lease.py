@@ -1,7 +1,8 @@
-"""Allow only one run at a time on a host, by the lease: `lease.json` in the host's state directory.
+"""Allow only one run at a time on a host, with a lease: the file `lease.json` in the host's state directory.
 
-It names the run and its operator. Every command of the run on this host renews the lease, and the end of the run releases it. A
-lease can expire, for example after the loss of the control node. docs/resume.md says when another run may take the host.
+The lease names the run and its operator. Every command of the run on this host renews it, and the end of the run releases it. If
+nothing renews it, for example because the control node is lost, it expires. docs/resume.md says when another run may take the
+host.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MODE = 0o600
 HELD = HeldError.exit_code
 """Exit code if another run has the host."""
 IDLE_S = 900.0
-"""Time that a lease lasts beyond the run's longest stage, because other hosts may be slower than this one."""
+"""A lease is valid for the run's longest stage plus this time, because other hosts may be slower than this one."""
 END_S = 30.0
 """Time for a supervisor to end its ranks after SIGTERM."""
 
@@ -43,13 +44,13 @@ class Lease:
     renewed: str
     lasts_s: float
     stage: str = ""
-    """Stage that the supervisor of the run runs on this host, or the last one that it ran."""
+    """Stage that the run's supervisor on this host is running, or the last one that it ran."""
     pid: int = 0
     start_time: str = ""
     boot_id: str = ""
 
     def supervisor(self) -> int:
-        """Return the process id of the supervisor that runs here for this run; 0 if there is none."""
+        """Return the process id of this run's supervisor on this host; 0 if none is running."""
         is_same_boot = bool(self.pid) and self.boot_id == boot_id()
         return self.pid if is_same_boot and process_start_time(self.pid) == self.start_time != "" else 0
 
@@ -58,13 +59,13 @@ class Lease:
         return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:
-        """Return whether the claimant uses the same directory of runs, and its newer claim does not list this run as running."""
+        """Return whether a newer claim from the same directory of runs does not list this run as running."""
         same_directory = (self.by.machine, self.by.runs) == (claim.machine, claim.runs)
         return same_directory and self.by.since < claim.since and self.run_id not in claim.running
 
     def describe(self) -> str:
         """Return the holder in words."""
-        stage = f", its stage {self.stage} as process {pid}" if (pid := self.supervisor()) else ""
+        stage = f", running stage {self.stage} as process {pid}" if (pid := self.supervisor()) else ""
         return f"run {self.run_id} of {self.by.user} on {self.by.host} since {self.since}{stage} (last renewed at {self.renewed})"
 
 
@@ -96,7 +97,7 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
         take_over: acquire the host even if another run has it, and end the supervisor of that run.
 
     Returns:
-        A line for people if another run had the host; else an empty string.
+        A message for the operator if another run had the host; else an empty string.
 
     Raises:
         HeldError: another run has the host.
@@ -119,7 +120,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
         run_dir: run directory on this host.
         plan: the run's plan.
         stage: stage that this process supervises; empty: none.
-        taken: renew only if this run holds the lease; do not acquire it again.
+        taken: renew the lease only if this run holds it; do not acquire it again.
 
     Raises:
         HeldError: another run has the host, or with `taken` no run has it.
@@ -131,7 +132,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
             _preempt(lease, by, take_over=False)
             lease = None
         if taken and lease is None:
-            (state_directory(run_dir) / LEASE).unlink()  # locking created the file
+            (state_directory(run_dir) / LEASE).unlink()  # `exclusive` has created the file
             raise HeldError(f"run {plan.run_id} was stopped on this host: resume it to continue")
         at = utc_now()
         lease = lease or _new_lease(plan, by, at)
@@ -143,12 +144,12 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
 
 
 def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = False) -> str:
-    """Release the host if this run has it; with `any_run`, release it from any run.
+    """Release the host if this run has it, or with `any_run` if any run has it.
 
-    A running supervisor keeps the host for its run; with `end`, it is ended first.
+    If a supervisor is running, the host is not released; with `end`, the supervisor is ended first.
 
     Returns:
-        A line for people if a supervisor was ended, or still runs; else an empty string.
+        A message for the operator if a supervisor was ended or is still running; else an empty string.
 
     Raises:
         HeldError: the supervisor does not end.
@@ -198,8 +199,8 @@ def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
         return f"taken over from {lease.describe()}, which did not renew it for more than {lease.lasts_s:g} s"
     if not take_over:
         raise HeldError(
-            f"this host is held by {lease.describe()}: wait for its end, or resume it; "
-            "rackproof_take_over (-e rackproof_take_over=true) ends what it does here"
+            f"this host is held by {lease.describe()}: wait until that run ends, or resume it; "
+            "rackproof_take_over (-e rackproof_take_over=true) ends that run on this host"
         )
     if pid:
         _end_supervisor(lease)

@@ -1,4 +1,4 @@
-"""Check before a run whether this machine can be measured: GPUs, driver, torch, memory and disk space."""
+"""Check before a run whether this machine can run the benchmarks: GPUs, driver, torch, memory and disk space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHM = "/dev/shm"  # noqa: S108 - no temporary file
 SHM_BYTES = 1 << 30
 """NVIDIA's NCCL guide recommends --shm-size=1g for containers. Docker's default is 64 MiB."""
 BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
-"""Estimated host memory of a rank on a GPU, with 1 GiB of pinned buffers and a CUDA context, and of a rank on a CPU."""
+"""Estimated host memory per rank: on a GPU (including 1 GiB of pinned buffers and a CUDA context), and on a CPU."""
 DISK_BYTES = GIB // 4
 """Estimated disk space for records, logs and the checkpoints of the benchmark."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
@@ -37,11 +37,11 @@ class Gpus:
     answering: int | Absent
     """Number of GPUs according to NVML."""
     given: int
-    """Device nodes in this container; 0 outside a container."""
+    """Number of GPU device nodes in this container; 0 outside a container."""
 
     @property
-    def most(self) -> int:
-        """Return the higher count. In a container, count only the GPUs that it was given."""
+    def expected(self) -> int:
+        """Number of GPUs that should be tested: the higher count, in a container only of the GPUs that it was given."""
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
             return max(self.given, driver)
@@ -54,8 +54,8 @@ class Gpus:
         if self.given and self.answering == self.given:
             return f"this container was given {self.given} of the {self.on_bus} GPUs on the machine's PCI bus"
         return (
-            f"the PCI bus shows {self.on_bus} NVIDIA GPUs and the driver answers for {self.answering}: the kernel log (dmesg) "
-            f"says why; {self.most} are expected, so that a missing one is noticed"
+            f"the PCI bus has {self.on_bus} NVIDIA GPUs but the driver answers for {self.answering}: the kernel log (dmesg) "
+            f"says why; the run expects {self.expected}, so that a missing one is noticed"
         )
 
 
@@ -65,7 +65,7 @@ def readings(families: Iterable[Family]) -> dict[str, Value | Absent]:
 
 
 def gpus_of(read: Mapping[str, Value | Absent], environment: Mapping[str, str], root: Path = Path("/")) -> Gpus:
-    """Count the GPUs with the readings of the collectors."""
+    """Count the GPUs, from the collectors' readings and the device nodes."""
     not_read = Absent(status="error", reason="not read")
     bus, driver = (read.get(name, not_read) for name in ("gpu.pci_count", "gpu.count"))
     nodes = [path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
@@ -87,9 +87,9 @@ def no_gpus(gpus: Gpus) -> str:
     if isinstance(gpus.answering, int) and gpus.answering:
         return ""
     reason = f" ({gpus.answering.reason})" if isinstance(gpus.answering, Absent) else ""
-    if gpus.most:
+    if gpus.expected:
         return (
-            f"{gpus.most} NVIDIA GPUs are present and the driver answers for none{reason}: install or load the driver "
+            f"{gpus.expected} NVIDIA GPUs are present but the driver answers for none{reason}: install or load the driver "
             "(nvidia-smi must list them); in a container, start it with --gpus all"
         )
     if isinstance(gpus.on_bus, Absent):
@@ -123,7 +123,7 @@ def problems(
     if not cpu:
         problems += [*_shm_problems(root), *_hidden_gpus(devices, os.environ if environment is None else environment)]
         problems += [
-            f"{conflict}: end it, or give --share-gpus to measure beside it"
+            f"{conflict}: free the GPU, or give --share-gpus to measure anyway"
             for conflict in gpu_conflicts(devices, share=share)
         ]
     return problems
@@ -132,7 +132,7 @@ def problems(
 def torch_build() -> tuple[str, str] | None:
     """Return torch's version and the CUDA version it was built for (empty: none); None if torch is not installed.
 
-    Read them from torch's files, because importing torch takes seconds. A version that is not in the files is `?`.
+    The versions come from torch's files, because importing torch takes seconds. A version that is not in the files is `?`.
     """
     try:
         spec = importlib.util.find_spec("torch")
@@ -167,8 +167,8 @@ def _torch_problems(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path
         and not any((root / COMPATIBILITY).glob("libcuda.so*"))
     ):
         yield (
-            f"torch {version} is built for CUDA {cuda}, and the driver supports {supported} at most: update the driver, install "
-            f"a torch built for CUDA {_major(supported)}, or the compatibility package of CUDA {_major(cuda)}"
+            f"torch {version} is built for CUDA {cuda}, but the driver supports at most {supported}: update the driver, or "
+            f"install either a torch built for CUDA {_major(supported)} or the compatibility package of CUDA {_major(cuda)}"
         )
 
 
@@ -230,7 +230,7 @@ def _disk_problems(directory: Path) -> Iterator[str]:
         with tempfile.TemporaryFile(dir=directory):
             status = os.statvfs(directory)
     except OSError as error:
-        yield f"{directory}: {error.strerror or error}: give a directory that this user may write as --run-dir"
+        yield f"{directory}: {error.strerror or error}: give a directory that this user can write to with --run-dir"
         return
     free = status.f_bavail * status.f_frsize
     if free < DISK_BYTES:

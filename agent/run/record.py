@@ -1,4 +1,4 @@
-"""The run directory on a host: the plan, and the record that each step of the run appends to."""
+"""The run directory on a host. It has the plan, and the record to which each step of the run appends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from schemas.run_directory import RunDirectory, own_record
 
 PLAN_BYTES = 64_000_000
 OWNER_FILE = "host"
-"""File in the run directory with the name of the host. Hosts that share a directory would overwrite each other's record."""
+"""File in the run directory with the host's name. Two hosts must not share a directory: they would overwrite the record."""
 _P = ParamSpec("_P")
 
 
 def _with_record_locked(
     change: Callable[Concatenate[HostRun, _P], Record],
 ) -> Callable[Concatenate[HostRun, _P], Record]:
-    """Lock the record during a change, because two processes may change it at once, such as a stage and a snapshot."""
+    """Lock the record during a change, because two processes, such as a stage and a snapshot, may change it at once."""
 
     @functools.wraps(change)
     def locked(run: HostRun, /, *arguments: _P.args, **options: _P.kwargs) -> Record:
@@ -41,7 +41,7 @@ def _with_record_locked(
 
 
 def run_directory(path: str) -> Path:
-    """Return the absolute path of a command-line argument. The ranks run in another directory."""
+    """Return the absolute path of a command-line argument, because the ranks run in another directory."""
     return Path(path).absolute()
 
 
@@ -49,7 +49,7 @@ class HostRun:
     """One host's part in one run, in `directory`.
 
     Raises:
-        documents.DocumentError: the plan or a record in it is invalid, or the host is not in the plan.
+        documents.DocumentError: the plan is invalid, or the host is not in the plan.
     """
 
     def __init__(self, directory: Path, host: str) -> None:
@@ -65,7 +65,7 @@ class HostRun:
 
     @classmethod
     def begin(cls, directory: Path, host: str, plan: str) -> HostRun:
-        """Create the run directory for its owner alone, and write the plan (JSON text) unless it is already there.
+        """Create the run directory with mode 700, and write the plan (JSON text) unless it is already there.
 
         Raises:
             documents.DocumentError: the plan is invalid, or the directory is unsafe, has the plan of another run, or is used by
@@ -89,7 +89,7 @@ class HostRun:
         return run
 
     def for_cell(self, number: int) -> HostRun:
-        """Return the same run and record with the plan of one cell of its study. Raises KeyError if there is no such cell."""
+        """Return this run with the plan of one cell of its study. Raises KeyError if there is no such cell."""
         run = copy.copy(self)
         run.plan = self.plan.of_cell(number)
         run.host = run.plan.host(self.host.name)
@@ -131,7 +131,7 @@ class HostRun:
     ) -> Record:
         """Add these parts to the record, write it atomically, and return it.
 
-        The observations of a launch replace those of an earlier launch of the same stage, which are moved into that launch.
+        Observations of a stage replace those of its earlier launch, which are moved from the record into that launch.
         """
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
@@ -182,11 +182,11 @@ def _claim(directory: Path, host: str) -> None:
         own.write(host)
         own.flush()
         with contextlib.suppress(FileExistsError):
-            os.link(own.name, owner)  # never half written, also on a network file system
+            os.link(own.name, owner)  # atomic, also on a network file system
     if (other := owner.read_text(encoding="utf-8")) != host:
         raise documents.DocumentError(
-            f"{directory} is in use by host {other} in the same run: each host needs a state directory of its own; set "
-            "rackproof_state_directory (or --run-dir) to a local directory, or remove the second name of this machine"
+            f"{directory} is in use by host {other} in the same run: each host needs its own state directory; set "
+            "rackproof_state_directory (or --run-dir) to a local directory. If {other} is this machine, remove one of its names"
         )
 
 
@@ -194,7 +194,7 @@ def private_directory(path: Path) -> None:
     """Create `path`, or accept an existing directory that belongs to this user and that no other user can write.
 
     Raises:
-        documents.DocumentError: it is a link, belongs to another user, or others can write it.
+        documents.DocumentError: the path is a link, belongs to another user, or is writable by other users.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     path.mkdir(exist_ok=True, mode=0o700)
@@ -203,7 +203,7 @@ def private_directory(path: Path) -> None:
         raise documents.DocumentError(f"{path} is not a directory")
     if status.st_uid != os.geteuid():
         raise documents.DocumentError(
-            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()} who runs this"
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this command"
         )
     if status.st_mode & 0o022:
         raise documents.DocumentError(f"{path} is writable by others: chmod go-w {path}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cgroup_chains(controller: str, root: Path = Path("/"), process: str = "self") -> Iterator[list[Path]]:
-    """Yield, for each hierarchy that may have this controller, the group of the process and then each group above it."""
+    """Yield a list for each hierarchy that may have this controller: the group of the process, then its parent groups."""
     try:
         lines = (root / f"proc/{process}/cgroup").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Detect whether the kernel killed a process because memory ran out, from its counters and, if readable, its log.
+"""Detect whether the kernel killed a process because memory ran out, from the kernel's counters and, if readable, its log.
 
-Such a rank ends with SIGKILL, as if a user had killed it. The kernel counts these kills (`oom_kill`) for each control group
-and for the whole machine. Only kills counted during this launch are attributed to it.
+A rank that is killed this way ends with SIGKILL, like one that a user kills. The kernel counts these kills (`oom_kill`) for each
+control group and for the whole machine. Only kills counted during a launch are attributed to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collectors import kernel_log
 from schemas import documents
 
 NO_LIMIT = 1 << 60
-"""cgroup v1 reports more than this for a group without a limit."""
+"""A higher value in cgroup v1 means that the group has no limit."""
 _OOM_KILL = "killed by the kernel's out-of-memory killer"
 _KERNEL_MESSAGE = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed process (\d+) \((.{1,64}?)\)")
 
@@ -78,17 +78,17 @@ def _read_number(path: Path) -> int | None:
 
 
 class OomWatch:
-    """Detects kills from its creation on."""
+    """Detects kills since the creation of this object."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before, self._began = read_groups(root), time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def describe_kill(self, pids: Collection[int] = ()) -> str:
-        """Describe the kernel's kill of one of our processes; empty if there is no sign of one.
+        """Describe how the kernel killed a process of this launch; empty if there is no sign of it.
 
         Args:
-            pids: known PIDs of our processes: if only the machine counts kills, the kernel log must name one of them.
+            pids: processes of this launch. If only the counter of the machine exists, the kernel log must name one of them.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:
@@ -110,9 +110,9 @@ class OomWatch:
 
 
 def describe_kills_since(before: Sequence[ControlGroup], root: Path = Path("/")) -> str:
-    """Describe the kills that the nearest remaining group has counted since `before`; empty if there are none."""
+    """Describe the kills since `before`, as counted by the innermost group that still exists; empty if there are none."""
     pairs = [(group, now) for group in before if (now := _read_again(group, root))]
-    # The machine counts the kills of every process: it is used only if no control group of ours ever counted.
+    # The machine's counter includes kills of any process, so it is used only if the process had no group that counts.
     if not pairs or (not pairs[0][0].path and len(before) > 1):
         return ""
     nearest_before, nearest_now = pairs[0]

@@ -13,7 +13,7 @@ from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
 
 COLLECT_DEADLINE_S = 20.0
-"""A wedged driver may block forever: a collector that has not returned by then is reported as an error."""
+"""A hung driver may block forever. A collector that has not returned by then is reported as an error."""
 
 Stuck = dict[str, PendingCall[Any]]
 """Collector -> its call that has exceeded the deadline."""
@@ -27,10 +27,10 @@ def utc_now() -> str:
 def collect(
     collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S, stuck: Stuck | None = None
 ) -> tuple[list[Family], dict[str, float | str]]:
-    """Return every family of every collector, and for each collector the seconds it took, or why it failed.
+    """Return every family of every collector, and for each collector its duration in seconds or the reason why it failed.
 
-    If a collector blocks or fails, only its own readings are lost; a slow one continues while the next one runs. If the caller
-    passes the same `stuck` each time, a collector that still blocks is not started again.
+    If a collector blocks or fails, only its own readings are lost, and the next collector runs. If the caller passes the same
+    `stuck` each time, a collector that still blocks is not started again.
     """
     readers = {collector.name: partial(_timed, collector) for collector in collectors}
     families: list[Family] = []

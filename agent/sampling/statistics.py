@@ -12,7 +12,7 @@ from schemas.records import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """Seconds of each repetition, and why the repetitions stopped: `precision` or `time`."""
+    """Seconds of each repetition, and why the repetitions stopped: `precision` reached, or `time` spent."""
 
     seconds: Sequence[float]
     stopped: str = ""
@@ -21,8 +21,8 @@ class SampleSeries:
 def interval(values: Sequence[float]) -> float | None:
     """Return half the 95 % confidence interval of the median, relative to the median; None for fewer than six values.
 
-    The interval is distribution-free, from the order statistics (Conover, Practical Nonparametric Statistics, 3.2): the times
-    of a GPU are skewed, so an interval that assumes a normal distribution would be too narrow.
+    The interval comes from the order statistics (Conover, Practical Nonparametric Statistics, 3.2) and assumes no distribution.
+    Times on a GPU are skewed, so an interval that assumes a normal distribution would be too narrow.
     """
     n, ordered = len(values), sorted(values)
     if n < 6 or not ordered[0] > 0:

@@ -1,4 +1,4 @@
-"""Sample power, clocks, temperature and throttling of each GPU many times a second while the ranks run."""
+"""Sample power, clocks, temperature and throttling of each GPU many times per second while the ranks run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ GpuSamples = Mapping[int, GpuSample | Absent]
 
 
 class NvmlPoller(threading.Thread):
-    """Reads GPUs at a fixed period until it is stopped: a context manager.
+    """Thread that reads GPUs at a fixed period until it is stopped.
 
-    The thread is a daemon and is not waited for: a driver that blocks must not keep the process alive.
+    It is a daemon thread, and nothing waits for its end, so that a driver that blocks does not keep the process alive.
     """
 
     def __init__(self, open_reader: Callable[[], FastReader], period_s: float) -> None:
@@ -45,7 +45,7 @@ class NvmlPoller(threading.Thread):
     def run(self) -> None:
         try:
             self.poll(self._open_reader())
-        except Exception as error:  # noqa: BLE001 - NVML's errors differ from version to version; each costs the samples only
+        except Exception as error:  # noqa: BLE001 - NVML's errors differ between versions; only the samples are lost
             self._error = f"{type(error).__name__}: {error}"
 
     def poll(self, reader: FastReader) -> None:
@@ -63,7 +63,7 @@ class NvmlPoller(threading.Thread):
 
 
 class Telemetry(NvmlPoller):
-    """Keeps the samples of a launch, for the time windows that the ranks ask for and for a timeline of the whole launch."""
+    """Keeps the samples of a launch, for the time windows that ranks request and for a timeline of the whole launch."""
 
     def __init__(self, devices: Iterable[int]) -> None:
         devices = list(devices)
@@ -93,7 +93,7 @@ class Telemetry(NvmlPoller):
                 self._lost.setdefault(index, sample.reason or sample.status)
 
     def trace(self, start_times: Mapping[str, float]) -> Trace | None:
-        """Return a short timeline of every GPU over the launch; None if there was no time for a sample.
+        """Return a short timeline of every GPU over the launch; None if the launch was too short for a sample.
 
         Args:
             start_times: benchmark -> when it began, by the clock of `time.monotonic()`.
@@ -108,7 +108,7 @@ class Telemetry(NvmlPoller):
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
     ) -> list[Observation]:
-        """Return, for each window that a rank asked for, the sampled outputs of its benchmark on that GPU."""
+        """Return, for each window that a rank requested, the sampled outputs of its benchmark on that GPU."""
         samples = list(self._samples)
         return [
             observation
@@ -198,7 +198,7 @@ def _efficiencies(
 
 
 def _why_unusable(window: Mapping[str, Any], samples: Sequence[tuple[float, GpuSample | Absent]]) -> str:
-    """Return why these samples do not describe the window; empty if they do."""
+    """Return why these samples cannot be used for the window; empty if they can."""
     failed = [sample.reason for _, sample in samples if isinstance(sample, Absent)]
     if failed:
         return f"{len(failed)} of {len(samples)} samples failed: {failed[-1]}"
@@ -206,5 +206,8 @@ def _why_unusable(window: Mapping[str, Any], samples: Sequence[tuple[float, GpuS
     gap = max(later - earlier for earlier, later in itertools.pairwise(times))
     span = window["end"] - window["begin"]
     if len(samples) < MIN_HZ * span or gap > MAX_GAP_S:
-        return f"{len(samples)} samples in {span:.1f} s, longest gap {gap:.1f} s: fewer than {MIN_HZ:g} a second"
+        return (
+            f"{len(samples)} samples in {span:.1f} s, longest gap {gap:.1f} s: required are {MIN_HZ:g} per second without a gap "
+            f"of more than {MAX_GAP_S:g} s"
+        )
     return ""

@@ -1,6 +1,6 @@
-"""Record the course of figures over a soak of minutes to days, in a bounded number of buckets.
+"""Record figures over a soak of minutes to days, in a bounded number of time buckets.
 
-When the buckets are full, each pair of neighbours is merged into one.
+When all buckets are in use, each pair of neighbours is merged into one bucket.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FIRST_BUCKET_S = 1.0
 MAX_SERIES = 1000
 MAX_EVENTS = 200
 SAME_EVENT_S = 600.0
-"""A repetition of an event within this time extends the event."""
+"""If an event occurs again within this time, the earlier event is extended."""
 DIGITS = 5
 POWER_CAP = THROTTLE_REASONS["power_cap"]
-"""A healthy GPU under full load reaches its power limit; every other reason to throttle may be a fault."""
+"""Not a fault: a healthy GPU under full load reaches its power limit."""
 FAULTS = {reason: mask for reason, mask in THROTTLE_REASONS.items() if reason != "power_cap"}
 COUNTERS = re.compile(
     r"(gpu\.(ecc|remapped_rows|retired_pages|nvlink)\..*|gpu\.pcie\.replays|pcie\.(port\.)?aer\..*|xid\.(count|fatal)|kernel\.event\.count"
     r"|infiniband\.(link_\w+|symbol_error|port_rcv_errors|port_xmit_discards|local_link_integrity_errors)"
     r"|network\.(carrier_changes|rx_crc_errors)|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
-"""Readings whose every increase is an event."""
+"""Counters. Each increase of one is an event."""
 LOGGED = ("xid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
 
@@ -46,7 +46,7 @@ class Recorder:
     """Records values and events; thread-safe."""
 
     def __init__(self, before: Timeline | None = None) -> None:
-        """Continue the timeline `before`, which an earlier process recorded of the same soak."""
+        """Start empty, or continue the timeline `before` that an earlier process recorded of the same soak."""
         self._lock = threading.Lock()
         self._bucket_s = before.bucket_s if before else FIRST_BUCKET_S
         self._left_out = before.left_out if before else 0
@@ -130,7 +130,7 @@ class Recorder:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 key = (metric.name, scope)
-                # An error in the kernel log has no reading before it first occurs.
+                # A counter of the kernel log has no reading before its error first occurs, so it starts at 0.
                 default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value
@@ -140,7 +140,7 @@ class Recorder:
         self._has_counters = True
 
     def timeline(self, *, whole: bool = True) -> Timeline:
-        """Return everything so far; if `whole` is False, only the rates and driver readings that the record keeps."""
+        """Return the timeline so far. If `whole` is False, return only the rates and GPU readings that the record keeps."""
         with self._lock:
             series = [
                 _series(key, self._units[key], buckets)

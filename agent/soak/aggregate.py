@@ -1,7 +1,7 @@
-"""Aggregate many rounds of the same benchmarks: one observation per figure, a few launches and a few snapshots.
+"""Aggregate many rounds of the same benchmarks to one observation per figure, a few launches and a few snapshots.
 
-A fault in one round (wrong words, a loss that is not a number, a figure that could not be measured) stays in the record, however
-many good rounds follow. A rate becomes its median over the soak.
+A fault in one round (wrong words, a loss that is not a number, a figure that could not be measured) stays in the record even if
+all later rounds are good. The record has the median of each rate over the soak.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 THEN = ", then "
-"""Separates texts that should have been the same in all rounds."""
+"""Joins the different values of a text that should be the same in all rounds."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 REBOOT_PAIRS = 8
 """How many pairs of snapshots before and after a reboot are kept."""
 UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
-"""Readings that change with the load; a snapshot is not kept because one of them changed."""
+"""Readings that change with the load. A change of one of them is no reason to keep a snapshot."""
 _IDENTIFYING = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
@@ -54,7 +54,7 @@ def figure_key(observation: Observation) -> FigureKey:
 def aggregate_rounds(
     before: Sequence[Observation], new: Sequence[Observation], recorder: Recorder, *, at_s: float, number: int
 ) -> list[Observation]:
-    """Return the observations of all rounds: `before` combined with `new`, those of round `number`."""
+    """Return the observations of all rounds: `before` from the earlier rounds combined with `new` from round `number`."""
     by_key = {figure_key(observation): observation for observation in before}
     for observation in new:
         key = figure_key(observation)
@@ -70,7 +70,7 @@ def aggregate_rounds(
             observation = replace(observation, reason=reason, samples=None)
         elif old is not None:
             observation = _combine(old, observation, recorder)
-            if observation.name == DIGEST and observation.value != old.value:  # it differs between rounds
+            if observation.name == DIGEST and observation.value != old.value:  # the digests of two rounds differ
                 _add_mismatch(by_key, (MISMATCHES, *key[1:]))
         by_key[key] = observation
     return list(by_key.values())
@@ -83,7 +83,7 @@ def _add_mismatch(by_key: dict[FigureKey, Observation], key: FigureKey) -> None:
 
 
 def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observation:
-    """Combine `old`, the figure of all earlier rounds, with that of the new round."""
+    """Combine `old`, the figure of all earlier rounds, with `new`, that of the new round."""
     old_value, new_value = old.value, new.value
     if isinstance(new_value, bool):
         return replace(new, value=bool(old_value) and new_value)
@@ -135,8 +135,8 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    These are the first and the last, those with a changed state or a counter that fell, both sides of a reboot, and of the
-    snapshots taken during rounds the ones that SnapshotSelector selects.
+    These are the first and the last, those with a changed state or a counter that fell, and the snapshots before and after a
+    reboot. Of the snapshots during rounds, it keeps those that SnapshotSelector selects.
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:

@@ -1,7 +1,7 @@
-"""Run a soak: repeat one short launch until its time has passed, a finding ends it, or rounds keep failing.
+"""Run a soak: repeat one short launch until its time has passed, a finding ends it, or several rounds in a row fail.
 
-Each round is aggregated into the record, and the progress is written to `soak.json` beside it every CHECKPOINT_S. If host,
-supervisor or control node is killed, only the running round is interrupted, and what it had measured still counts.
+Each round is aggregated into the record. Every CHECKPOINT_S the progress is written to `soak.json` beside the record. If the
+host or the supervisor fails, only the running round is interrupted, and its figures so far are kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STILL_RUNNING, ENDED_EARLY = 4, 3
 
 
 class SoakWatcher(threading.Thread):
-    """Watches the GPUs and the counters during all rounds, and writes checkpoints: a context manager."""
+    """Context manager that watches the GPUs and the counters during all rounds, and writes checkpoints."""
 
     def __init__(self, run: SoakRun, collectors: Sequence[Collector]) -> None:
         super().__init__(name="soak", daemon=True)
@@ -121,7 +121,7 @@ def run_soak(
 def _run_rounds(
     run: SoakRun, launch: Callable[[int, Span], Record], report: Callable[[str], None], sleep: Callable[[float], None]
 ) -> tuple[str, str]:
-    """Return what ended the soak, and why it ended before its time; empty if it did not."""
+    """Return what ended the soak (TIME, FINDING or FAILURE), and the reason if it ended before its time."""
     packs, failed = read_known_packs(run), 0
     while run.left_s > 0:
         record = launch(run.begin_round(), run.span())
@@ -140,10 +140,10 @@ def _run_rounds(
 
 
 def wait_for_soak(directory: Path, host: str, seconds: float, start: Callable[[], object]) -> tuple[str, int]:
-    """Wait until the soak has ended or `seconds` have passed; if its supervisor was lost, call `start`.
+    """Wait until the soak has ended or `seconds` have passed. If no supervisor is running, call `start`.
 
     Returns:
-        A line for people and the exit code: 0, ENDED_EARLY or STILL_RUNNING.
+        A message for the operator, and the exit code: 0, ENDED_EARLY or STILL_RUNNING.
     """
     end, starts = time.monotonic() + seconds, 0
     while True:

@@ -1,4 +1,4 @@
-"""A host's part in a run during a soak: the record, into which each round is aggregated, and the progress of the soak."""
+"""A host's part in a run during a soak: the progress of the soak, and the record, into which each round is aggregated."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CAUSED_BY_INTERRUPTION = re.compile(
     r"|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
-"""Errors of an interrupted round: its ranks end with their supervisor, some of them earlier than others."""
+"""Errors that an interruption causes: the ranks end with their supervisor, and those that end later lose their peers."""
 
 
 class SoakRun(HostRun):
-    """A host's part in a run during a soak: each round is aggregated with the rounds before."""
+    """A host's part in a run during a soak. Each round is aggregated with the earlier rounds."""
 
     def __init__(self, directory: Path, host: str) -> None:
         super().__init__(directory, host)
@@ -48,14 +48,14 @@ class SoakRun(HostRun):
         self._offset_s = 0.0
 
     def _read_state(self) -> Soak:
-        """Return the progress written last: from the record, or from the checkpoint if a round was interrupted."""
+        """Return the newest progress, from the record or from the checkpoint, which is newer if a round was interrupted."""
         recorded = self.record().soak
         try:
             document = documents.read(self.directory / CHECKPOINT, SOAK, max_bytes=CHECKPOINT_BYTES)
             checkpoint = soak_from_json(document)
         except documents.DocumentError:
             checkpoint = None
-        if recorded and recorded.ended and checkpoint:  # the checkpoint has more series
+        if recorded and recorded.ended and checkpoint:  # the checkpoint has all series, the record only some
             return replace(recorded, timeline=checkpoint.timeline)
         if checkpoint and (
             recorded is None or (checkpoint.began, checkpoint.soaked_s) >= (recorded.began, recorded.soaked_s)
@@ -65,7 +65,7 @@ class SoakRun(HostRun):
 
     @property
     def state(self) -> Soak:
-        """The progress now, with every series."""
+        """The current progress, with every series."""
         with self._lock:
             return replace(self._state, soaked_s=round(self.soaked_s, 1), timeline=self._recorder.timeline())
 
@@ -85,7 +85,7 @@ class SoakRun(HostRun):
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
-        """Return the seconds since the soak began. Uses the monotonic clock, which setting the system clock does not change."""
+        """Return the seconds since the soak began, by the monotonic clock, which is independent of the system time."""
         return self._offset_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class SoakRun(HostRun):
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """Return when the soak began, and when it will end if it is not interrupted."""
+        """Return the begin of the soak, its end if it is not interrupted, and its progress."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())
@@ -146,7 +146,7 @@ class SoakRun(HostRun):
             self._recorder.add_event(self.at_s(), "soak.round", "host", text)
 
     def salvage_round(self, work: Path) -> str:
-        """Record what the ranks of an interrupted round had measured; return a line about it, empty if no round was."""
+        """Record what the ranks of an interrupted round had measured. Return a message; empty if no round was interrupted."""
         if not work.is_dir():
             return ""
         number, recorded = self._running_round(), self.record().soak
@@ -164,7 +164,7 @@ class SoakRun(HostRun):
         return f"a round was interrupted; its {len(valid)} figures measured so far are kept"
 
     def begin_round(self) -> int:
-        """Return the number of the next round, and save it: after a kill it shows whether the record has that round."""
+        """Return the number of the next round, and save it, so that after a kill it is known whether the record has it."""
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number
@@ -184,14 +184,14 @@ class SoakRun(HostRun):
         (work.parent / ROUND_FILE).unlink(missing_ok=True)
 
     def reopen(self) -> None:
-        """Continue a soak that ended because its rounds failed; the failed rounds stay counted."""
+        """Continue a soak that ended because its rounds failed. The failed rounds still count."""
         with self._lock:
             self._state = replace(self._state, ended="", reason="", ended_by="")
         self.append()
         self.write_checkpoint()
 
     def finish(self, ended_by: str, reason: str) -> Record:
-        """End the soak; a reason means that it ended before its time."""
+        """End the soak. If it ended before its time, `reason` says why."""
         with self._lock:
             self._state = replace(self._state, ended=utc_now(), ended_by=ended_by, reason=reason[:4096])
         record = self.append()

@@ -1,4 +1,4 @@
-"""Decide whether a finding ends a soak: judge the host's own record by the plan's `stop_on` policy."""
+"""Decide whether a finding ends a soak: judge this host's record, and apply the `stop_on` policy of the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schemas.stages import SOAK
 FATAL = frozenset(ACTIONS) - {"reseat", "monitor", "none"}
 """Actions for which the host must be taken out of service."""
 HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
-"""Last part of the name of benchmark figures about the health of a part; all others are about its speed."""
+"""Last part of the names of figures that show whether a part is healthy. All other figures show its speed."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
@@ -29,7 +29,7 @@ def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
 
 
 def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str:
-    """Return the finding for which the policy ends this host's soak, in words; empty if there is none."""
+    """Return the finding that ends this host's soak according to the policy, in words; empty if there is none."""
     policy = run.plan.stage(SOAK).stop_on
     if policy == "never":
         return ""
@@ -53,6 +53,6 @@ def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str
 
 
 def is_fatal(verdict: Verdict) -> bool:
-    """Return whether a finding takes the host out of service; findings about speed do not end a soak."""
+    """Return whether a finding takes the host out of service. Findings about speed do not."""
     is_reading = not from_benchmark(verdict.name) and not verdict.name.startswith("drift.")
     return verdict.action in FATAL and (is_reading or verdict.name.rpartition(".")[2] in HEALTH_FIGURES)

@@ -25,16 +25,18 @@ from schemas.records import ERROR, SKIPPED
 
 UNITS = {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"}
 SPAN_S = 0.02
-"""A CUDA event between two operations costs about 40 µs (measured, 4 H200). nccl-tests also times 20 operations at once."""
+"""Length of a timed span, which covers several operations: a CUDA event between two costs about 40 µs (measured, 4 H200).
+nccl-tests also times 20 operations at once."""
 CPU_SPAN_S = 1e-4
-"""Reading a CPU's clock costs only 0.1 µs, and many operations in a row take seconds if ranks share processors."""
+"""Length of a timed span on CPUs. Reading the clock costs only 0.1 µs; a longer span takes seconds if ranks share CPUs."""
 GRAPH_CALLS = 100
+"""Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
-"""The address of the buffers changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB; 0.3 % with the same
-buffers). So large operations are timed with several pairs of buffers, and the median is taken over all of them."""
+"""Pairs of buffers with which a large operation is timed; the median is taken over all of them. The address of the buffers
+changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers it varies by 0.3 %."""
 LARGE_BYTES = 1 << 20
 MEMORY_SHARE = 0.75
-"""Share of the free memory that these buffers may take."""
+"""Share of the free device memory that the additional pairs of buffers may take."""
 
 
 class Case(NamedTuple):
@@ -110,7 +112,7 @@ def _measure(
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
     params = _params(context, case.size) | {"placement": case.placement, **choice}
-    if buffers.moved != case.size:  # each chunk has at least one element, so more than two ranks need more than 8 B
+    if buffers.moved != case.size:  # chunks have at least one element, so with more than two ranks 8 B are too few
         params["moved_bytes"] = buffers.moved
     if len(buffer_pairs) > 1:
         params["places"] = len(buffer_pairs)
@@ -136,7 +138,7 @@ def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str
 
 
 def _allocate(context: Context, case: Case, communicator: Communicator | None) -> tuple[CollectiveBuffers | None, str]:
-    """Return the buffers, or None and a reason, the same on all ranks: a rank that continued alone would wait forever."""
+    """Return the buffers, or None and a reason. Either all ranks get buffers or none: a rank alone would wait forever."""
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):
@@ -150,7 +152,7 @@ def _allocate(context: Context, case: Case, communicator: Communicator | None) -
 
 
 def _allocate_more(context: Context, case: Case, communicator: Communicator | None) -> list[CollectiveBuffers]:
-    """Return more buffers for the same operation: on every rank as many as fit on the fullest GPU."""
+    """Return more buffers for the same operation: every rank gets as many as fit on the GPU with the least free memory."""
     if context.device.type != "cuda" or case.size < LARGE_BYTES:
         return []
     torch.cuda.empty_cache()
@@ -221,12 +223,12 @@ def _find_nccl_choices(
 
 
 def _all_transports(context: Context, own: str) -> str:
-    """Return the transports of all ranks: only a rank's own log shows that its GPU has no NVLink, or its NIC no GPUDirect.
+    """Return the transports of all ranks. Only a rank's own log shows that its GPU lacks NVLink, or its NIC GPUDirect.
 
-    A rank without a transport in its log counts as `unknown`; the result is empty if no rank has one.
+    A rank without a transport in its log counts as `unknown`. The result is empty if no log has one.
     """
     context.store.set(f"transport/{context.rank}", own)
-    context.min_max_over_ranks(1)  # serves as a barrier: every rank has set its key
+    context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key
     by_rank = {context.store.get(f"transport/{rank}").decode() for rank in range(context.world_size)}
     if by_rank == {""}:
         return ""

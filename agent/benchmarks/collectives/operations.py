@@ -11,7 +11,7 @@ import torch.distributed as dist
 from agent.benchmarks.runtime.nccl import Communicator
 
 CHUNK = 1 << 24
-"""Elements that are filled or checked at once: the check of a large buffer must not need another buffer as large."""
+"""Elements that are filled or checked at once, so that the check of a large buffer does not need a second one."""
 PERIOD = 251
 
 Call = Callable[[torch.Tensor, torch.Tensor], object]
@@ -22,9 +22,9 @@ class Operation:
     """One collective. `n` is the world size, `r` the rank."""
 
     sends_chunks: bool = False
-    """The send buffer holds a chunk for each rank."""
+    """The send buffer has one chunk for each rank."""
     receives_chunks: bool = False
-    """The receive buffer holds a chunk from each rank."""
+    """The receive buffer has one chunk from each rank."""
     root_only: bool = False
     """Only rank 0 receives."""
     sent: Callable[[int, int, int], int]
@@ -32,10 +32,10 @@ class Operation:
     received: Callable[[int, int, int], tuple[int, int]]
     """(r, chunk, n) -> (factor, addend) of the pattern expected in that chunk of rank r's receive buffer."""
     run: Call
-    """The call in torch.distributed, used on the CPUs of a rehearsal; GPUs call NCCL directly."""
+    """The call in torch.distributed, used in a rehearsal on CPUs. On GPUs NCCL is called directly."""
 
 
-# torch 2.13 renamed both, and warns at every call of the old names.
+# torch 2.13 renamed both functions and warns at every call of the old names.
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -61,7 +61,7 @@ def _scatter(send: torch.Tensor, receive: torch.Tensor) -> None:
 
 
 def _hypercube(send: torch.Tensor, receive: torch.Tensor) -> None:
-    """Run an all_gather in log2(n) steps: in step k a rank exchanges all it has with rank XOR 2^k."""
+    """Run an all_gather in log2(n) steps. In step k each rank exchanges all its chunks so far with rank XOR 2^k."""
     n, r = dist.get_world_size(), dist.get_rank()
     count, mask = send.numel(), 1
     receive[r * count : (r + 1) * count].copy_(send)
@@ -141,8 +141,8 @@ OPERATIONS = {
 class CollectiveBuffers:
     """Send and receive buffer (fp32) of one rank for one operation; the larger one has `size` bytes.
 
-    `run` starts one operation on the current stream. In place, the two overlap as NCCL defines it: they are the same buffer,
-    or one is the rank's own chunk of the other.
+    `run` starts one operation on the current stream. In place, the buffers overlap as NCCL requires: they are the same
+    buffer, or one of them is the rank's own chunk of the other.
 
     Raises:
         RuntimeError: out of memory.

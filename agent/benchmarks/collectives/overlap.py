@@ -1,7 +1,8 @@
-"""How much of an all_reduce is hidden behind matrix products, and how much the two slow each other down.
+"""An all_reduce at the same time as matrix products: how much of it they hide, and how much the two slow each other down.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
-bandwidth. The number of products is chosen so that they take about as long as the all_reduce; ideally one adds no time.
+bandwidth. The number of products is chosen so that they take about as long as the all_reduce. Ideally both together take
+no longer than one of them alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from schemas.records import SKIPPED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the hidden share and the slowdown; both are 1 if the shorter of the two adds no time."""
+    """Report the hidden share and the slowdown. Both are 1 if running both takes no longer than the longer one alone."""
     if context.world_size == 1:
         raise CannotMeasureError(SKIPPED, "a collective needs two ranks")
     size, size_bytes = settings["size"], settings["size_bytes"]
@@ -41,7 +42,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         dist.all_reduce(message)
 
     def overlap() -> None:
-        handle = dist.all_reduce(message, async_op=True)  # first, so that it finds free multiprocessors
+        handle = dist.all_reduce(message, async_op=True)  # first, while multiprocessors are free
         compute()
         handle.wait()
 
@@ -63,7 +64,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def overlap_figures(computation: float, communication: float, both: float) -> tuple[float, float]:
     """Return hidden share and slowdown from the seconds of each alone, and of both at once.
 
-    A share below 0 (worse than one after the other) is reported as 0, one above 1 (noise) as 1; the slowdown is not limited.
+    A share below 0 (slower than running them one after the other) is reported as 0, a share above 1 (noise) as 1. The
+    slowdown is not limited.
     """
     shorter, longer = sorted((computation, communication))
     return min(1.0, max(0.0, (computation + communication - both) / shorter)), both / longer

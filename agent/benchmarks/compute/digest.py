@@ -1,8 +1,8 @@
-"""Seeded computations whose results must be equal to the bit: every time, on every GPU of a model, on every host.
+"""Seeded computations whose results must be bit-identical: in every repetition and on all GPUs of the same model.
 
-Nothing else finds a GPU that computes wrongly without an error (silent data corruption). Such parts fail when hot, so the
-computations are repeated with all GPUs busy. Each result is compared on the device with the first one; the control node
-compares the first results of the GPUs.
+They find a GPU that computes wrongly without an error (silent data corruption), which no other check finds. Such GPUs fail
+when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one.
+The control node compares the first results of all GPUs.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _repeat(context: Context, compute: Callable[[], torch.Tensor], seconds: floa
 
 
 def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return 64 bits on the tensor's device: the sum modulo 2⁶⁴ of its words, each multiplied by its own odd factor.
+    """Return a 64-bit digest, on the tensor's device: the sum modulo 2⁶⁴ of the words, each multiplied by its own odd factor.
 
-    An odd factor loses no bit, so one flipped bit changes the sum. The sum of integers does not depend on their order.
+    Multiplication by an odd factor loses no bit, so one flipped bit changes the sum. The order of the additions does not.
     """
     return (_words(result) * factors).sum()
 
@@ -73,7 +73,7 @@ def _words(result: torch.Tensor) -> torch.Tensor:
 
 
 def _random(size: int, device: torch.device, number: int) -> torch.Tensor:
-    """Return a random matrix, generated on the CPU so that it is the same everywhere."""
+    """Return a random matrix, generated on the CPU so that all GPUs get the same one."""
     generator = torch.Generator().manual_seed(SEED + number)
     return torch.randn(size, size, generator=generator).to(device)
 
@@ -89,7 +89,7 @@ def _reduction(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
 
 
 def _training_step(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Train a small network for a few steps; the weights are the result."""
+    """Return a function that trains a small network for a few steps and returns its weights."""
     width = max(16, size // 4)
     initial = [_random(width, device, number) / width**0.5 for number in (3, 4)]
     inputs, target = _random(width, device, 5), _random(width, device, 6)

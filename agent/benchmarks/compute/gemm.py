@@ -1,4 +1,4 @@
-"""Matrix product rate of each device in each precision: C = A·B with square random matrices, in a short run.
+"""Matrix product rate of each device in each precision, in a short run: C = A·B with square random matrices.
 
 A short run shows what the GPU can do before it reaches its power limit; `stress` shows what it sustains.
 """
@@ -24,17 +24,18 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
-"""Largest tolerated error of a row's checksum, relative to the checksums' root mean square: a few rounding errors."""
+"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums: a few rounding errors."""
 CHECKSUMS = 4
 DTYPE_REST_S = 0.3
 """Pause before each precision, so that the GPU is neither hot nor at its power limit from the previous one."""
 BLOCK_REST_S = 0.05
-"""Pause between the blocks of one precision. A GPU that reached its power limit within the run gave a median of two states
-(measured, H200; bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the pause, and by 0.23 % at most with it)."""
+"""Pause between the blocks of one precision. Without it a GPU reaches its power limit within the run, and the median mixes
+times before and after that. Measured on H200: bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the pause,
+by at most 0.23 % with it."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `gemm.throughput` in FLOP/s for each dtype; a product counts as 2·size³ operations (as McCalpin and cuBLAS do)."""
+    """Report `gemm.throughput` in FLOP/s for each dtype. A product counts as 2·size³ operations, as usual for GEMM."""
     size = settings["size"]
     for dtype in settings["dtypes"]:
         context.set_phase(f"gemm {dtype}")
@@ -66,7 +67,7 @@ def build_product(
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
     """Return a function that multiplies two random matrices (size, size), and a check that raises ValueError if it fails.
 
-    The matrices are not zeros: zeros draw less power and run faster than any real work.
+    The matrices are random, because products of zeros draw less power and run faster than real work.
     """
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     generator = torch.Generator(device).manual_seed(seed)
@@ -87,7 +88,7 @@ def build_product(
     vectors = torch.randn(size, CHECKSUMS, device=device, dtype=torch.float64, generator=generator)
 
     def check() -> None:
-        """Check every row by Freivalds' algorithm: (A·B)·x must equal A·(B·x), in fp64, at almost no cost."""
+        """Check every row with Freivalds' algorithm, which costs little: (A·B)·x must equal A·(B·x), in fp64."""
         expected = left.double() @ (right.double() @ vectors)
         errors = (result.double() @ vectors - expected).abs() / expected.square().mean().sqrt()
         row, error = int(errors.amax(1).argmax()), float(errors.max())

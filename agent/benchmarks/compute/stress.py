@@ -1,7 +1,7 @@
 """Matrix products on all devices of the host at once, until power and temperature are steady, and for some time after.
 
-Healthy GPUs differ by 5 % in a short run, because the silicon differs, but by only 0.4 % at the power limit (measured, 4 H200).
-So a slow GPU stands out only at the power limit. The supervisor samples power and throttle reasons at the same time.
+In a short run healthy GPUs differ by 5 %, because chips vary. At the power limit they differ by only 0.4 % (measured, 4 H200),
+so a slow GPU stands out only there. The supervisor samples power and throttle reasons at the same time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Moment = torch.cuda.Event | float
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, over the steady time.
+    """Report `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, after the settling time.
 
-    The last product of each block must equal the first product to the bit: the factors are the same.
+    The last product of each block must be bit-identical to the first product of all, because the factors are the same.
     """
     for dtype in settings["dtypes"]:
         context.set_phase(f"stress {dtype}")
@@ -52,18 +52,18 @@ def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, com
     count = max(1, int(min(BLOCK_S, duration / 10) / min(context.time(multiply, 3))))
     wrong = torch.zeros((), dtype=torch.int64, device=context.device)
     context.host_barrier(dtype)  # all at once: the GPUs share power supply and cooling
-    devices = len(context.present_ranks())  # now: some may finish earlier than this one
+    devices = len(context.present_ranks())  # counted now, because other ranks may finish earlier
     settled = time.monotonic() + settings["settle_seconds"]
     deadline = settled + duration
     begin = 0.0
     seconds: list[float] = []
     moments = [_record_moment(context)]
-    while time.monotonic() < deadline or not seconds:  # on a busy host one block may exceed the whole time
+    while time.monotonic() < deadline or not seconds:  # on a busy host a single block may take longer than `seconds`
         for _ in range(count):
             product = multiply()
         wrong += (product != expected).any()
         moments.append(_record_moment(context))
-        if len(moments) > 2:  # one block runs while the next is queued
+        if len(moments) > 2:  # the GPU already has the next block in its queue while the host waits for this one
             block_seconds = _seconds_between(moments[0], moments[1])
             moments.pop(0)
             if time.monotonic() > settled:

@@ -1,7 +1,7 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
-All GPUs at once share the host's memory and bridges (measured on 4 H200: 39.6 GB/s each instead of 55.4), so the two figures
-differ. The memory is on the GPU's own NUMA node and, if the host has several, also on another one.
+If all GPUs copy at once they share the host's memory and PCIe bridges, so each is slower than alone (measured on 4 H200:
+39.6 GB/s each instead of 55.4). The host memory is on the GPU's own NUMA node and, if there are several, also on another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `host_copy.bandwidth` in B/s; in both directions at once, the bytes of both count."""
+    """Report `host_copy.bandwidth` in B/s. With copies in both directions at once it is the sum of both."""
     size = settings["size_bytes"]
     near, far, label = numa_nodes(context.device)
     buffers = _allocate(size, context.device, near)
@@ -51,7 +51,7 @@ class CopyBuffers:
         self.size = size
         self._device = [torch.randint(0, 256, (size,), dtype=torch.uint8, device=device) for _ in range(2)]
         self._host = [torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(data) for data in self._device]
-        self._device[0].zero_()  # the targets must not hold the expected data already
+        self._device[0].zero_()  # so that the targets differ from the sources before the copy
         self._host[1].zero_()
         self._streams = [cuda_stream(device) for _ in range(2)]
 
@@ -85,7 +85,7 @@ class CopyBuffers:
 
 
 def _allocate(size: int, device: torch.device, node: int | None) -> CopyBuffers | RuntimeError:
-    """Return buffers with host memory from that NUMA node, or the error."""
+    """Return buffers whose host memory is on that NUMA node, or the error."""
     try:
         with memory_from_node(node):
             return CopyBuffers(size, device)
@@ -117,7 +117,7 @@ def _measure(
     try:
         if isinstance(buffers, RuntimeError):
             raise buffers
-        # With all GPUs at once no rank stops early: the others would then measure with less load.
+        # With all GPUs at once no rank may stop early: the others would then measure with less load.
         precision = 0.0 if sharing == "all_gpus" else settings["precision"]
         series = context.sample(buffers.copy(direction), precision=precision, seconds=settings["seconds"])
         if not buffers.is_correct(direction):
@@ -129,9 +129,9 @@ def _measure(
 
 
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
-    """Return the GPU's own NUMA node, another node with CPUs if there is one, and the label of the first.
+    """Return the GPU's own NUMA node, another node with CPUs if there is one, and a label for the GPU's node.
 
-    The label is `local`, or `unknown` if the host has several nodes and does not report which one is the GPU's.
+    The label is `local`, or `unknown` if the host has several nodes and does not report which of them is the GPU's.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
@@ -152,7 +152,7 @@ def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:
 
 @contextmanager
 def memory_from_node(node: int | None) -> Iterator[None]:
-    """Allocate new memory on that NUMA node: the thread that first touches it runs on the node's CPUs."""
+    """Allocate new memory on that NUMA node, by running the thread that touches the memory first on the node's CPUs."""
     before = os.sched_getaffinity(0)
     cpus = dict(_cpus_by_node(NODES)).get(node, set()) & before if node is not None else set()
     try:

@@ -1,9 +1,9 @@
 """Bandwidth and latency between every two hosts of a gang (the hosts of one multi-node launch), in one launch.
 
-They show which host makes a whole gang slow. The hosts play a round-robin tournament
-(schemas/tournament.py): in each round every host is paired with another, and GPU i of one exchanges data with GPU i of the
-other, on all rails and in both directions at once. All ranks start a round together, so if a pair hangs, only that pair fails;
-the others report that they waited for the next round.
+The figures show which host makes a whole gang slow. The pairs are those of a round-robin tournament
+(schemas/tournament.py). In each round every host is paired with another, and GPU i of one host exchanges data with GPU i of
+the other, on all rails and in both directions at once. All ranks start a round together. So if a pair hangs, only that pair
+fails, and the other ranks report that they waited for the next round.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from schemas.tournament import chosen, partner, partners
 
 UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
 WORD = 2
-"""Elements (fp32) of the exchange whose latency is measured: 8 B."""
+"""Elements (fp32) of the message whose latency is measured: 8 B."""
 REPETITIONS = 7
 """Timed spans, of which the median is reported."""
 MAX_CALLS = 20
-"""Most exchanges in one span."""
+"""Maximum number of exchanges in one span."""
 TRIAL_SHARE = 32
-"""The first exchanges, which estimate the speed of the pair, use this fraction of the whole buffer."""
+"""The first exchanges, which estimate the speed of the pair, send 1/TRIAL_SHARE of the buffer."""
 TRIALS = 3
-"""Exchanges of which the fastest gives the estimate."""
+"""Number of exchanges for the estimate, which is the time of the fastest."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -123,7 +123,7 @@ def _measure_pair(context: Context, exchange: PairExchange, other: str, peer: in
         context.save()
         raise
     if not result.correct:
-        _report_absent(context, scope, ERROR, f"the data received from {other} differ from the data it sent")
+        _report_absent(context, scope, ERROR, f"the data received from {other} differ from the data that {other} sent")
         return
     common: dict[str, Any] = {
         "scope": scope,
@@ -164,11 +164,11 @@ class PairResult:
     """Seconds of an exchange of `size_bytes`."""
     size_bytes: int
     correct: bool
-    """The data received are those that the other rank sent."""
+    """Whether the received data equal the data that the other rank sent."""
 
 
 class PairExchange:
-    """Exchanges data with the other ranks, one at a time."""
+    """Exchanges data with one other rank at a time."""
 
     def __init__(self, context: Context, transport: PairTransport, size_bytes: int, seconds: float) -> None:
         self._context, self._transport, self._seconds = context, transport, seconds
@@ -178,7 +178,7 @@ class PairExchange:
         self._own_time, self._peer_time = (torch.zeros(WORD, device=context.device) for _ in range(2))
 
     def measure(self, peer: int) -> PairResult:
-        """Measure both figures. Both ends run the same number of exchanges, derived from the slower end's time."""
+        """Measure bandwidth and latency. Both ranks run the same number of exchanges, derived from the slower one's time."""
         context = self._context
         self._receive.fill_(-1.0)
         small = self._exchange(WORD, peer)
@@ -201,7 +201,7 @@ class PairExchange:
         return self._transport.exchange(self._send[:count], self._receive[:count], peer)
 
     def _estimate(self, call: Callable[[], None], peer: int, warm_up: int) -> float:
-        """Return the seconds of the fastest of a few exchanges: a single delayed one would leave too little time."""
+        """Return the seconds of the fastest of a few exchanges: a delayed one would make the estimate too long."""
         return self._slower_end(min(self._context.time(call, TRIALS, 1, warm_up)), peer)
 
     @staticmethod
@@ -209,7 +209,7 @@ class PairExchange:
         return max(1, min(MAX_CALLS, int(budget / REPETITIONS / seconds)))
 
     def _slower_end(self, seconds: float, peer: int) -> float:
-        """Return the longer of the two ends' times, at both ends."""
+        """Return the longer of the two ranks' times, on both ranks."""
         self._own_time.fill_(seconds)
         self._transport.exchange(self._own_time, self._peer_time, peer)()
         self._context.synchronize()
@@ -223,13 +223,13 @@ class PairTransport(Protocol):
         """Return a function that exchanges the buffers with that rank once."""
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises RuntimeError or TimeoutError if one does not come."""
+        """Wait for all ranks. Raises RuntimeError or TimeoutError if one does not arrive."""
 
     def abort(self) -> str:
-        """Abort operations that hang; return the transport's own error, or an empty string."""
+        """Abort operations that hang; return the error that the transport reports, or an empty string."""
 
     def close(self) -> None:
-        """Free its resources."""
+        """Free the transport's resources."""
 
 
 class GlooTransport:
@@ -239,7 +239,7 @@ class GlooTransport:
         self._context = context
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return a function that exchanges the buffers once and returns when that is done."""
+        """Return a function that exchanges the buffers once and waits until the exchange is complete."""
 
         def call() -> None:
             for work in (dist.isend(send, peer), dist.irecv(receive, peer)):
@@ -249,7 +249,7 @@ class GlooTransport:
         return call
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises RuntimeError if one does not come."""
+        """Wait for all ranks. Raises RuntimeError if one does not arrive."""
         self._context.min_max_over_ranks(1)
 
     def abort(self) -> str:
@@ -261,12 +261,12 @@ class GlooTransport:
 
 
 class NcclTransport:
-    """NCCL with a separate communicator, so that operations that hang can be aborted."""
+    """NCCL, with a communicator of its own, so that operations that hang can be aborted."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._communicator = Communicator.connect(context, "pairs")
-        self._flag = torch.ones(1, device=context.device)  # kept alive: the operation has only its address
+        self._flag = torch.ones(1, device=context.device)  # kept as an attribute: the operation only has the address
         self._all_reduce = self._communicator.operation("all_reduce", self._flag, self._flag)
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
@@ -274,13 +274,13 @@ class NcclTransport:
         return self._communicator.exchange(send, receive, peer)
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises TimeoutError if one does not come."""
+        """Wait for all ranks. Raises TimeoutError if one does not arrive."""
         with self._context.heartbeat.in_collective():
             self._all_reduce()
             self._context.synchronize()
 
     def abort(self) -> str:
-        """Remove NCCL's kernels from the GPU; return NCCL's own error, or an empty string."""
+        """Stop NCCL's kernels on the GPU; return the error that NCCL reports, or an empty string."""
         return self._communicator.abort()
 
     def close(self) -> None:

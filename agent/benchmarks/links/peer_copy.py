@@ -1,4 +1,4 @@
-"""Copies from each GPU of the host to each other one: peer access, bandwidth in one and in both directions, latency."""
+"""Copies from each GPU of the host to every other GPU: peer access, bandwidth in one and in both directions, latency."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agent.sampling.statistics import SampleSeries, interval, summarize
 from schemas.records import ERROR, SKIPPED
 
 COPIES = 3
-"""Copies in one timed span, which begins when an untimed copy before them has ended."""
+"""Copies in one timed span. An untimed copy precedes them; the span begins when that copy has finished."""
 BLOCK = 6
-"""Spans between two checks of the median's precision."""
+"""Spans that are timed between two checks of the median's precision."""
 LATENCY_COPIES = 100
-"""Copies of one word, one after the other, in one CUDA graph, so that the host's launches are not in the figure."""
+"""Copies of one word, one after the other, in one CUDA graph, so that the figure does not include kernel launches."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `peer_copy.access`, `.bandwidth` (B/s; in both directions the sum) and `.latency` (s) to each other GPU.
+    """Report `peer_copy.access`, `.bandwidth` (B/s; for both directions the sum) and `.latency` (s) to every other GPU.
 
     The GPUs take turns: two copies at once may share a link or a bridge.
     """
@@ -32,7 +32,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             for peer in range(context.local_world_size):
                 if peer != context.local_rank and peer in context.present_ranks():
                     _measure_pair(context, settings, peer)
-                elif peer != context.local_rank:  # an error of that GPU could break this process's CUDA context
+                elif peer != context.local_rank:  # an access to a lost GPU could break this process's CUDA context
                     _report_lost_peer(context, settings, peer)
     torch.cuda.empty_cache()  # on the peers too, before they measure their free memory
     context.host_barrier("done")
@@ -91,7 +91,7 @@ class DevicePair:
         self._used = self._ways[:1]
 
     def sample(self, direction: str, precision: float, seconds: float) -> SampleSeries:
-        """Return the seconds of one copy (or one in each direction), until the median is precise or the time is spent."""
+        """Time one copy (or one in each direction) repeatedly, until the median is precise or `seconds` are spent."""
         self._used = self._ways if direction == "both_ways" else self._ways[:1]
         self._time_span()
         times: list[float] = []
@@ -108,7 +108,7 @@ class DevicePair:
         for data, copy, source_stream, target_stream in self._used:
             with torch.cuda.stream(target_stream), torch.cuda.stream(source_stream):
                 first, last = cuda_event(), cuda_event()
-                copy.copy_(data, non_blocking=True)  # keeps the GPU busy until the host has launched all the others
+                copy.copy_(data, non_blocking=True)  # keeps the GPU busy until the host has launched the timed copies
                 first.record(source_stream)
                 for _ in range(COPIES):
                     copy.copy_(data, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Memory test: every word of the device's free memory is written and read back in several patterns.
+"""Memory test: write several patterns to the device's free memory and read them back.
 
-The patterns are those of the classic memory tests: constants and their inverses (stuck bits), walking bits (coupled bits),
-each word's own address (decoder faults), random words and their inverses (everything else).
+The patterns are those of the classic memory tests: constants and their inverses (find stuck bits), walking bits (coupled
+bits), each word's own address (decoder faults), random words and their inverses (everything else).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from agent.benchmarks.runtime.context import Context
 
 CHUNK = 1 << 27
-"""Words of 8 bytes in one allocation: fragmented memory has room for many small ones but not for a large one."""
+"""Words (8 bytes) in one allocation: fragmented memory has room for many small allocations, but not for one large one."""
 PART = 1 << 25
-"""Words that are checked at once against as many newly generated ones; fewer if memory is short."""
+"""Words that are checked at once. The expected words need as much memory again, so the number is smaller on small devices."""
 WALK = 64
 CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
 """Patterns of one word, as int64."""
@@ -26,12 +26,12 @@ UNSIGNED = (1 << 64) - 1
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `integrity.wrong_words` of each pattern, `.tested_share` of the free memory, and `.first_error` if there is one.
 
-    The address is a virtual one of this process: NVIDIA offers no way from it to a memory bank. The expected word and the
-    word that was read are reported with it, so that a stuck bit can be distinguished from a lost row.
+    The address is a virtual address of this process; NVIDIA offers no way to find the memory bank from it. The error also has
+    the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
     context.host_barrier("the other ranks have freed their memory")
     free = _free_bytes(context.device)
-    words = min(PART, free // 2000)  # together with what comparing them needs: half a percent of the memory
+    words = min(PART, free // 2000)  # with the temporary memory of a comparison, half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words
     wanted = min(wanted, settings["most_bytes"] or wanted)
     chunks = list(_allocate(wanted, context.device))
@@ -77,7 +77,7 @@ def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def _parts(chunk: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the chunk in parts of `count` words, each with the address of its first word, in words."""
+    """Yield the chunk in parts of `count` words, each with the address of its first word divided by 8."""
     for start in range(0, chunk.numel(), count):
         yield chunk.data_ptr() // 8 + start, chunk[start : start + count]
 
@@ -111,7 +111,7 @@ def _first_error(chunk: torch.Tensor, part: torch.Tensor, pattern: str) -> str:
 
 
 def fill(words: torch.Tensor, pattern: str, address: int) -> None:
-    """Write the pattern into `words` (int64), the first of which has this address, in words."""
+    """Write the pattern into `words` (int64). `address` is that of the first word, divided by 8."""
     kind = pattern.removeprefix("inverse_")
     if kind in CONSTANTS:
         words.fill_(CONSTANTS[kind])

@@ -1,4 +1,4 @@
-"""Bandwidth of each device's memory: copy, read, write and triad; bytes are counted as in STREAM (McCalpin)."""
+"""Bandwidth of each device's memory in copy, read, write and triad; bytes are counted as in STREAM (McCalpin)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.records import ERROR
 
 FACTOR = 3.0
 SPAN_S = 0.02
-"""Each timed span covers several passes, so that the figure includes occasional disturbances."""
+"""Length of a timed span. It covers several passes, so that the figure includes occasional disturbances."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ def _copy(count: int, device: torch.device) -> Operation:
 
 
 def _read(count: int, device: torch.device) -> Operation:
-    """Find the largest element: reads every byte and writes next to nothing."""
+    """Find the largest element, which reads every byte and writes only the result."""
     source = _random(count, device)
     position = int(source.argmax())
     largest = torch.empty((), dtype=source.dtype, device=device)

@@ -1,4 +1,4 @@
-"""How ranks agree that something cannot be measured, so that none waits in a collective for a rank that gave up."""
+"""Agreement of all ranks that something cannot be measured, so that no rank waits in a collective for one that gave up."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class CannotMeasureError(Exception):
 def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result:
     """Return what `work` returns, or raise CannotMeasureError on all ranks if it fails on any of them.
 
-    `work` must not use the process group: a rank that fails inside a collective leaves the others waiting in it.
+    `work` must not use the process group: if a rank fails inside a collective, the others wait in it.
     """
     problem: CannotMeasureError | None = None
     try:
         result = work()
     except CannotMeasureError as error:
         problem = error
-    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must learn of it
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must stop as well
         problem = CannotMeasureError(ERROR, describe_error(error))
     lowest, _ = context.min_max_over_ranks(-1 - context.rank if problem else 0)
     if problem:

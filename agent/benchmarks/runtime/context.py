@@ -1,4 +1,4 @@
-"""The context of a benchmark: its rank, its device with a clock, and the methods to report figures."""
+"""The context in which a benchmark runs: its rank, its device, timing, and methods that report figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
-"""Seconds between two writes of the observations: at most these are lost when the gang is stopped."""
+"""Seconds between two writes of the observations. If the gang is stopped, observations of this time are lost."""
 
 Value = float | str | bool | Samples
 """A figure, or samples whose median is the figure."""
@@ -46,7 +46,7 @@ class Context(Timing):
     """Scope of what all ranks measure together: `host` or `gang=…`."""
     work: Path
     store: Store = field(default_factory=HashStore)
-    """Carries messages between ranks outside the process group, which fails as soon as one rank is lost."""
+    """Carries messages between ranks. It keeps working if a rank is lost; the process group does not."""
     node: int = 0
     """Number of this host among the hosts of the launch."""
     launched: float = field(default_factory=time.monotonic)
@@ -58,7 +58,7 @@ class Context(Timing):
     unable: str = ""
     """Why this rank cannot join the process group."""
     lost: dict[int, str] = field(default_factory=dict)
-    """Local ranks that are not waited for any more, and why."""
+    """Local ranks that this rank no longer waits for, and why."""
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
     _barriers: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Context(Timing):
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this rank reports what all ranks measured together: one on each host, so every record has it."""
+        """Whether this rank reports what all ranks measured together: one rank on each host, so that every record has it."""
         return self.local_rank == 0
 
     def set_phase(self, phase: str, exit_code: int | None = None) -> None:
@@ -90,7 +90,7 @@ class Context(Timing):
 
     @property
     def progress_due(self) -> bool:
-        """Whether this rank reports the progress of a training and has not for `SAVE_S`."""
+        """Whether this rank reports the progress of a training and did not do so for more than `SAVE_S`."""
         return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
     def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
@@ -105,7 +105,7 @@ class Context(Timing):
         _write(self.work / f"rank{self.rank}.now.json", {"observations": observations})
 
     def save(self) -> None:
-        """Write all observations so far to the file that the supervisor reads, whatever happens next."""
+        """Write all observations so far to the file that the supervisor reads, even if this rank fails later."""
         self._saved = time.monotonic()
         _write(
             self.work / f"rank{self.rank}.json",
@@ -125,7 +125,7 @@ class Context(Timing):
         figure = value.p50 if isinstance(value, Samples) else value
         numbers = [figure, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            reason = f"the figure is not a number: {figure}"
+            reason = f"the figure is not a finite number: {figure}"
             self.report_absent(name, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
             return
         self.observations.append(
@@ -157,25 +157,25 @@ class Context(Timing):
     def report_rate(
         self, name: str, amount: float, series: SampleSeries, *, unit: str, scope: str, **params: Any
     ) -> None:
-        """Report the median rate, given that each time in the series is that of `amount`."""
+        """Report the median rate. Each time in the series is the time that `amount` (bytes, operations) took."""
         rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
         self.report(name, rates, unit=unit, scope=scope, **params)
 
     def begin(self, benchmark: str) -> None:
-        """Start a benchmark: barriers, telemetry windows and phases belong to it from here on."""
+        """Start a benchmark: from now on barriers, telemetry windows and phases belong to it."""
         self.benchmark = benchmark
         self.begun[benchmark] = time.monotonic()
         self._barriers = {}
         self.store.set(f"begun/{self.node}/{benchmark}/{self.local_rank}", "here")
-        for rank in list(self.lost):  # a rank that was only slow, and has caught up, is waited for again
+        for rank in list(self.lost):  # wait again for a rank that was only slow and has caught up
             if self.store.check([f"begun/{self.node}/{benchmark}/{rank}"]):
                 del self.lost[rank]
         self.set_phase(benchmark)
 
     def host_barrier(self, name: str = "") -> None:
-        """Wait for the other ranks of this host. A rank that does not come in time is marked lost and not waited for again.
+        """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost, and wait for it no more.
 
-        The barrier uses the store and not the process group: a rank whose GPU is gone does not hold up the others.
+        The barrier uses the store and not the process group, so that a rank whose GPU is lost does not block the others.
         """
         self._barriers[name] = number = self._barriers.get(name, 0) + 1
         self.heartbeat.record_progress()
@@ -199,7 +199,7 @@ class Context(Timing):
         return [rank for rank in ranks if not self._has_left(rank)]
 
     def leave(self) -> None:
-        """Announce to the other ranks of this host that this rank skips the further barriers of the benchmark."""
+        """Announce to the other ranks of this host that this rank skips the remaining barriers of the benchmark."""
         self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
 
     def _has_left(self, rank: int) -> bool:
@@ -232,7 +232,7 @@ def cuda_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def software_versions() -> dict[str, str]:
-    """Return the versions of torch, CUDA, NCCL and cuDNN, as far as torch has them."""
+    """Return the versions of torch and of the CUDA, NCCL and cuDNN that it uses, if it has them."""
     versions = {"torch": str(torch.__version__)}
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
@@ -252,8 +252,8 @@ def join_process_group(context: Context) -> None:
         "timeout": timedelta(seconds=context.timeout_s),
     }
     if context.device.type == "cuda":
-        # No rank mixes CUDA graphs with other NCCL operations at the same time. NCCL's support for mixing costs 12 µs for
-        # each operation in a graph, because each one is announced to the host (measured, 4 H200: 20 µs instead of 8).
+        # No rank runs CUDA graphs and other NCCL operations at the same time. NCCL's support for this costs 12 µs for each
+        # operation in a graph, because NCCL then notifies the host of each (measured, 4 H200: 20 µs instead of 8).
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
         nccl_log.enable(context.work / f"nccl.rank{context.rank}.log")
         dist.init_process_group("nccl", device_id=context.device, **arguments)

@@ -33,7 +33,7 @@ def load(network: str, directories: Sequence[str]) -> Images:
     """Return the images for `network`: Fashion-MNIST for `convnet`, CIFAR-10 for `resnet18`.
 
     Raises:
-        ValueError, OSError: the data set exists and cannot be read. Synthetic data never replace a broken file.
+        ValueError, OSError: the data set exists but cannot be read. Synthetic data never replace a broken file.
     """
     name, read = ("fashion-mnist", _fashion_mnist) if network == "convnet" else ("cifar-10-batches-bin", _cifar_10)
     for directory in directories:
@@ -59,7 +59,7 @@ def read_idx(path: Path) -> torch.Tensor:
     except (EOFError, gzip.BadGzipFile, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise ValueError(f"{path}: {error}") from None
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path}: not an IDX file of bytes")
+        raise ValueError(f"{path}: not an IDX file of unsigned bytes")
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     data = torch.frombuffer(bytearray(content[4 + 4 * content[3] :]), dtype=torch.uint8)
     if data.numel() != torch.Size(shape).numel():
@@ -82,12 +82,14 @@ def _cifar_10(directory: Path) -> Images:
 def _cifar_file(path: Path) -> torch.Tensor:
     content = path.read_bytes()
     if not content or len(content) % CIFAR_RECORD:
-        raise ValueError(f"{path}: {len(content)} bytes, not a multiple of the {CIFAR_RECORD} of a CIFAR-10 record")
+        raise ValueError(
+            f"{path}: {len(content)} bytes, not a multiple of {CIFAR_RECORD}, the size of a CIFAR-10 record"
+        )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, CIFAR_RECORD)
 
 
 def _synthetic(shape: tuple[int, int, int]) -> Images:
-    """Return ten patterns with noise, the same on every rank. A network can learn them, but its accuracy means nothing."""
+    """Return noisy copies of ten patterns, the same on every rank. A network can learn them; its accuracy means nothing."""
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)
 

@@ -1,6 +1,6 @@
-"""CPU time that a rank waited for between two moments: whether a busy or limited CPU slowed it down.
+"""How long a rank waited for a CPU: shows whether busy CPUs or a CPU quota slowed it down.
 
-The counters are the kernel's own: they are read before and after, which does not disturb the ranks.
+The figures come from counters of the kernel, which are read before and after a benchmark and not during it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ NO_PRESSURE = (
 NO_QUOTA = "no cgroup of the process can have a CPU quota"
 
 Periods = tuple[int, int]
-"""Periods of a cgroup's CPU quota, and those in which it was used up."""
+"""Number of periods of a cgroup's CPU quota, and number of those in which the quota was used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuCounters:
-    """The kernel's counters at one moment; empty or None if it has none."""
+    """The kernel's counters at one moment; empty or None if the kernel does not have them."""
 
     time: float
     delays: Mapping[int, int]
-    """Thread -> nanoseconds in which it was runnable and had no processor."""
+    """Thread -> nanoseconds in which it was runnable but waited for a processor."""
     pressure: int | None
     """Microseconds in which any process of the host waited for a processor."""
     quotas: Mapping[Path, Periods]
@@ -53,10 +53,10 @@ def available_cpus() -> int:
 def pin_to_cpus(cpus: int, local_rank: int, root: Path = Path("/")) -> None:
     """Limit this process and its children to `cpus` processors that no other rank of the host uses.
 
-    One thread of each core is taken first: two ranks on the two threads of a core would share it.
+    It uses one thread of each core first, because two ranks on the two threads of one core would share that core.
 
     Raises:
-        ValueError: there are not enough processors. With fewer, the figure would not be what its parameters say.
+        ValueError: there are not enough processors. With fewer, the figure would not match its parameters.
     """
     available = sorted(os.sched_getaffinity(0))
     own = select_cpus(available, cpus, local_rank, root)
@@ -91,14 +91,14 @@ def parse_cpu_list(text: str) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUsage:
-    """Increase of the counters between two readings; a text gives the reason for a missing figure."""
+    """Increase of the counters between two readings. A figure that is missing is a text with the reason."""
 
     waited: float | str
-    """Seconds in which threads of the process were runnable and had no processor, summed over the threads."""
+    """Seconds in which threads of the process were runnable but waited for a processor, summed over the threads."""
     pressure: float | str
     """Share of the time in which any process of the host waited for a processor."""
     throttled: float | str
-    """Share of the periods in which a CPU quota stopped the process: the highest of its cgroup and the parent groups."""
+    """Share of the periods in which a CPU quota stopped the process: the highest share in its cgroup and all parents."""
 
 
 def usage_between(first: CpuCounters, last: CpuCounters) -> CpuUsage:

@@ -1,7 +1,7 @@
-"""Direct calls of NCCL, as in nccl-tests: every operation in and out of place, at the cost of one C call on the host.
+"""Direct calls of NCCL, as in nccl-tests.
 
-torch.distributed offers several operations only in place, and one of its calls takes longer than NCCL needs for a small
-message.
+torch.distributed offers some operations only in place or only out of place, and one of its calls takes longer than NCCL
+needs for a small message. Here every operation works both ways and costs one C call on the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Call = Callable[[], None]
 
 
 class NcclError(RuntimeError):
-    """NCCL refused a call, or did not finish one in time."""
+    """A call of NCCL failed or did not finish in time."""
 
 
 class _UniqueId(ctypes.Structure):
@@ -48,7 +48,7 @@ class Communicator:
     """One rank's NCCL communicator over all ranks of the launch.
 
     Raises:
-        NcclError: it cannot be created.
+        NcclError: the communicator cannot be created.
     """
 
     def __init__(self, library: ctypes.CDLL, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
@@ -74,7 +74,7 @@ class Communicator:
         try:
             library = ctypes.CDLL("libnccl.so.2")  # the one that torch has loaded
         except OSError as error:
-            problem = f"{error}: NCCL is linked into torch itself; install nvidia-nccl"
+            problem = f"{error}: this torch has NCCL linked into it; install nvidia-nccl"
         if not context.min_max_over_ranks(int(library is not None))[0] or library is None:
             raise NcclError(problem)
         library.ncclGetErrorString.restype = ctypes.c_char_p
@@ -91,7 +91,7 @@ class Communicator:
         self._call("ncclCommDestroy", self._handle)
 
     def abort(self) -> str:
-        """Abort operations that hang, so that their kernels leave the GPU; return NCCL's own error, or an empty string."""
+        """Abort operations that hang, which stops their kernels; return the error that NCCL reports, or an empty string."""
         code = ctypes.c_int()
         self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(code))
         self._library.ncclCommAbort(self._handle)
@@ -102,7 +102,7 @@ class Communicator:
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
         """Return a function that starts the operation on these buffers (fp32) on the current stream; the root is rank 0.
 
-        All arguments are made beforehand: making five takes Python 8 µs, as long as NCCL takes for a small message.
+        All C arguments are created beforehand: for five of them Python needs 8 µs, as long as NCCL for a small message.
         """
         send, receive, n = Buffer(send_tensor), Buffer(receive_tensor), self.world_size
         all_ranks, root = range(n), range(1)
@@ -127,7 +127,7 @@ class Communicator:
         return self._group([self._send(Buffer(send), 0, count, peer), self._receive(Buffer(receive), 0, count, peer)])
 
     def _bound(self, name: str, *arguments: object) -> Call:
-        """Return a call whose arguments are already made."""
+        """Return a function that calls NCCL with these arguments, which are created only once."""
         function, good = getattr(self._library, name), (SUCCESS, IN_PROGRESS)
 
         def call() -> None:
@@ -156,7 +156,7 @@ class Communicator:
     def _chunks(
         self, name: str, send: Buffer, receive: Buffer, count: int, targets: range, sources: range, *more: int
     ) -> Call:
-        """Return NCCL's own operation (2.28 and later), or a chunk sent to each target and received from each source."""
+        """Return NCCL's function if it exists (2.28 and later), else a send to each target and a receive from each source."""
         if hasattr(self._library, name):
             return self._collective(name, send, receive, count, *more)
         return self._group(
@@ -179,7 +179,7 @@ class Communicator:
         return self._group([self._send(send, 0, send.count, target), self._receive(receive, 0, send.count, source)])
 
     def _hypercube(self, send: Buffer, receive: Buffer) -> Call:
-        """Return an all_gather in log2(n) steps: in step k a rank exchanges all it has with rank XOR 2^k."""
+        """Return an all_gather in log2(n) steps. In step k each rank exchanges all its chunks so far with rank XOR 2^k."""
         own_chunk = receive.tensor[self.rank * send.count : (self.rank + 1) * send.count]
         steps = []
         mask = 1

@@ -1,7 +1,7 @@
 """NCCL's debug log: the transport between ranks, and the algorithm and protocol chosen for an operation.
 
-NCCL reports these only in its log (NCCL_DEBUG=INFO). The log is read while every operation runs once, untimed, and is then
-turned off: writing a line for each operation would add to the measured latencies.
+NCCL reports these only in its log (NCCL_DEBUG=INFO). Every operation runs once, untimed, with the log enabled. Then the log
+is disabled, because writing a line for each operation would add to the measured latencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def enable(log: Path) -> None:
 
 
 def disable() -> bool:
-    """Turn the log off; False if this NCCL cannot change its log after start-up."""
+    """Disable the log. Returns False if this version of NCCL cannot change its log after start-up."""
     for key, value in _environment_before.items():
         os.environ.pop(key, None)
         if value is not None:
@@ -74,7 +74,7 @@ def parse_choice(text: str) -> dict[str, str]:
 
 
 def parse_transport(text: str) -> str:
-    """Return the transports in the log, as `P2P/CUMEM`, `SHM/direct/direct` or `NET/IB/GDRDMA`; empty if it has none."""
+    """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if it has none."""
     transports = re.findall(r"Channel .+ via (\S+)", text)
     return "+".join(sorted({re.sub(r"/\d+(\(\d+\))?", "", transport) for transport in transports}))
 

@@ -1,4 +1,4 @@
-"""Timing of work on a device, with the clock that fits the device, repeated until the median is precise enough."""
+"""Timing of work on a device: with CUDA events or the CPU's clock, repeated until the median is precise enough."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_CALLS = 50
 BLOCK = 6
 """Spans between two checks of the median's precision. Fewer values do not give a 95 % interval."""
 HEAD_START_S = 50e-6
-"""Lead of the host over the GPU for each call. Launching a call takes the host 8 to 27 µs (measured, 4 H200)."""
+"""Head start of the host over the GPU for each call. The host needs 8 to 27 µs to launch one (measured, 4 H200)."""
 SHORT_S = 1e-4
 """Calls shorter than this may take the host longer to launch than the GPU to run."""
 CYCLES_PER_S = 2e9
-"""Faster than the SM clock of any GPU, so that the head start is never too short."""
+"""GPU cycles that make one second of head start. No GPU's SM clock is faster, so the head start is never too short."""
 
 
 @dataclass(kw_only=True)
@@ -53,11 +53,11 @@ class Timing:
     ) -> SampleSeries:
         """Time `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
 
-        Calls that a GPU runs faster than the host launches them are queued behind a kernel that only waits, so that all
-        of them are in the queue before the first starts (nvbandwidth does the same).
+        A GPU may run short calls faster than the host launches them. Such calls are queued behind a kernel that only waits,
+        so that all of them are in the queue before the first starts (nvbandwidth does the same).
 
         Args:
-            work: one callable, or several of which each span takes the next.
+            work: one callable, or several that the spans use in turn.
             span_s: length of a timed span; shorter work is called several times in a span.
             rest_s: idle time before each block of spans; does not count towards `seconds`.
             together: all ranks run it at the same time. Each time is then that of the slowest rank, and all ranks stop
@@ -85,7 +85,7 @@ class Timing:
     def _calls_per_span(self, works: Sequence[Work], warm_up: int, span_s: float, together: bool) -> tuple[int, float]:
         """Return how many calls fill a span, and the host's head start over the GPU in seconds."""
         first = self._spans(works[:1], 1, together, warm_up=warm_up)[0]
-        if first < 3 * SPAN_S:  # the first short call includes the wait for another rank's host
+        if first < 3 * SPAN_S:  # if calls are short, most of the first one may be a wait for another rank
             first = min(self._spans(_next_block(works, 0), 1, together))
         calls = max(1, min(MAX_CALLS, int(span_s / first)))
         needs_head_start = first < SHORT_S and self.device.type == "cuda"
@@ -103,7 +103,7 @@ class Timing:
         """Wait until the device has finished the work of its current stream.
 
         Raises:
-            TimeoutError: not finished within `timeout_s`: a kernel hangs, usually because it waits for another rank.
+            TimeoutError: the work did not finish within `timeout_s`. Usually a kernel hangs because it waits for another rank.
         """
         self.heartbeat.record_progress()
         if self.device.type != "cuda":
@@ -114,15 +114,14 @@ class Timing:
         while not done.query():  # type: ignore[no-untyped-call]
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the device did not finish within {self.timeout_s:g} s: it, or a rank it waits for, hangs"
+                    f"the device did not finish within {self.timeout_s:g} s: the device, or a rank it waits for, hangs"
                 )
             time.sleep(0.0001)
 
     def time(self, work: Work, repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
-        """Return the seconds of one call of `work`, `repetitions` times, each the mean of `iterations` calls.
+        """Return `repetitions` times of one call of `work` in seconds, each the mean of `iterations` calls.
 
-        On a GPU the times are those of the device's own events: the cost of launching is included only if the host is
-        slower than the device.
+        On a GPU the times come from CUDA events. They include launch overhead only if the host is slower than the device.
         """
         return self._time([work] * repetitions, iterations, warm_up)
 
@@ -162,12 +161,12 @@ class Timing:
 
 
 def _next_block(works: Sequence[Work], start: int) -> list[Work]:
-    """Return the works of one block of spans, in turn from number `start` on."""
+    """Return the callables of one block of spans: the works in turn, beginning with number `start`."""
     return [works[(start + number) % len(works)] for number in range(BLOCK)]
 
 
 def cuda_event() -> torch.cuda.Event:
-    """Return an event that records the device's own clock."""
+    """Return an event that records the time on the device's clock."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint: saved on every host, restored by every rank, compared to the bit, and trained on from there.
+"""Save a checkpoint on every host, restore it on every rank, compare every bit, and continue the training.
 
-Model, optimizer, step number and random state make up the checkpoint. Restored into a trainer that started differently, it
-must equal what was saved, and training must continue as if it had not been interrupted: a lost random state or optimizer
-shows only then.
+The checkpoint has the model, the optimizer, the step number and the random state. It is restored into a trainer that started
+with another seed, whose state must then equal the saved one. After that both trainers continue and must stay equal: an error
+in the random state or the optimizer may show only then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Trainer:
             self._model.parameters(), lr=1e-3, fused=True if context.device.type == "cuda" else None
         )
         self._gradients = FlatGradients(self._model.parameters(), context.world_size)
-        self._random = torch.Generator(context.device).manual_seed(seed)  # in the same state on all ranks
+        self._random = torch.Generator(context.device).manual_seed(seed)  # the same seed on all ranks
         images = load("convnet", [])
         self._images, self._classes = images.train.to(context.device), images.train_classes.to(context.device)
         self._global_batch = batch * context.world_size
@@ -75,7 +75,7 @@ class Trainer:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report whether every bit was restored on every rank, the slowest host's save time and the slowest rank's restore time."""
+    """Report whether all ranks restored every bit, the save time of the slowest host, the restore time of the slowest rank."""
     with _deterministic_algorithms():
         _measure(context, settings["steps"], settings["batch_size"])
 
@@ -105,7 +105,7 @@ def _measure(context: Context, steps: int, batch: int) -> None:
     identical = context.sum_over_ranks(len(differing)) == 0
     save_time, restore_time = context.max_over_ranks([save_time, restore_time])
     if identical and context.is_reporting_rank:
-        path.unlink()  # all ranks have read it; one that differs is kept as evidence
+        path.unlink()  # all ranks have read the file; if a rank differs, the file is kept as evidence
     context.report_world(
         {
             "checkpoint.identical": (identical, "1"),
@@ -140,7 +140,7 @@ def save(context: Context, state: State, path: Path) -> None:
 
 
 def find_differences(first: State, second: State) -> list[str]:
-    """Return the dotted names of the parts that are not in both states, or not equal to the bit."""
+    """Return the dotted names of the parts that are in only one state or are not bit-identical."""
     first_leaves, second_leaves = _leaves(first), _leaves(second)
     return [
         name
@@ -163,7 +163,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _leaves(state: object, name: str = "") -> dict[str, object]:
-    """Return everything in nested mappings and lists by dotted name."""
+    """Return all values in nested mappings and lists by dotted name."""
     if isinstance(state, Mapping):
         parts: list[tuple[object, object]] = list(state.items())
     elif isinstance(state, (list, tuple)):
@@ -175,8 +175,9 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
-    """Make PyTorch compute the same bits each time; it warns if it cannot."""
-    # PyTorch warns that max pooling's backward pass adds with atomics. Its windows do not overlap here, so no sum depends on it.
+    """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not."""
+    # PyTorch warns that the backward pass of max pooling uses atomic additions. Here the pooling windows do not overlap, so
+    # no element is a sum and the order does not matter.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,8 +1,8 @@
-"""Images a second that the host's CPUs prepare for each rank, compared with the rate at which its device trains.
+"""Images per second that the host's CPUs prepare for each rank, compared with the rate at which the rank's device trains.
 
-All ranks of the host load at once, because they share its CPUs: one rank alone would be far faster than in training. The
-images are in memory, so the figure is that of the CPUs and not of the disk. Each image is shifted, rotated and normalized on
-its own, as in common examples. No process group is used: the ranks of different hosts do not affect each other here.
+All ranks of the host load at once, because they share its CPUs; one rank alone would be far faster than in real training. The
+images are in memory, so the figure measures the CPUs and not the disk. Each image is shifted, rotated and normalized by
+itself, as in PyTorch's examples. No process group is used, because ranks on different hosts do not affect each other here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR
 
 DEGREES, SHIFT = 10.0, 0.1
-"""Largest rotation, and largest shift as a share of the edge (the example's RandomRotation and RandomAffine)."""
+"""Largest rotation in degrees, and largest shift as a share of the edge (like RandomRotation and RandomAffine)."""
 PREFETCH = 2
 """Batches that each worker keeps ready."""
 TRAINING_STEPS, CPU_TRAINING_STEPS = 10, 2
@@ -54,7 +54,7 @@ class AugmentedImages(Dataset[Item]):
 
 
 class EndlessBatches(Sampler[list[int]]):
-    """Batches of random indices without end, so that no end of an epoch falls into the measurement."""
+    """An endless series of batches of random indices, so that no epoch ends during the measurement."""
 
     def __init__(self, images: int, batch: int) -> None:
         self._images, self._batch = images, batch
@@ -65,7 +65,7 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report images a second for each number of workers, and the ratio of the best to the device's training rate."""
+    """Report images per second for each number of workers, and the best of these rates over the device's training rate."""
     batch = settings["batch_size"]
     name, model = _choose_network()
     params: dict[str, Any] = {
@@ -79,7 +79,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         context.set_phase(f"dataloader, {workers} workers")
         try:
             rate = _loading_rate(context, name, workers, batch, settings["seconds"])
-        except (RuntimeError, OSError, AssertionError) as error:  # no room in /dev/shm, or a worker was killed
+        except (RuntimeError, OSError, AssertionError) as error:  # /dev/shm is full, or a worker was killed
             reason = describe_error(error)
             context.report_absent(
                 "dataloader.throughput", unit="images/s", status=ERROR, reason=reason, workers=workers, **params
@@ -105,7 +105,7 @@ def _choose_network() -> tuple[str, nn.Module]:
 
 
 def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds: float) -> float:
-    """Return the images a second that reach this rank's device while all ranks of the host load."""
+    """Return the images per second that reach this rank's device while all ranks of the host load."""
     images, pinned = load(name, []), context.device.type == "cuda"
     loader = DataLoader(
         AugmentedImages(images.train, images.train_classes),
@@ -124,7 +124,7 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
     finally:
         context.host_barrier(f"dataloader {workers}")  # after an error too: the other ranks wait here
     for _ in range(PREFETCH * workers):
-        next(batches)  # batches that were ready would make the rate look higher
+        next(batches)  # not timed: batches that are already prepared would make the rate too high
     began = time.perf_counter()
     while time.perf_counter() - began < seconds or not count:
         pictures, classes = next(batches)
@@ -136,14 +136,14 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
 
 
 def forkserver(module: str) -> Any:
-    """Return a context that forks workers from a server, which imports that module once for all of them."""
+    """Return a multiprocessing context that forks workers from a server, which imports that module once for all workers."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([module])
     return server
 
 
 def _training_rate(context: Context, name: str, model: nn.Module, batch: int) -> float:
-    """Return the images a second that this rank's device trains on, eager, from device memory, with all ranks at once."""
+    """Return the images per second in eager training on this rank's device, from device memory, while all ranks train."""
     images, device = load(name, []), context.device
     model = model.to(device)
     pictures, classes = images.train.to(device), images.train_classes.to(device)

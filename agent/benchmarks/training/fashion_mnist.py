@@ -1,8 +1,8 @@
 """The training of the GKE experiment (Fashion-MNIST, two convolutions, 20 epochs), as fast as the GPUs can run it.
 
-A plain loop spends its time launching kernels: a step of this network is about forty of them, each a few microseconds long.
-So everything that a step needs is on the device (images, order, learning rates, step number), the gradients are averaged by
-one all_reduce, and the step is one CUDA graph, which the host only starts. On a CPU the same step runs eagerly.
+A plain loop spends most of its time on kernel launches: a step of this network has about forty kernels of a few microseconds.
+So all inputs of a step are on the device (images, order, learning rates, step number), one all_reduce averages the gradients,
+and the whole step is one CUDA graph. On a CPU the same step runs eagerly.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 0.1
-"""Share of the steps over which the learning rate rises: at the full rate of 16 ranks the first steps would diverge."""
+"""Share of the steps in which the learning rate rises: if the first steps used the full rate of 16 ranks, they would diverge."""
 MAX_RATE = 0.16
-"""The learning rate grows with the number of ranks up to 16; beyond that it stays the same."""
+"""Upper limit of the learning rate, which grows with the number of ranks. At the default rate, 16 ranks reach the limit."""
 GRAPH_WARM_UP = 3
 
 
 class GraphedTraining:
-    """The training. `step` needs nothing from the host, so it can be captured as a CUDA graph."""
+    """The training. `step` uses no data on the host, so it can be captured as a CUDA graph."""
 
     def __init__(self, context: Context, model: nn.Module, images: Images, settings: Mapping[str, Any]) -> None:
         batch, epochs, device = settings["batch_size"], settings["epochs"], context.device
@@ -60,7 +60,7 @@ class GraphedTraining:
         self._initial = [parameter.detach().clone() for parameter in model.parameters()]
 
     def step(self) -> None:
-        """Train one batch of this rank, and update by the gradients of all ranks."""
+        """Train on one batch of this rank, and update the weights with the mean gradients of all ranks."""
         indices = self._order.index_select(0, self._number)[0]
         self._rate.copy_(self._rates.index_select(0, self._number)[0])
         pictures, classes = self._pictures.index_select(0, indices), self._classes.index_select(0, indices)
@@ -69,7 +69,7 @@ class GraphedTraining:
         self._number += 1
 
     def reset(self) -> None:
-        """Return to the initial state, in the same memory, whose addresses are part of the graph."""
+        """Restore the initial state in place: the addresses of the tensors are part of the graph."""
         with torch.no_grad():
             for parameter, initial in zip(self._model.parameters(), self._initial, strict=True):
                 parameter.copy_(initial)
@@ -86,7 +86,7 @@ def learning_rates(steps: int, highest: float) -> torch.Tensor:
 
 
 def count_differing_parameters(model: nn.Module) -> int:
-    """Return the number of parameters that are not equal to the bit on all ranks."""
+    """Return the number of parameters that are not bit-identical on all ranks."""
     bits = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).view(torch.int32)
     lowest, highest = bits.clone(), bits.clone()
     dist.all_reduce(lowest, dist.ReduceOp.MIN)
@@ -95,7 +95,7 @@ def count_differing_parameters(model: nn.Module) -> int:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report accuracy on the test images, images a second in training, and the seconds from reading the files to the end."""
+    """Report accuracy on the test images, images per second in training, and seconds from reading the files to the end."""
     context.min_max_over_ranks(0)  # a barrier: all ranks start together
     began = time.perf_counter()
     model, images = load_model_and_images(context, "convnet", settings["data_directories"])

@@ -1,7 +1,7 @@
-"""A network split over two devices, its replicas trained data-parallel: PyTorch's "DDP with model parallelism".
+"""Training of a network that is split over two devices, with data-parallel replicas (PyTorch's "DDP with model parallelism").
 
-Each even local rank drives two devices, its own and the next; the odd ranks wait. With an odd number of GPUs the last one is
-not used. On a CPU both halves are on the same device.
+Each even local rank uses two devices, its own and the next one, while the odd ranks wait. If the number of GPUs is odd, the
+last one is not used. On CPUs both halves are on the same device.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SplitReplica:
         return nn.functional.cross_entropy(self.module(self._inputs), self._classes)
 
     def step(self) -> tuple[float, float]:
-        """Train one step; return its loss and its seconds, until both devices have finished."""
+        """Train one step and wait for both devices; return the loss and the seconds."""
         began = time.perf_counter()
         loss = train_step(self._context, self._optimizer, self.loss, collective=False)
         for device in self.devices:
@@ -73,7 +73,7 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the last loss over the first, summed over all replicas."""
+    """Report the step time of the slowest replica, and the ratio of the last to the first loss, each summed over all replicas."""
     steps, batch, width = settings["steps"], settings["batch_size"], settings["width"]
     leads = drives_replica(context.local_rank, context.local_world_size)
     leaders = _replica_leaders(context, leads)
@@ -84,7 +84,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     results = [(0.0, 0.0)] * steps
     context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        with context.heartbeat.in_collective():  # on ranks without a replica too: all ranks count the same operations
+        with context.heartbeat.in_collective():  # also without a replica, so that all ranks count the same operations
             if replica:
                 if group:
                     replica.module = DistributedDataParallel(replica.module, process_group=group)
@@ -108,12 +108,12 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def drives_replica(local_rank: int, local_world_size: int) -> bool:
-    """Return whether this rank drives its own device and the next one."""
+    """Return whether this rank runs a replica, on its own device and the next one."""
     return local_rank % 2 == 0 and local_rank + 1 < local_world_size
 
 
 def _replica_leaders(context: Context, leads: bool) -> list[int]:
-    """Return the ranks that drive a replica."""
+    """Return the ranks that run a replica."""
     flags = torch.zeros(context.world_size, device=context.device)
     flags[context.rank] = float(leads)
     with context.heartbeat.in_collective():
@@ -122,10 +122,10 @@ def _replica_leaders(context: Context, leads: bool) -> list[int]:
 
 
 def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
-    """Return a process group of the leaders, which all ranks must create; None on the other ranks.
+    """Return a process group of the leaders; None on the other ranks, which must call this too.
 
-    join_process_group() binds the default group, and every group derived from it, to one device per rank; a replica
-    reduces on two devices.
+    join_process_group() binds the default group, and every group derived from it, to one device per rank. The gradients of a
+    replica are on two devices, so this group must not be bound.
     """
     default = dist.group.WORLD
     bound, default.bound_device_id = default.bound_device_id, None  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
 
 
 def _build_replica(context: Context, leads: bool, width: int, batch: int) -> SplitReplica | None:
-    """Return the replica that this rank drives, tested alone; None on a rank that drives none."""
+    """Return the replica that this rank runs, after a test without other ranks; None if this rank runs none."""
 
     def build() -> SplitReplica | None:
         try:
@@ -153,5 +153,5 @@ def _build_replica(context: Context, leads: bool, width: int, batch: int) -> Spl
 
 
 def _wait_for_host(context: Context, what: str) -> None:
-    """Wait for the other ranks of the host on the CPU: a rank that waits in NCCL would keep the replica's device busy."""
+    """Wait for the other ranks of the host without NCCL, whose kernels would keep the device of a replica busy."""
     context.host_barrier(f"model_parallel {what}")

@@ -1,8 +1,8 @@
 """The training of a scaling study (Kubeflow's mnist.py, as in the GKE experiment), timed from the launch of the ranks.
 
-Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5; the batch size is that of one rank. As in most training,
-the host's CPUs prepare the images: worker processes of each rank convert them one by one. A host with too few CPUs for its GPUs
-is therefore as slow here as in real training; `fashion_mnist` measures the GPUs without this limit.
+Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5; the batch size is per rank. As in most trainings, the
+host's CPUs prepare the images: worker processes of each rank convert them one by one. So a host with too few CPUs for its GPUs
+is as slow here as in real training. `fashion_mnist` measures the GPUs without this limit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
-"""Precision -> type of autocast. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
+"""Precision -> autocast dtype. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
 MIN_STEPS = 2
-"""The first step builds kernels and buckets; the throughput does not include it."""
+"""Minimum number of steps. The first one is not part of the throughput, because it builds kernels and buckets."""
 
 Item = tuple[torch.Tensor, int]
 
@@ -54,7 +54,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the time from launch to the first step, images per second after it, and accuracy and loss on the test images."""
+    """Report the time from launch to the end of the first step, images per second after it, accuracy and loss on the test set."""
     batch, epochs = settings["batch_size"], settings["epochs"]
     model, images = load_model_and_images(context, "convnet", settings["data_directories"])
     steps_per_epoch = len(images.train) // context.world_size // batch

@@ -1,18 +1,18 @@
 """Data-parallel training steps in two parts: how long each rank computes, and how long it waits for the others.
 
-In a DDP step the all_reduce of the gradients overlaps with the backward pass, so computing and waiting cannot be separated
-from outside. NCCL's kernels also spin while they wait, and use part of the device. So these steps exchange the gradients
-only after the backward pass, as DDP does after `no_sync`, and each rank times the two parts with its own clock:
+In a DDP step the all_reduce of the gradients overlaps with the backward pass, so compute time and waiting time cannot be
+separated. NCCL's kernels also spin while they wait, which uses part of the device. So these steps exchange the gradients only
+after the backward pass, as DDP does after `no_sync`, and each rank times the two parts with its own clock:
 
 * compute: update, forward and backward pass, until the device has finished them. Ranks do not interact.
-* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the last rank to start did not wait. In
-  each step the shortest exchange is the communication time; the excess on another rank is the time that rank waited.
+* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the rank that starts last does not wait.
+  The shortest exchange of a step is the communication time. A rank's exchange minus that time is the time this rank waited.
 
-Two effects of DDP are not measured: the overlap, so these steps take longer than DDP's, and the slowdown of computing by
-communication. The network is the transformer on tokens in device memory. As in real training, it is large enough that the
-GPU, not the kernel launches, limits the speed; `straggler.launch` reports how long the host needed for the launches.
+Two effects of DDP are not measured: that computing and communication overlap (so these steps take longer than DDP's), and that
+they slow each other down. The network is the transformer on tokens in device memory. As in real training, it is large enough
+that the GPU limits the speed and not the kernel launches. `straggler.launch` reports how long the host needed for the launches.
 
-A rank's figures are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance of every
+A rank's figures are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every
 tenth step does.
 """
 
@@ -41,7 +41,7 @@ from schemas.records import UNSUPPORTED
 WARM_UP = 4
 MIN_STEPS, MAX_STEPS = 20, 1000
 TRIMMED = 0.05
-"""Share of the steps left out at either end."""
+"""Share of the steps that a mean leaves out at each end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Step:
 
     compute: float
     launch: float
-    """Part of `compute` until the host has launched all kernels."""
+    """The part of `compute` in which the host launches kernels."""
     exchange: float
     cpu: float
     """CPU time (user and system) of the process's threads during `compute`."""
@@ -72,7 +72,7 @@ class TimedReplica:
         self._tokens = make_tokens(context, shape)
 
     def compute(self) -> None:
-        """Update by the gradients of the previous step, and compute this rank's new ones."""
+        """Update the weights with the gradients of the previous step, then compute this rank's new gradients."""
         self._optimizer.step()
         mixed = self.dtype != torch.float32
         with torch.autocast(self._context.device.type, dtype=self.dtype) if mixed else contextlib.nullcontext():
@@ -120,7 +120,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _tested_replica(context: Context, shape: Shape) -> TimedReplica:
-    """Return the replica after a first computation without other ranks, which fails if a type or memory is lacking."""
+    """Return the replica after one computation without other ranks, which shows a lack of memory or an unsupported type."""
     replica = TimedReplica(context, shape)
     replica.compute()
     context.synchronize()

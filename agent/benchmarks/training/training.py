@@ -1,8 +1,8 @@
 """Data-parallel training of two small networks: whether the training converges, how accurately, and how fast.
 
 `resnet18` on CIFAR-10 and the two-convolution `convnet` on Fashion-MNIST, written like PyTorch's own examples: DDP,
-DistributedSampler, SGD with momentum, cosine annealing. The images are in device memory, so the figures are those of the
-device and not of the disk. The trained model and its metadata stay in the work directory.
+DistributedSampler, SGD with momentum, cosine annealing. The images are in device memory, so the figures measure the device
+and not the disk. The trained model and its metadata stay in the work directory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from schemas import documents
 from schemas.records import ERROR
 
 EDGE_DIVISOR = 10
-"""The first and last losses are means over 1/EDGE_DIVISOR of the steps each."""
+"""The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss that over the last ones."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
     steps = min(len(sampler) // batch, settings["max_steps"] or sys.maxsize)
     if steps * epochs < 2:
         raise CannotMeasureError(
-            ERROR, f"{steps} steps of {batch} images on each of {context.world_size} ranks: too few"
+            ERROR, f"too few steps: {steps}, of {batch} images on each of {context.world_size} ranks"
         )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=settings["learning_rate"], momentum=0.5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps * epochs)

@@ -34,13 +34,13 @@ class ConvNet(nn.Module):
 
 
 def build_network(name: str) -> nn.Module:
-    """Return `convnet`, or `resnet18` if a torchvision that fits is installed. Raises CannotMeasureError."""
+    """Return `convnet` or `resnet18`. Raises CannotMeasureError if `resnet18` lacks a torchvision that fits this torch."""
     if name == "convnet":
         return ConvNet()
     try:
         from torchvision.models import resnet18
     except (ImportError, RuntimeError, AttributeError) as error:
-        # A torchvision built for another torch fails in one of these ways; real clusters have such installations.
+        # A torchvision that was built for another torch raises one of these errors; real clusters have such installations.
         reason = f"torchvision is not compatible with torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
         raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)
@@ -48,7 +48,7 @@ def build_network(name: str) -> nn.Module:
 
 
 def load_model_and_images(context: Context, name: str, directories: Sequence[str]) -> tuple[nn.Module, Images]:
-    """Return model and images on the device. Raises CannotMeasureError on all ranks if any rank lacks one of them."""
+    """Return model and images on the device. If any rank cannot load them, all ranks raise CannotMeasureError."""
 
     def load_here() -> tuple[nn.Module, Images]:
         torch.manual_seed(1)
@@ -88,7 +88,7 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: the backward pass exchanges gradients, so this rank then waits for all others.
+        collective: whether the backward pass exchanges gradients. The heartbeat then reports this rank as in a collective.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)
@@ -102,9 +102,9 @@ def train_step(
 
 
 class FlatGradients:
-    """Gradients of a model in one buffer, averaged over all ranks by one all_reduce.
+    """Gradients of a model in one buffer; one all_reduce averages them over all ranks.
 
-    The layout of the buffer never changes, unlike that of DDP's buckets, so the sums are reproducible to the bit.
+    Unlike DDP's buckets, the buffer always has the same layout, so the sums are reproducible to the bit.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], world_size: int) -> None:
@@ -115,12 +115,12 @@ class FlatGradients:
             parameter.grad = part.view_as(parameter)
 
     def compute(self, loss: torch.Tensor) -> None:
-        """Fill the buffer with this rank's share of the mean gradient."""
+        """Fill the buffer with this rank's gradients, divided by the number of ranks."""
         gradients = torch.autograd.grad(loss / self._world_size, self._parameters)
         torch.cat([gradient.flatten() for gradient in gradients], out=self._flat)
 
     def all_reduce(self) -> None:
-        """Sum the shares of all ranks: the mean gradient is then in the parameters' `grad`."""
+        """Sum the buffers of all ranks. The parameters' `grad` is then the mean gradient."""
         dist.all_reduce(self._flat)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -146,7 +146,7 @@ def capture_graph(context: Context, step: Callable[[], object], warm_up: int) ->
 
     def capture() -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # Calls of NCCL's watchdog, a thread of this process, must not invalidate the capture.
+        # NCCL's watchdog, a thread of this process, calls CUDA. `thread_local` keeps these calls from ending the capture.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()
         return graph
@@ -165,9 +165,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the accuracy and the mean loss on the test images; each rank evaluates its own share."""
     own = slice(context.rank, None, context.world_size)
-    batch = (
-        1000 if context.device.type == "cuda" else 100
-    )  # 100 fit into a CPU's caches, which saves a third of the time
+    batch = 1000 if context.device.type == "cuda" else 100  # 100 fit into a CPU's caches, which is a third faster
     correct, loss = torch.zeros((), device=context.device), torch.zeros((), device=context.device)
     model.eval()
     with torch.no_grad():

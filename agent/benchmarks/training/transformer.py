@@ -1,9 +1,11 @@
-"""Transformer blocks sharded by FSDP2: step time, tokens a second, model FLOP utilization, memory.
+"""Training of a transformer sharded by FSDP2: step time, tokens per second, model FLOP utilization, memory.
 
-Pre-norm blocks with causal attention and an MLP of four widths; parameters in fp32, computed in bf16, AdamW. Model FLOPs of a
-token, forward and backward: 6·N for the N weights in matrix products (12·width² a layer, and the head; the embedding is only
-a look-up), and 6·layers·width·sequence for the attention, the causal half of 12. Utilization is relative to the ranks' own
-bf16 matrix product, measured just before: no data sheet is needed, and a slow GPU does not look like bad sharding.
+Pre-norm blocks with causal attention and an MLP of four times the width; parameters in fp32, computation in bf16, AdamW.
+
+Model FLOPs per token, forward and backward: 6·N for the N weights in matrix products (12·width² per layer, and the head; the
+embedding is only a look-up), plus 6·layers·width·sequence for attention (half of 12, because it is causal). Utilization is
+relative to the bf16 matrix product rate of the same ranks, measured just before. So no data sheet is needed, and a slow GPU
+does not look like bad sharding.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Shape:
         return 6.0 * self.weights + 6.0 * self.layers * self.width * self.sequence
 
     def required_bytes(self, world_size: int) -> float:
-        """Return about how many bytes of device memory the training needs."""
+        """Return an estimate of the device memory that the training needs, in bytes."""
         activations = ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
         return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded
 
@@ -105,7 +107,7 @@ class Transformer(nn.Module):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report step time, tokens and FLOPs a second, the fall of the loss, and on GPUs utilization and each device's memory."""
+    """Report step time, tokens and FLOPs per second, the loss ratio, and on GPUs utilization and each device's peak memory."""
     peak = context.sum_over_ranks(_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     if context.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(context.device)
@@ -119,7 +121,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
 
     context.set_phase("transformer steps")
-    try:  # after an error between collectives the ranks can no longer agree to stop
+    try:  # an error here is not caught: between collectives the ranks can no longer agree to stop
         with context.heartbeat.in_collective():
             times = context.time(step, settings["steps"], warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
@@ -178,9 +180,10 @@ def _import_fsdp2() -> Any:
 
 
 def _fit_to_memory(context: Context, wanted: Shape) -> Shape:
-    """Return the shape with as many layers as fit on the smallest device: running out of memory in a step is too late.
+    """Return the shape with as many layers as fit on the smallest device.
 
-    Raises CannotMeasureError, on all ranks alike, if not even one layer fits.
+    If a rank ran out of memory in a step, the others would hang. Raises CannotMeasureError on all ranks if not even one
+    layer fits.
     """
     if context.device.type != "cuda":
         return wanted
@@ -206,7 +209,7 @@ def _gemm_rate(context: Context) -> float:
 
 
 def make_tokens(context: Context, shape: Shape) -> torch.Tensor:
-    """Return rows (batch, sequence + 1) with random first tokens; each next token is 5·t + 3, a rule that can be learnt."""
+    """Return rows (batch, sequence + 1). The first token is random; t is followed by 5·t + 3, which the network can learn."""
     generator = torch.Generator().manual_seed(context.rank)
     rows = [torch.randint(VOCABULARY, (shape.batch_size,), generator=generator)]
     for _ in range(shape.sequence):

@@ -1,7 +1,7 @@
 """Training steps of ResNet-18 in several precisions, memory layouts and batch sizes, eager and compiled.
 
-DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant is made
-for speed: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph.
+DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant is the
+fastest: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
 
 BUCKET_MB = 10
-"""DDP's bucket size for 45 MB of gradients: the first all_reduce starts early in the backward pass, and the last is short."""
+"""DDP's bucket size, for 45 MB of gradients. Small buckets let the first all_reduce start early and make the last one short."""
 WARM_UP = 11
-"""Steps before the capture: DDP measures its first ten steps itself, which a graph must not contain."""
+"""Steps before the capture: DDP times its first ten steps, which must not be part of a graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ VARIANTS = {
 
 
 class Classifier(nn.Module):
-    """Computes the loss from bytes in one module, so that a compiler can fuse the first and last operations too."""
+    """Network, normalization and loss in one module, so that a compiler can fuse the first and last operations too."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class VariantTraining:
         self._optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01, momentum=0.9, fused=True)
         self._scaler = torch.amp.GradScaler(device.type, enabled=variant.dtype == torch.float16)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
-        """Whether all losses so far are numbers; stays on the device."""
+        """Whether all losses so far are finite; stays on the device."""
 
     def loss(self) -> torch.Tensor:
         """Return the loss of a batch drawn on the device."""
@@ -97,13 +97,13 @@ class VariantTraining:
         self.finite.logical_and_(loss.detach().isfinite())
 
     def step_alone(self) -> None:
-        """Run forward and backward pass without other ranks: a lack of memory or precision shows here."""
+        """Run forward and backward pass without other ranks: fails if memory or support for the precision is missing."""
         self._scaler.scale(self.loss()).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
 
     def join(self) -> None:
-        """Make the ranks train together from here on."""
-        # A graph cannot contain work of the default stream, and DDP's gradients belong to the stream it was created in.
+        """Wrap the module in DDP, so that from here on the ranks train together."""
+        # A graph must not contain work of the default stream, and DDP uses the stream in which it was created.
         side_stream = self._variant.compiled and self._device.type == "cuda"
         with torch.cuda.stream(cuda_stream(self._device)) if side_stream else contextlib.nullcontext():
             self.module = data_parallel(
@@ -112,7 +112,7 @@ class VariantTraining:
                 broadcast_buffers=False,
                 bucket_cap_mb=BUCKET_MB,
                 gradient_as_bucket_view=True,
-                static_graph=not self._variant.compiled,  # the compiler itself cuts the graph at DDP's buckets
+                static_graph=not self._variant.compiled,  # the compiler splits the graph at DDP's buckets by itself
             )
         if side_stream:
             torch.cuda.synchronize(self._device)
@@ -125,13 +125,13 @@ class VariantTraining:
             self.loss()
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - no C compiler, no Triton, a GPU too new: each raises another type
+        except Exception as error:  # noqa: BLE001 - without C compiler or Triton, or on a new GPU, other types are raised
             reason = f"torch.compile does not work here: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
             raise CannotMeasureError(UNSUPPORTED, reason) from None
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report images a second of all ranks, and whether the loss stayed finite, of each variant at each batch size."""
+    """Report images per second of all ranks, and whether the loss stayed finite, for each variant and batch size."""
     cases = [(name, batch) for name in settings["variants"] for batch in settings["batch_sizes"]]
     cases += [(name, batch) for name in settings["compiled_variants"] for batch in settings["compiled_batch_sizes"]]
     for name, batch in cases:
@@ -173,7 +173,7 @@ def _measure(context: Context, name: str, batch: int, steps: int) -> None:
 
 
 def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
-    """Return the training, tested by each rank alone before the ranks depend on one another."""
+    """Return the training. Each rank tests it alone first, because an error in a collective would block the others."""
 
     def build() -> VariantTraining:
         training = VariantTraining(context, variant, batch)
@@ -189,7 +189,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """Let cuDNN time its convolutions in the warm-up and keep the fastest, which takes it seconds."""
+    """Let cuDNN time its convolution algorithms in the warm-up, which takes seconds, and use the fastest."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:

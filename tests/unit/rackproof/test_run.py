@@ -185,7 +185,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
     assert any("was built without CUDA: install a build for CUDA" in line for line in lines)
-    assert f"{tmp_path}/file/r1: Not a directory: give a directory that this user may write as --run-dir" in lines
+    assert f"{tmp_path}/file/r1: Not a directory: give a directory that this user can write to with --run-dir" in lines
     assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset it, or give --devices 0,1" in lines
 
 
@@ -198,22 +198,22 @@ def gpus(on_bus: int | Absent, answering: int | Absent, given: int = 0) -> Gpus:
 
 def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     assert gpus(8, 8).disagreement() == ""
-    assert gpus(8, 8).most == 8
+    assert gpus(8, 8).expected == 8
     lost = gpus(8, 7)
-    assert lost.most == 8, "the lost GPU is expected, so that the report lists it as missing"
-    assert "the PCI bus shows 8 NVIDIA GPUs and the driver answers for 7" in lost.disagreement()
-    assert "and the driver answers for 8" in gpus(0, 8).disagreement()
+    assert lost.expected == 8, "the lost GPU is expected, so that the report lists it as missing"
+    assert "the PCI bus has 8 NVIDIA GPUs but the driver answers for 7" in lost.disagreement()
+    assert "but the driver answers for 8" in gpus(0, 8).disagreement()
     in_container = gpus(8, 2, given=2)
-    assert in_container.most == 2
+    assert in_container.expected == 2
     assert in_container.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
     assert "the driver answers for 1; " not in gpus(8, 2, given=2).disagreement()
-    assert gpus(8, 1, given=2).most == 2
+    assert gpus(8, 1, given=2).expected == 2
     assert "the driver answers for 1" in gpus(8, 1, given=2).disagreement()
 
 
 def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
     assert readiness.no_gpus(gpus(8, 8)) == ""
-    assert "8 NVIDIA GPUs are present and the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
+    assert "8 NVIDIA GPUs are present but the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
         gpus(8, DRIVER_NOT_LOADED)
     )
     assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.no_gpus(gpus(0, DRIVER_NOT_LOADED))
@@ -270,7 +270,7 @@ def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytes
     write_torch(fit, "cuda: Optional[str] = '13.0'")
     (line,) = readiness_problems(fit)
     assert line.startswith(
-        "torch 2.7.0 is built for CUDA 13.0, and the driver supports 12.8 at most: update the driver"
+        "torch 2.7.0 is built for CUDA 13.0, but the driver supports at most 12.8: update the driver"
     )
     (fit / readiness.COMPATIBILITY).mkdir(parents=True)
     (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()

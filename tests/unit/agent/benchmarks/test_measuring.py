@@ -154,7 +154,7 @@ def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     rank = context(tmp_path, rank=1, ranks=2)
     monkeypatch.setattr(dist.HashStore, "wait", time_out)
-    assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: it, or its host, is lost"
+    assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: the rank or its host is lost"
 
 
 def test_slow_rank_is_waited_for_again(tmp_path: Path) -> None:

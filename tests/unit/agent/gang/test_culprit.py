@@ -122,7 +122,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(hosts=2, ages={"h2": LOST_STATUS_AGE_S}),
         "host_silent",
         ("h1", "h2"),
-        "hosts h1 and h2: no messages between them for 10 s: the link, either host, or its supervisor",
+        "hosts h1 and h2: no messages between them for 10 s: the link, one of the hosts, or its supervisor",
     ),
     "the first host lost all others": (
         gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LOST_STATUS_AGE_S}),
@@ -224,7 +224,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S)),
         "rank_ended",
         ("h2",),
-        f"host h2 {RANK_3}: gone without an exit code, as is its guard process",
+        f"host h2 {RANK_3}: ended without an exit code, and its guard process is gone too",
     ),
     "a SIGTERM from outside without another explanation": (
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=-15)),
@@ -257,7 +257,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(**timed_out_ranks(rank_state(3, failure="error", failure_age_s=TIMEOUT_S))),
         "rank_behind",
         ("h2",),
-        f"host h2 {RANK_3}: failed on its own, and the others waited",
+        f"host h2 {RANK_3}: failed before the others, and the others waited",
     ),
 }
 
@@ -429,7 +429,7 @@ def test_failure_together_with_timeouts_is_not_named() -> None:
     failed = rank_state(3, failure="error", failure_age_s=SETTLED_S + 1)
     assert culprit_text(gang_snapshot(**timed_out_ranks(failed))) == ""
     assert culprit_text(gang_snapshot(**timed_out_ranks(replace(failed, failure_age_s=SETTLED_S + 3)))).endswith(
-        f"failed on its own, and {WAITED}"
+        f"failed before the others, and {WAITED}"
     )
 
 
@@ -440,7 +440,7 @@ def test_failure_is_as_old_as_the_status_of_its_host() -> None:
         finished=("h2",),
         **{**timed_out_ranks(failed), "r2": rank_state(2, ended_s=1.0, exit_code=0)},
     )
-    assert culprit_text(snapshot).endswith(f"failed on its own, and {WAITED}")
+    assert culprit_text(snapshot).endswith(f"failed before the others, and {WAITED}")
 
 
 def test_failure_after_the_first_timeout_is_not_named() -> None:
@@ -550,7 +550,7 @@ def test_join_timeout_is_twice_the_group_timeout_within_bounds(timeout_s: float,
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (None, "gone without an exit code, as is its guard process"),
+        (None, "ended without an exit code, and its guard process is gone too"),
         (0, "ended with exit code 0"),
         (1, "ended with exit code 1"),
         (-9, "killed by SIGKILL"),

@@ -96,8 +96,8 @@ def test_invalid_node_list_is_refused(text: str) -> None:
 
 
 WRONG_LAUNCHER_VARIABLES = [
-    (MPI, {}, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start it with mpirun"),
-    (MPI, {"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set: start it with mpirun"),
+    (MPI, {}, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start this command with mpirun"),
+    (MPI, {"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set: start this command with mpirun"),
     (MPI, open_mpi(OMPI_COMM_WORLD_SIZE="two"), "OMPI_COMM_WORLD_SIZE is 'two', not a whole number"),
     (MPI, open_mpi(rank=4, size=4), "mpi: rank 4 of 4 is not possible"),
     (MPI, open_mpi(local_rank=2), "mpi: local rank 2 of 2 is not possible"),
@@ -117,10 +117,10 @@ WRONG_LAUNCHER_VARIABLES = [
     (
         SLURM,
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
-        "this is the job script, which runs once; start it with srun",
+        "this is the job script, which runs once; in it, use srun",
     ),
     (SLURM, srun(node=2), "SLURM_NODEID is 2 of 2 hosts"),
-    (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST names 3 hosts, SLURM_STEP_NUM_NODES says 2"),
+    (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST has 3 hosts but SLURM_STEP_NUM_NODES is 2"),
     (SLURM, srun(SLURM_STEP_TASKS_PER_NODE="many"), "SLURM_STEP_TASKS_PER_NODE is 'many'"),
     (SLURM, srun() | open_mpi(), "SLURM_PROCID and OMPI_COMM_WORLD_SIZE are both set"),
     (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would launch"),
@@ -186,7 +186,7 @@ def test_ranks_get_torchs_variables() -> None:
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 WRONG_RANK_VARIABLES = [
-    (open_mpi(), "MASTER_ADDR is not set, and mpirun started 2 hosts"),
+    (open_mpi(), "MASTER_ADDR is not set, and mpirun does not report which of the 2 hosts has rank 0"),
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
     ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),

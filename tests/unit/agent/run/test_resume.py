@@ -415,7 +415,7 @@ def test_host_with_a_running_stage_is_not_taken_even_if_the_lease_is_old(
     tmp_path: Path, supervisor: subprocess.Popen[str]
 ) -> None:
     set_lease_age(tmp_path, 1e6)
-    with pytest.raises(HeldError, match=f"its stage benchmark as process {supervisor.pid} "):
+    with pytest.raises(HeldError, match=f"running stage benchmark as process {supervisor.pid} "):
         acquire(tmp_path, "r2", "05:00")
     supervisor.kill()
     supervisor.wait()
@@ -480,7 +480,7 @@ def test_stop_ends_a_background_process_without_a_lease_entry(
     start += f"background.start(['-c', 'import time; time.sleep(600)'], Path({str(run_dir)!r}), 'soak')"
     subprocess.run([sys.executable, "-c", start], cwd=ROOT, check=True)
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", str(run_dir), "--end"]) == 0
-    assert capsys.readouterr().out == "soak ended\nexporter does not run\n"
+    assert capsys.readouterr().out == "soak ended\nexporter is not running\n"
     assert not background.is_running(run_dir, "soak")
 
 

@@ -619,7 +619,7 @@ def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) 
     record = run_launch(cell, LaunchRequest(stage=cell.plan.stage(CELL), members=("h1",), number=1))
     (row,) = evaluate_study(plan, {"h1": Evidence(records=(record,))}).rows
     assert row.state == FAILED
-    assert row.reason.startswith("it was begun 3 times on host h1, and each time its supervisor was killed")
+    assert row.reason.startswith("the cell was started 3 times on host h1, and each time its supervisor was killed")
     assert not count_attempt(cell, 2), "attempts are counted per cell"
 
 
