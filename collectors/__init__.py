@@ -1,4 +1,4 @@
-"""The collectors: one file or package for each source."""
+"""The collectors, each a file or package that reads one source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CollectorOptions:
     root: Path = Path("/")
     """Directory that contains /proc, /sys and /dev."""
     full_snapshot: bool = False
-    """Read also what is too slow for a scrape."""
+    """Also read what takes too long for a scrape."""
     gpu_indices: Collection[int] | None = None
     """NVML indices to read; None: all GPUs."""
     keep_nvml_open: bool = False

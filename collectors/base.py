@@ -1,8 +1,8 @@
 """The collector interface: a collector reads one source and yields families of readings.
 
-A family is read once and used twice: exported to Prometheus during a run, and recorded in the snapshots before and after
-each stage. A collector takes its source as an argument, does nothing at import, and never raises for a single reading:
-a reading that is not available carries its reason.
+Its families are used twice: they are exported to Prometheus during a run, and recorded in the snapshots before and after each
+stage. A collector gets its source as an argument, and does nothing at import. If a single reading is not available, it raises
+no exception; the reading has the reason instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IDENTITY = frozenset({"uuid"})
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """Why a reading is missing: `error` (it should exist) or `unsupported` (this hardware, driver or kernel has none)."""
+    """Why a reading is missing. `error`: it should exist. `unsupported`: this hardware, driver or kernel does not have it."""
 
     status: str
     reason: str
@@ -51,8 +51,8 @@ class ReadingError(Exception):
 class Family:
     """One kind of reading over all its scopes.
 
-    `name` is dotted and singular, `unit` an SI unit (`1` for counts and flags, `ratio` for shares of one). A text value is
-    identity: Prometheus shows it as a label of the scope's `_info` series.
+    `name` is dotted and singular. `unit` is an SI unit, `1` for counts and flags, or `ratio` for shares from 0 to 1. Text values
+    identify a part: the exporter makes them labels of the `_info` series of their scope.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Family:
     help: str
     counter: bool = False
     labels: tuple[str, ...] = ()
-    """Labels of its scopes. Needed only for families without a reading on the test host, whose labels cannot be derived."""
+    """Labels of the scopes. Needed only if the test host has no reading of this family from which to derive them."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:
-        """Add one reading. `labels` name its scope from the outside in, e.g. gpu, then link; empty means the host."""
+        """Add one reading. `labels` are its scope, the outer part first, e.g. gpu, then link; empty means the host."""
         self.readings.append((labels, value))
 
     def label_names(self) -> list[str]:
@@ -101,7 +101,7 @@ def host_family(name: str, unit: str, help: str, value: Value | Absent, *, count
 
 
 def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Callable[[str], Value | Absent]) -> Family:
-    """Add a reading for each part to the family, or the reason why there are no parts; return the family."""
+    """Add a reading of each part to the family, or the reason if there are no parts; return the family."""
     if isinstance(parts, Absent):
         family.add(HOST, parts)
         return family

@@ -1,4 +1,4 @@
-"""The system clock: whether it is synchronized, how far off it may be, and its clock source."""
+"""The system clock: whether it is synchronized, its possible error, and its clock source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectors.files import Files, nonempty
 from collectors.host.processor import is_virtual
 
 UNSYNCHRONIZED_ERROR_S = 16.0
-"""The kernel lets the maximum error grow up to this value: at 16 s the clock is not synchronized."""
+"""Without synchronization the kernel lets the maximum error grow to this value, so 16 s means: not synchronized."""
 _STATUS_NANO = 0x2000
 _SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 
@@ -76,7 +76,7 @@ class ClockCollector:
         yield host_family("clock.source", "1", "Clock source of the kernel", files.read(_SOURCE, nonempty))
 
     def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:
-        """Judge by the maximum error, as systemd does. Chrony leaves STA_UNSYNC set if it does not update the RTC."""
+        """Use the maximum error, as systemd does. STA_UNSYNC is not reliable: chrony leaves it set if it does not set the RTC."""
         if isinstance(state, Absent):
             return state
         if state.error_max < UNSYNCHRONIZED_ERROR_S:

@@ -1,4 +1,4 @@
-"""Run several calls in parallel under one deadline. A call that blocks hardly delays the others."""
+"""Run several calls in parallel with a common deadline. A call that blocks delays the others by at most STAGGER_S."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ interpreter lock and take twice the CPU time, and the driver serializes them any
 
 
 class PendingCall(threading.Thread, Generic[T]):
-    """A call in a separate daemon thread. A call that never returns does not keep the process alive."""
+    """A call in a daemon thread, so that a call that never returns does not keep the process alive."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         super().__init__(daemon=True)
@@ -30,7 +30,7 @@ class PendingCall(threading.Thread, Generic[T]):
             self.value = self._function()
         except ReadingError as error:
             self.value = error.absent
-        except Exception as error:  # noqa: BLE001 - a failure is the result of this call alone, and keeps its name
+        except Exception as error:  # noqa: BLE001 - a failure must not affect the other calls; the reason has its type
             self.value = Absent.error(f"{type(error).__name__}: {error}")
 
 
@@ -44,8 +44,8 @@ def call_with_deadline(
     Args:
         functions: key (e.g. the index of a GPU) -> function.
         deadline_s: shared by all functions.
-        stuck: calls past their deadline; pass the same dictionary every time. A function whose earlier call
-            still runs is not called again.
+        stuck: calls that exceeded their deadline. Pass the same dictionary every time: a function whose earlier call still runs
+            is then not called again.
     """
     stuck = {} if stuck is None else stuck
     for key in [key for key, call in stuck.items() if not call.is_alive()]:

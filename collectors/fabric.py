@@ -1,7 +1,7 @@
 """The NVLink fabric of the host: NVSwitches on its PCI bus, and the daemons that GPUs need to use them.
 
-NVML reads each GPU's own view of the fabric. NVSwitches that are not on the bus are not visible here: those passed through to
-another machine, in a tray of their own, or behind a NIC as on HGX B200.
+The nvml collector reads how each GPU sees the fabric. This collector sees only NVSwitches on the host's PCI bus, not those that
+are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class FabricCollector:
         return family
 
     def _manager_running(self, switches: int | Absent) -> bool | Absent:
-        """Return whether the fabric manager runs. A host without NVSwitches needs none."""
+        """Return whether the fabric manager runs; `unsupported` on a host without NVSwitches, which needs none."""
         if self._manager_pid_is_alive():
             return True
         if isinstance(switches, Absent):
             return switches
-        # A search through all processes is too expensive for a scrape unless the host has NVSwitches.
+        # A search through all processes is expensive, so it is done only on hosts with NVSwitches.
         return self._is_running(MANAGER) if switches else _NO_SWITCH
 
     def _manager_pid_is_alive(self) -> bool:
@@ -89,7 +89,7 @@ class FabricCollector:
             return False
 
     def _is_running(self, program: str) -> bool | Absent:
-        """Return whether a process of that name runs; an error if other users' processes are hidden from this one."""
+        """Return whether a process of that name runs; an error if this process cannot see those of other users."""
         try:
             pids = [name for name in self._files.names("proc") if name.isdigit()]
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Small files of /proc, /sys and /etc under a root directory: read fast, and with a reason if one cannot be read."""
+"""Read small files of /proc, /sys and /etc under a root directory, fast, and with a reason if one cannot be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collectors.base import Absent
 T = TypeVar("T")
 _BLOCK_BYTES = 65536
 _MOUNT_MARKERS = {"proc": "proc/sys", "sys": "sys/devices"}
-"""A path that exists if the file system is mounted: only then does a missing file mean that the kernel has none."""
+"""A path that exists if the file system is mounted. Otherwise a missing file does not mean that the kernel lacks the value."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO)
@@ -25,13 +25,14 @@ class MissingError(LookupError):
 
 
 class Files:
-    """The files under `root`. Paths are relative to it; reasons show them with a leading slash.
+    """The files under `root`. Paths are relative to `root`; reasons show them with a leading slash.
 
-    With `cached`, a file that several readings need is read once: for an object that serves one collection.
+    With `cached`, each file is read only once, even if several readings need it. Such an object must be used for one collection
+    only.
     """
 
     def __init__(self, root: Path, *, cached: bool = False) -> None:
-        # Strings, not Path objects: a scrape reads hundreds of files, and joining Paths costs as much as reading.
+        # Strings, because a scrape reads hundreds of files, and to join Path objects takes as long as to read the file.
         self._prefix = f"{root}".rstrip("/") + "/"
         self._cache: dict[tuple[str, int], str] | None = {} if cached else None
 
@@ -53,7 +54,7 @@ class Files:
         try:
             while block := os.read(descriptor, max_bytes if max_bytes > 0 else _BLOCK_BYTES):
                 content += block
-                # A file of /sys comes whole in one read; /proc hands out long files in pieces.
+                # One read returns a whole file of /sys, but only a piece of a long file of /proc.
                 if max_bytes > 0 or (path.startswith("sys/") and len(block) < _BLOCK_BYTES):
                     break
         finally:
@@ -63,10 +64,10 @@ class Files:
     def read(
         self, path: str, parse: Callable[[str], T], *, missing: str = "", refused: str = "", max_bytes: int = -1
     ) -> T | Absent:
-        """Return what `parse` makes of a file.
+        """Return the result of `parse` for the content of a file.
 
-        Without `missing` and `refused`, a missing file and a device without the feature are `unsupported`. So is a file for
-        which `parse` raises MissingError. Every other failure is an `error`.
+        A file for which `parse` raises MissingError is `unsupported`. Without `missing` and `refused`, a missing file and a
+        device without the feature are `unsupported` too. Every other failure is an `error`.
 
         Args:
             parse: may raise ValueError or LookupError.
@@ -83,7 +84,7 @@ class Files:
             return Absent.error(f"/{path}: {error}")
 
     def required(self, path: str, parse: Callable[[str], T], *, refused: str = "", max_bytes: int = -1) -> T | Absent:
-        """Return the same as `read` for a file that must exist: if it is missing, that is an `error`."""
+        """Do the same as `read`, but for a file that must exist: if it is missing, return an `error`."""
         value = self.read(path, parse, missing="missing", refused=refused, max_bytes=max_bytes)
         if value == Absent.unsupported("missing"):
             return Absent.error(f"/{path}: {os.strerror(errno.ENOENT)}")
@@ -109,7 +110,7 @@ class Files:
             return sorted(entry.name for entry in entries)
 
     def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
-        """Return the matching entries of a directory, 2 before 10; `unsupported` with the reason `none` if there are none."""
+        """Return the matching entries of a directory, with 2 before 10. If there are none, `none` is the reason (unsupported)."""
         try:
             names = [name for name in self.names(path) if re.fullmatch(pattern, name)]
         except (FileNotFoundError, NotADirectoryError):
@@ -125,7 +126,7 @@ class Files:
         return sorted(str(path.relative_to(root)) for path in root.glob(pattern))
 
     def exists(self, path: str) -> bool:
-        """Return whether the path exists, as far as this process may see."""
+        """Return whether the path exists and this process may see it."""
         return os.access(self._prefix + path, os.F_OK)
 
     def target(self, path: str) -> str:
@@ -133,7 +134,7 @@ class Files:
         return str(Path(self._prefix + path).readlink())
 
     def target_name(self, path: str) -> str | Absent:
-        """Return the last part of a symbolic link's target: an address, a driver."""
+        """Return the last part of a symbolic link's target, e.g. an address or the name of a driver."""
         try:
             return self.target(path).rpartition("/")[2]
         except OSError as error:

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports: state, rate, firmware, error counters. Plain /sys/class/infiniband."""
+"""InfiniBand and RoCE ports: state, rate, firmware, error counters. Reads only /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
 _REFUSED = Absent.unsupported("the adapter refuses to read this counter")
 _ASK_AGAIN_S = 3600.0
-"""Time until a refused counter is read again. The kernel logs each refusal, and an HGX B200 has four such adapters."""
+"""A counter that the adapter refuses is read again after this time, because the kernel logs each refusal. (An HGX B200 has four
+such adapters.)"""
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
 _GIDS = 16
-"""Number of GID table entries to read: an address takes two, for RoCE v1 and v2."""
+"""Number of GID table entries to read. An address has two entries, for RoCE v1 and v2."""
 
 KINDS = {
     "infiniband.port_count": ("1", "InfiniBand and RoCE ports"),
@@ -49,7 +50,7 @@ ERRORS = {
     "port_rcv_remote_physical_errors": 16, "port_xmit_discards": 16, "local_link_integrity_errors": 4,
     "excessive_buffer_overrun_errors": 4, "VL15_dropped": 16, "port_xmit_wait": 32,
 }  # fmt: skip
-"""File in `counters` -> bits of the counter (Linux, drivers/infiniband/core/sysfs.c). A counter stops at its maximum."""
+"""File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). It stops at its maximum."""
 HARDWARE = (
     "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
     "rp_cnp_handled",
@@ -153,7 +154,7 @@ class InfinibandCollector:
     def _link(self, path: str, layer: Value | Absent, physical: Value | Absent) -> Readings:
         names = ("rate", "width", "narrowed")
         if isinstance(physical, Absent) or physical != "LinkUp":
-            # Without a link, the file does not hold the rate of the port.
+            # Without a link, the file `rate` does not have the rate of the port.
             return dict.fromkeys(names, physical if isinstance(physical, Absent) else NO_LINK)
         text = self._files.required(f"{path}/rate", str)
         if isinstance(text, Absent):
@@ -199,7 +200,7 @@ def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
 
 
 def parse_counter(text: str, bits: int) -> Value | Absent:
-    """Return the value of a saturating counter; an error at its maximum, where later events are lost. Raises ValueError."""
+    """Return the value of a counter, or an error at its maximum, where it stops and loses events. Raises ValueError."""
     if not text[:1].isdigit():
         return Absent.unsupported(f"{_NO_COUNTER}: {text or 'empty'}")  # N/A (no PMA)
     number = parse_natural(text)

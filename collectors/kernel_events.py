@@ -1,6 +1,6 @@
 """Faults of adapters, disks, memory, processors and PCIe links that the kernel writes to its log.
 
-Only the leading lines of an event are counted. Their texts are from the sources of Linux: drivers/net/ethernet
+If an event has several lines, only its first line is counted. The texts are from the sources of Linux: drivers/net/ethernet
 (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c),
 drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce, drivers/edac/mce_amd.c, kernel (watchdog.c, hung_task.c, rcu),
 drivers/iommu, drivers/nvme/host/pci.c, block/blk-core.c, drivers/md, fs (ext4, xfs, btrfs), drivers/thermal/intel/therm_throt.c.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 Part = tuple[str, str]
-"""Label and name of the part, such as `pci` and `0000:0d:00.0`; empty for the host."""
+"""Label and name of the part, such as `pci` and `0000:0d:00.0`; both empty for the host."""
 HOST_PART: Part = ("", "")
 PARTS = ("pci", "nic", "disk", "dimm", "processor")
 
@@ -34,7 +34,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_temperature", rf"{_MLX5}(?:High temperature on sensors|Health issue observed, High temp|synd 0x10: High temp)"),
     ("nic_firmware", rf"{_MLX5}(?:device's health compromised|Fatal error \d+ detected|health recovery failed)"),
     ("nic_firmware", rf"{_MLX5}(?:Health issue observed, .*severity\([0-3]\)|.*Will cause a leak of a command resource)"),
-    # EIO, ETIME, ETIMEDOUT. With other errors the driver may not fit the kernel, or a virtual function may lack resources.
+    # Only EIO, ETIME, ETIMEDOUT: other errors may mean that the driver does not fit the kernel, or that a virtual function lacks
+    # resources.
     ("nic_firmware", rf"mlx5_core: probe of {_PCI} failed with error -(?:5|62|110)\b"),
     ("nic_firmware", rf"mlx5_core {_PCI}: probe with driver mlx5_core failed with error -(?:5|62|110)\b"),
     ("nic_firmware", _adapter("mlx4_core") + "(?:Internal error detected|device is going to be reset)"),
@@ -67,7 +68,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
     ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
     ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
-    # Only the driver of PCIe drives ends the line so; drives behind a network come and go by design.
+    # Only the driver of PCIe drives ends the line like this. Drives behind a network come and go by design.
     ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
@@ -85,7 +86,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
-"""Event, and the beginning of a message that reports it. Anchored, because a process name in a message may be any text."""
+"""Event, and pattern for the beginning of its message. Only the beginning: a process name later in a message may be any text."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 _RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
 _MCE = re.compile(
@@ -120,16 +121,16 @@ _ANY = re.compile(
         )
     )
 )
-"""All patterns at once, for the many lines that are no event."""
+"""All patterns in one, to skip the many lines that are no event fast."""
 _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
-"""Maximum number of distinct parts over all events. Further parts are counted for the host, to bound the memory used."""
+"""Maximum number of pairs of event and part. Events of further parts are counted for the host, to limit the memory."""
 _MAX_OPEN = 16
 
 
 @dataclass(kw_only=True)
 class _HardwareRecord:
-    """A record of the firmware (CPER), which the kernel writes over many lines."""
+    """A record of the firmware (CPER), which the kernel writes in many lines."""
 
     severity: str = ""
     section: str = ""
@@ -162,13 +163,13 @@ class _HardwareRecord:
 
 @dataclass(kw_only=True)
 class EventCounts:
-    """The events in the part of the log that was read."""
+    """The events in the log so far."""
 
     counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
     newest: dict[str, float] = field(default_factory=dict)
-    """Event -> uptime at the newest."""
+    """Event -> uptime at its newest message."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
-    """Number of a firmware record -> the lines read so far."""
+    """Number of a firmware record -> the record as read so far."""
 
     def add(self, message: str, uptime: float) -> None:
         """Count the event that a message reports."""
@@ -185,7 +186,7 @@ class EventCounts:
             self._count(*parsed, uptime)
 
     def by_part(self) -> Iterator[tuple[str, Part, int]]:
-        """Yield every event with its part and count, sorted. Includes firmware records that may still be incomplete."""
+        """Yield every event with its part and count, sorted. This includes firmware records that may still be incomplete."""
         counts = self.counts + Counter((record.event, record.part) for record in self._open.values() if record.section)
         for (event, part), count in sorted(counts.items()):
             yield event, part, count

@@ -15,21 +15,21 @@ from typing import cast
 KMSG = Path("/dev/kmsg")
 JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--quiet", "--lines=100000")
 COMMANDS: tuple[Sequence[str], ...] = (JOURNAL, ("dmesg",))
-"""Commands for a log whose ring buffer cannot be read or has lost its beginning; the first with any output is used."""
+"""Commands that print the log, used if the ring buffer cannot be read or has lost its beginning. The first with output counts."""
 COMMAND_DEADLINE_S = 8.0
 BOOT_S = 5.0
-"""A log without sequence numbers is complete if it begins within that time of the boot."""
+"""A log without sequence numbers is complete if it begins within this time after the boot."""
 _RECORD_BYTES = 8192
 
 
 def _stdin_is_kmsg() -> bool:
-    """Return whether standard input is /dev/kmsg: systemd opens it for a service that lacks the permission."""
+    """Return whether standard input is /dev/kmsg, which systemd can open for a service that lacks the permission."""
     status = os.fstat(0)
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 11)
 
 
 class RingBuffer:
-    """/dev/kmsg (or a plain file), kept open so that a scrape reads new records only."""
+    """/dev/kmsg (or a plain file), kept open so that each call reads only new records."""
 
     def __init__(self, path: Path = KMSG) -> None:
         """Open the log. Raises OSError; without permission, the message names the remedy."""
@@ -47,7 +47,7 @@ class RingBuffer:
 
     @property
     def complete(self) -> bool:
-        """Whether every record since boot was read, with none overwritten before it was read."""
+        """Whether every record since boot was read. Records can be overwritten before they are read."""
         return not self.missed and reaches_boot(self.first)
 
     def close(self) -> None:
@@ -81,11 +81,11 @@ class Log:
 
     lines: list[str]
     complete: bool
-    """The log reaches back to the boot without a known gap."""
+    """Whether the log reaches back to the boot without a known gap."""
 
 
 def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) -> Log:
-    """Return the ring buffer, preceded by older records of the journal. May start a process: too slow for a scrape.
+    """Return the ring buffer and, before it, older records of the journal. May start a process, which is too slow for a scrape.
 
     Raises:
         OSError: neither the ring buffer nor any command returns the log. The error is that of the ring buffer.
@@ -136,7 +136,7 @@ def uptime(line: str) -> float:
 
 
 def timestamp(line: str) -> float | None:
-    """Return the seconds since boot in the head of a line, or None if it has none, or a date."""
+    """Return the seconds since boot at the beginning of a line; None if the line has no time, or a date instead."""
     if record := _RECORD.match(line):
         return int(record[1]) / 1e6
     head = _printed_head(line)
@@ -145,14 +145,14 @@ def timestamp(line: str) -> float | None:
 
 
 def reaches_boot(first: str) -> bool:
-    """Return whether a log that begins with this line is complete: the kernel numbers its records from 0."""
+    """Return whether a log with this first line is complete, which is record 0 or was logged within BOOT_S of the boot."""
     if record := re.match(r"\d+,(\d+),\d+,", first):
         return record.group(1) == "0"
     return uptime(first) <= BOOT_S
 
 
 def messages(line: str) -> list[str]:
-    """Return the message of a record, one element for each of its lines, without time, level, host and the name `kernel`.
+    """Return the lines of a record's message, without time, level, host and the name `kernel`.
 
     Reads records of /dev/kmsg, and the output of dmesg, journalctl and syslog daemons in any of their time formats.
     """
@@ -184,5 +184,5 @@ _PRINTED = re.compile(
 
 
 def _printed_head(line: str) -> re.Match[str]:
-    """Match the prefix that a program prints before the message. Every part of the pattern is optional, so it always matches."""
+    """Match the prefix that a program prints before the message. All parts of the pattern are optional, so it always matches."""
     return cast("re.Match[str]", _PRINTED.match(line))

@@ -1,4 +1,4 @@
-"""Ethernet interfaces with hardware: link, speed, errors, bonds and teams. Plain /sys/class/net and /proc/net/bonding."""
+"""Physical Ethernet interfaces: link, speed, errors, bonds and teams. Reads only /sys/class/net and /proc/net/bonding."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Readings = dict[str, Value | Absent]
 class NetworkCollector:
     """Reads the interfaces under `root`. A full snapshot also reads driver, addresses and MTU.
 
-    Left out are interfaces without a device (bridges, veth), on USB (the virtual NIC of a management controller), of virtual
-    functions and of the switch in a NIC, and IPoIB, whose ports the `infiniband` collector reads.
+    It leaves out interfaces without a device (bridges, veth), on USB (the virtual NIC of a management controller), of virtual
+    functions, of the switch inside a NIC, and of IPoIB, whose ports the `infiniband` collector reads.
     """
 
     name = "network"
@@ -125,7 +125,7 @@ class NetworkCollector:
         return sorted({*bonds, *(name for name in masters if isinstance(name, str))})
 
     def _members(self, master: str) -> Mapping[str, Value | Absent]:
-        """Return whether each interface of a bond or team takes part in it; empty for any other interface."""
+        """Return for each member of a bond or team whether it carries traffic; empty for any other interface."""
         if not self._files.exists(f"{CLASS}/{master}/bonding") and not self._files.exists(f"{BONDS}/{master}"):
             return self._team_members(master)
         listed = self._files.read(f"{BONDS}/{master}", parse_bond)
@@ -136,7 +136,7 @@ class NetworkCollector:
         return members
 
     def _bond_members(self, path: str) -> dict[str, Value | Absent]:
-        """Return whether each interface of a bond has a link and, with LACP, is in the aggregator that the bond uses."""
+        """Return for each member of a bond whether it has a link and, with LACP, is in the aggregator that the bond uses."""
         slaves, mode = self._files.read(f"{path}/slaves", str), self._files.read(f"{path}/mode", str)
         in_use = self._files.read(f"{path}/ad_aggregator", parse_natural)
         members: dict[str, Value | Absent] = {}
@@ -149,9 +149,9 @@ class NetworkCollector:
         return members
 
     def _team_members(self, name: str) -> dict[str, Value | Absent]:
-        """Return whether each interface of a team has a link; empty for any other interface.
+        """Return for each member of a team whether it has a link; empty for any other interface.
 
-        The kernel gives every other kind of interface with members (bridge, bond, VRF) a device type, except Open vSwitch.
+        A team has no device type, unlike every other kind of interface with members (bridge, bond, VRF) except Open vSwitch.
         """
         path = f"{CLASS}/{name}"
         lower = self._files.matching(path, r"lower_.+", "no member")
@@ -171,7 +171,7 @@ class NetworkCollector:
 
 
 def parse_bond(text: str) -> dict[str, bool]:
-    """Return whether each interface in a file of /proc/net/bonding has a link and is in the active aggregator of LACP."""
+    """Return for each member in a file of /proc/net/bonding whether it has a link and is in the active aggregator of LACP."""
     head, *slaves = re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
     active = re.search(r"Active Aggregator Info:\s+Aggregator ID: (\d+)", head)
     members = {}

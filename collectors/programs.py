@@ -1,4 +1,4 @@
-"""Programs of the host: where they are installed, and which version they report."""
+"""Find the programs of the host and their versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of the software that GPUs need, and whether the versions match."""
+"""Versions of the software that GPUs need, and whether they match each other."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _glibc() -> str | Absent:
 
 
 def library_version(files: Files, name: str) -> str | Absent:
-    """Return the version that the library's chain of links names, in the first of LIBRARIES that has the library."""
+    """Return the version in the file name to which the links of the library lead, in the first of LIBRARIES that has it."""
     for directory in LIBRARIES:
         path = files.path(f"{directory}/{name}")
         if not path.is_symlink():

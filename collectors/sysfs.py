@@ -1,4 +1,4 @@
-"""What several collectors read in /sys: PCI addresses, NUMA nodes, numbers."""
+"""Functions for /sys that several collectors use: PCI addresses, NUMA nodes, numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PCI_DEVICES = "sys/bus/pci/devices"
 
 
 def pci_address(files: Files, path: str) -> Value | Absent:
-    """Return the address of the PCI device that a link of /sys/class leads to or below (`…/0000:19:00.0/net/eth0`)."""
+    """Return the address of the last PCI device in the target of a link of /sys/class (`…/0000:19:00.0/net/eth0`)."""
     try:
         addresses = pci_addresses(files.target(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Errors in the kernel log since boot: of GPUs (XID) and NVSwitches (SXid) by the NVIDIA driver, of other parts by the kernel."""
+"""Errors in the kernel log since boot. The NVIDIA driver logs those of GPUs (XID) and NVSwitches (SXid), the kernel others."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collectors.base import HOST, Absent, Family
 from collectors.kernel_events import EVENTS, PARTS, EventCounts
 from collectors.kernel_log import RingBuffer
 
-# `PCI:0000:5d:00`; old drivers leave out `PCI:`, and a GPU under MIG adds `GPU-I:05 GPU-CI:00`. Anchored, because a process name
-# may look like an XID.
+# The location is `PCI:0000:5d:00`. Old drivers leave out `PCI:`, and a GPU under MIG adds `GPU-I:05 GPU-CI:00`. The pattern must
+# match at the beginning of the message, because a process name later in it may look like an XID.
 _XID = re.compile(r"NVRM:\s+Xid\s+\(([^)]*)\)\s*:\s*(\d{1,4})(?!\d)(.*)", re.DOTALL)
 _ADDRESS = r"(?:PCI:)?(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?"
 _LEADING_ADDRESS = re.compile(rf"{_ADDRESS}(?![0-9a-fA-F.:/])")
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]+)+")
 _GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
 _NVLINK5 = range(144, 151)
-"""XIDs of many errors each, which the driver marks as fatal or not: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 ...)`."""
+"""XIDs that each stand for many errors. The driver marks each error as fatal or not: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
 _NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
 _SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\s*,\s*(.*)")
 _SXID_DETAIL = re.compile(r"Severity \d|Data \{")
@@ -41,7 +41,7 @@ _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fa
 
 @dataclass
 class ErrorCounts:
-    """The errors in the part of the log that was read."""
+    """The errors in the log so far."""
 
     xid: Counter[tuple[str, str]] = field(default_factory=Counter)
     fatal: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -51,12 +51,12 @@ class ErrorCounts:
     last_xid: float = 0.0
     last_sxid: float = 0.0
     complete: bool = True
-    """The log reaches back to the boot."""
+    """Whether the log reaches back to the boot."""
 
     addresses: dict[str, str] = field(default_factory=dict)
-    """UUID -> PCI address, as the driver wrote them."""
+    """UUID -> PCI address, from the messages of the driver."""
     sentence: str = ""
-    """The part read so far of the newest sentence about a GPU: the driver splits it into several lines."""
+    """The lines so far of the newest sentence about a GPU, which the driver splits into several lines."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
@@ -95,7 +95,7 @@ class ErrorCounts:
 class XidCollector:
     """Reads the kernel's ring buffer. A scrape reads only new records and adds them to its counts.
 
-    A full snapshot reads the whole buffer, and the journal for records that the buffer has lost or does not permit to read.
+    A full snapshot reads the whole buffer. If records are lost from the buffer or cannot be read, it also reads the journal.
     """
 
     name = "xid"
@@ -139,7 +139,7 @@ class XidCollector:
 
 def _families(result: ErrorCounts | Absent) -> list[Family]:
     counts = ErrorCounts() if isinstance(result, Absent) else result
-    # A count falls when the buffer overwrites old records, which can hide a new error. The newest time does not fall.
+    # When the buffer overwrites old records, a count falls, which can hide a new error. The time of the newest does not fall.
     newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID in the kernel log; 0: none")
     count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
     fatal = Family(name="xid.fatal", unit="1", help="NVLink 5 XIDs marked fatal in the kernel log")
@@ -182,10 +182,10 @@ class Xid:
     """An XID in the kernel log."""
 
     pci: str
-    """PCI address as sysfs spells it; the UUID of the GPU if the driver wrote that only."""
+    """PCI address as in sysfs, or the UUID of the GPU if the message has only that."""
     code: str
     is_fatal: bool
-    """The driver marked an error of NVLink 5 as fatal."""
+    """Whether the driver marked an NVLink 5 error as fatal."""
 
 
 def parse_xid(message: str) -> Xid | None:
@@ -197,7 +197,7 @@ def parse_xid(message: str) -> Xid | None:
     address, uuid = _LEADING_ADDRESS.match(location), _UUID.search(location)
     if not address and not uuid:
         return None
-    # The process name comes first and may look like a severity, so use the last match.
+    # The name of a process may look like a severity and comes before the real one, so use the last match.
     severities = _NVLINK5_SEVERITY.findall(match[3]) if int(match[2]) in _NVLINK5 else []
     return Xid(
         pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them is there
@@ -207,7 +207,7 @@ def parse_xid(message: str) -> Xid | None:
 
 
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
-    """Return PCI address, whether fatal (`yes`, `no`, `unsaid`) and code of an SXid; None also for its detail lines."""
+    """Return PCI address, severity (fatal: `yes`, `no`, `unsaid`) and code of an SXid; None for its detail lines and others."""
     match = _SXID.match(message)
     if not match or _SXID_DETAIL.match(match[3]):
         return None
@@ -224,7 +224,7 @@ def parse_message(message: str) -> tuple[str, str] | None:
 
 
 def sysfs_address(printed: str) -> str:
-    """Return a PCI address as sysfs spells it, `0000:5d:00.0`. Domain and function may be missing; they are 0 then."""
+    """Return a PCI address as in sysfs, `0000:5d:00.0`. A missing domain or function is 0."""
     address, _, function = printed.removeprefix("PCI:").partition(".")
     domain, bus, device = (int(number, 16) for number in f"0:{address}".split(":")[-3:])
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function or 0}"

@@ -1,4 +1,4 @@
-"""The host: processor, memory, kernel, GPUs on the PCI bus. Plain /proc and /sys."""
+"""The host: processor, memory, kernel, GPUs on the PCI bus. Reads only /proc and /sys."""
 
 from collectors.host.collector import HostCollector
 

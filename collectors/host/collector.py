@@ -1,4 +1,4 @@
-"""The host collector: which readings exist, and which of them a scrape has time for."""
+"""The host collector: a scrape takes its fast readings, a full snapshot all of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HostCollector:
         yield host_family("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", gpus)
 
     def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
-        """Read a constant once. Opening /proc/cpuinfo makes some kernels wait 10 ms for the processors' clocks."""
+        """Read a constant only once. On some kernels, opening /proc/cpuinfo takes 10 ms, to measure the processors' clocks."""
         if name not in self._constants:
             value = read()
             if isinstance(value, Absent):

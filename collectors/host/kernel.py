@@ -1,4 +1,4 @@
-"""The kernel: modules, options, limits, and the problems it has noted since boot."""
+"""The kernel: modules, options, limits, and the problems that it has recorded since boot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES = {
     "peermem": ("nvidia_peermem", "nv_peer_mem"),
     "gdrdrv": ("gdrdrv",),
 }
-"""Suffix of the metric -> names of the module, current and former."""
+"""Last part of the reading's name -> current and former names of the module."""
 _TAINTS = {
     "machine_check": (4, "A processor has reported a machine check since boot"),
     "bad_page": (5, "The kernel has found a bad page since boot"),
@@ -92,7 +92,7 @@ def firmware(files: Files) -> Iterable[Family]:
 
 
 def processes(files: Files) -> Iterable[Family]:
-    """Yield how many processes run, wait for a device or are zombies, and whether the persistence daemon runs."""
+    """Yield the number of processes, of those that wait for a device or are zombies, and whether the persistence daemon runs."""
     pids = files.matching("proc", r"\d+", "no processes are visible")
     states = pids if isinstance(pids, Absent) else list(_process_states(files, pids))
     for name, state, text in (

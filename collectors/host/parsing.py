@@ -55,7 +55,7 @@ def meminfo(text: str, key: str) -> int:
 
 
 def optional_meminfo(text: str, key: str) -> int:
-    """Return one line of a meminfo file that not every kernel writes: bytes, or a count. Raises MissingError."""
+    """Return the value (bytes or a count) of a meminfo line that only some kernels write. Raises MissingError."""
     match = re.search(rf"^(?:Node \d+ )?{key}:\s+(\d+)( kB)?$", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {key}")

@@ -12,13 +12,13 @@ from collectors.host.parsing import cpu_clocks, has_hypervisor_flag
 
 T = TypeVar("T")
 FIRST_PROCESSOR_BYTES = 8192
-"""Enough of /proc/cpuinfo for its first processor. The whole file is a megabyte on a large host."""
+"""These bytes of /proc/cpuinfo include the first processor. On a large host the whole file is a megabyte."""
 _CPUS = "sys/devices/system/cpu"
 _VIRTUAL_PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU")
 
 
 def is_virtual(files: Files) -> Value | Absent:
-    """Return whether this is a virtual machine; `unsupported` if the architecture does not show it."""
+    """Return whether this is a virtual machine; `unsupported` if the architecture does not report it."""
     flag = files.required("proc/cpuinfo", has_hypervisor_flag, max_bytes=FIRST_PROCESSOR_BYTES)
     if not isinstance(flag, Absent) or flag.status == "error":
         return flag
@@ -44,7 +44,7 @@ def topology(files: Files) -> Iterable[Family]:
 
 
 def clocks(files: Files) -> Iterable[Family]:
-    """Yield governors and clocks. Too slow for a scrape: each processor has its own files, and the kernel may delay a read."""
+    """Yield governors and clocks. This is too slow for a scrape: each processor has its own files, and some reads are slow."""
     governors = _policies(files, "scaling_governor", nonempty)
     value = governors if isinstance(governors, Absent) else ",".join(sorted(set(governors)))
     yield host_family("host.cpu.governor", "1", "Frequency governors of the processors", value)
@@ -62,7 +62,7 @@ def clocks(files: Files) -> Iterable[Family]:
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:
-    """Return the value of a file of each cpufreq policy, or the first reason why one is missing."""
+    """Return the values of this file of all cpufreq policies, or the reason for the first that is missing."""
     policies = files.matching(f"{_CPUS}/cpufreq", r"policy\d+", "no cpufreq driver: the firmware sets the clocks")
     if isinstance(policies, Absent):
         return policies

@@ -1,6 +1,7 @@
 """NVIDIA GPUs through NVML: identity, health and state. The only package that imports pynvml.
 
-A missing driver, a GPU off the bus, a GPU that does not answer and a query that a model lacks all become absent readings.
+A missing driver, a GPU that fell off the bus, one that does not answer, and a query that a model does not support all lead to
+absent readings and not to exceptions.
 """
 
 from collectors.nvml.clocks import THROTTLE_REASONS

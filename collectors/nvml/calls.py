@@ -1,4 +1,4 @@
-"""Calls of NVML that may fail, with the reason as a value."""
+"""Calls of NVML. A failure becomes a value with the reason, not an exception of NVML."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def try_read(get: Callable[[], Any]) -> Any:
     except nvml.NVMLError as error:
         return translate(error)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # pynvml decodes the answers, and a part with a damaged InfoROM answers with any bytes. Signatures have also changed
-        # between versions of pynvml. Such an error costs one reading, not the collector.
+        # pynvml fails to decode the bytes that a part with a damaged InfoROM returns, and versions of pynvml differ in their
+        # signatures. Only this reading is lost then.
         return Absent.error(f"NVML: {error}")
 
 
@@ -70,5 +70,5 @@ def translate(error: nvml.NVMLError) -> Absent:
 
 
 def decode(value: Any) -> str:
-    """Return text from pynvml, which some versions leave undecoded."""
+    """Return text from pynvml. Some versions return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -28,9 +28,9 @@ THROTTLE_TIMES = {
     "hw_thermal": fields.HW_THERMAL,
     "hw_power_brake": fields.POWER_BRAKE,
 }
-"""Reason -> fields that count its nanoseconds; the first that the driver has is used."""
+"""Reason -> fields that count its nanoseconds. The first field that the driver has is used."""
 ANY_THERMAL = "thermal"
-"""The combined counter of drivers that do not separate software and hardware slowdown."""
+"""Label of the combined counter, for drivers that do not separate software and hardware slowdown."""
 
 
 def throttling(gpu: NvmlGpu) -> Iterator[tuple[str, Value | Absent]]:
@@ -49,7 +49,7 @@ def clock_reasons(handle: Any) -> int:
 
 
 def throttle_times(gpu: NvmlGpu) -> Iterator[tuple[str, Value | Absent]]:
-    """Yield each reason, and for how many seconds it has throttled the clocks."""
+    """Yield each reason, and the seconds for which it has throttled the clocks."""
     times = {reason: try_read(lambda: _seconds(gpu, numbers)) for reason, numbers in THROTTLE_TIMES.items()}  # noqa: B023
     yield from times.items()
     thermal = [times["sw_thermal"], times["hw_thermal"]]
@@ -71,8 +71,7 @@ def _seconds(gpu: NvmlGpu, numbers: tuple[int, ...]) -> float:
         except ReadingError as error:
             failure = error if error.absent.status == "error" else failure
             continue
-        if (
-            field.valueType == fields.WIDE
-        ):  # a narrower value is a different field, to which other drivers assign the same number
+        # Other drivers use the same number for another field, whose value has a narrower type.
+        if field.valueType == fields.WIDE:
             return nanoseconds / 1e9
     raise failure

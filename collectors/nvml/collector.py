@@ -26,7 +26,7 @@ from collectors.nvml.readings import (
 from collectors.nvml.slow_readings import SlowReadings
 
 GPU_DEADLINE_S = 5.0
-"""A GPU that takes longer is reported as an error; the other GPUs are not affected. A healthy GPU takes a few milliseconds."""
+"""A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy one takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
@@ -49,7 +49,7 @@ class GpuReadings:
 
 @dataclass(kw_only=True)
 class CachedGpu:
-    """Values of the GPU with this UUID that an exporter caches between scrapes."""
+    """Values that an exporter caches between scrapes, for the GPU with this UUID."""
 
     uuid: str
     constants: dict[str, Value | Absent] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class NvmlCollector:
 
     Args:
         devices: the NVML indices to read; default: all.
-        full_snapshot: read everything again, slow getters included.
+        full_snapshot: read everything again, including slow readings.
         deadline_s: shared by all GPUs.
-        keep_open: keep NVML open between collections, which saves the 50 ms of opening it. Only then are GPM counters read.
+        keep_open: keep NVML open between collections, because to open it takes 50 ms. GPM counters are read only then.
     """
 
     name = "nvml"
@@ -126,7 +126,7 @@ class NvmlCollector:
                 nvml.nvmlShutdown()
 
     def _gpu_families(self, indices: Iterable[int], refused: dict[int, Absent]) -> Iterator[Family]:
-        """Yield every family of the GPUs. Add each GPU for which the driver returns no handle to `refused`, with the reason."""
+        """Yield every family of the GPUs. If the driver returns no handle for a GPU, add the GPU and the reason to `refused`."""
         results = call_with_deadline(
             {index: partial(self._read, index, refused) for index in indices}, self._deadline_s, self._stuck
         )
@@ -163,7 +163,7 @@ class NvmlCollector:
         return GpuReadings(gpu=gpu, labels=labels, samples=samples)
 
     def _cached(self, index: int, uuid: str | Absent) -> CachedGpu:
-        """Return the cache of a GPU; an empty one for a full snapshot, or if another GPU has taken its index."""
+        """Return the cache of a GPU. It is empty for a full snapshot, and if another GPU has taken the index."""
         cached = self._cache.get(index)
         if self._full_snapshot or isinstance(uuid, Absent) or cached is None or cached.uuid != uuid:
             self._forget(index)
@@ -175,7 +175,7 @@ class NvmlCollector:
             cached.counters.free()
 
     def _peer_family(self, results: Mapping[int, GpuReadings]) -> Family:
-        """Return the paths between the GPUs. They are constant, so that one complete read of the same GPUs is enough."""
+        """Return the paths between the GPUs. They are constant, so they are cached after one complete read of the same GPUs."""
         uuids = {index: result.labels.get("uuid", "") for index, result in results.items()}
         if not self._full_snapshot and self._peers and self._peers[0] == uuids:
             return self._peers[1]

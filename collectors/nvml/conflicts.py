@@ -1,4 +1,4 @@
-"""Conflicts with a measurement: MIG mode, and other processes on the GPUs."""
+"""Conflicts that prevent a measurement: MIG mode, and other processes on the GPUs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collectors.base import Absent
 from collectors.nvml.calls import decode, try_read
 
 MAX_CONFLICTS, MAX_NAME = 16, 64
-"""Maximum number of conflicts to report, and of characters of a process name: names can be paths, and processes many."""
+"""Maximum number of conflicts in a report, and of characters of a process name, which may be a path."""
 
 
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False) -> list[str]:
-    """Return what would distort figures of these GPUs: MIG, and other processes unless the measurement may `share` the GPUs.
+    """Return what would distort figures of these GPUs: MIG and, unless `share` is set, other processes.
 
-    A GPU that does not answer is not a conflict: the collector reports it.
+    A GPU that does not answer is no conflict, because the collector reports it.
     """
     try:
         nvml.nvmlInit()

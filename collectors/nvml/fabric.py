@@ -20,7 +20,7 @@ _C2C_LINKS, _C2C_STATUS = 170, 171
 
 
 class _FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_v2_t. The length of the UUID in nvidia-ml-py 12 differs from that of the driver."""
+    """nvmlGpuFabricInfo_v2_t. Declared here because the UUID in nvidia-ml-py 12 has another length than in the driver."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -53,7 +53,7 @@ def _state(gpu: NvmlGpu) -> str:
 
 
 def _if_registered(get: Getter) -> Getter:
-    """Return a getter of a value that exists once the GPU is registered."""
+    """Return a getter of a value that exists only after the GPU has registered."""
 
     def get_if_registered(gpu: NvmlGpu) -> object:
         state = _state(gpu)
@@ -65,9 +65,9 @@ def _if_registered(get: Getter) -> Getter:
 
 
 def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter:
-    """Return a getter of a problem in the health mask.
+    """Return a getter of whether the health mask shows a problem in the bits from `shift` on.
 
-    The bits from `shift` on show a problem if their value is 1 or, with `healthy`, any other value than that. 0: not supported.
+    The value 1 is a problem. If `healthy` is given, every other value than `healthy` is a problem. 0 means not supported.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:

@@ -35,7 +35,7 @@ class GpuLimits(NamedTuple):
 
     uuid: str
     power_limit: float
-    """In force now, in W; 0 if not reported."""
+    """Enforced power limit in W; 0 if not reported."""
     clock_max: float
     """SM clock, in Hz; 0 if not reported."""
 
@@ -55,10 +55,10 @@ def gpu_indices() -> list[int] | Absent:
 
 
 class FastReader:
-    """Reads power, clocks and temperature of chosen GPUs many times a second: under a millisecond a GPU."""
+    """Reads power, clocks and temperature of chosen GPUs many times per second. A GPU takes less than a millisecond."""
 
     def __init__(self, devices: Iterable[int], slow_interval: int = 1) -> None:
-        """Open NVML. Temperature and memory clock hardly change, and are read every `slow_interval` times only.
+        """Open NVML. Temperature and memory clock change slowly, so only every `slow_interval`-th read includes them.
 
         Raises:
             OSError: NVML does not answer.

@@ -14,7 +14,7 @@ from collectors.nvml.calls import binding, call, not_supported, translate, try_r
 from collectors.nvml.gpu import NvmlGpu
 
 MIN_INTERVAL_S = 0.5
-"""Two samples must be more than 100 ms apart; an earlier call returns the previous values."""
+"""A call within this time after the last sample returns the previous values. (NVML needs more than 100 ms between samples.)"""
 FIRST_INTERVAL_S = 0.15
 """Time between the first two samples of a GPU."""
 MIB = float(1 << 20)
@@ -23,7 +23,7 @@ _ROOT_ONLY = "the driver restricts GPM to root (RmProfilingAdminOnly in /proc/dr
 
 
 class GpmKind(NamedTuple):
-    """A reading that a GPU has once. `metric` is its number in NVML (nvmlGpmMetricId_t)."""
+    """A reading with one value per GPU. `metric` is its number in NVML (nvmlGpmMetricId_t)."""
 
     name: str
     unit: str
@@ -53,7 +53,7 @@ GpmValues = Mapping[str, Value | Absent]
 
 
 class GpmCounters:
-    """The newest sample of one GPU. NVML owns its memory: the library must stay open while a sample is allocated."""
+    """The newest sample of one GPU. NVML owns its memory, so NVML must stay open while a sample is allocated."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -68,7 +68,7 @@ class GpmCounters:
         return self._previous is not None
 
     def read(self, gpu: NvmlGpu) -> GpmValues:
-        """Return all of GPM_KINDS over the time since the previous call, or why they are absent."""
+        """Return all values of GPM_KINDS over the time since the previous call, or why they are absent."""
         if self._values and self._clock() - self._sampled_at < MIN_INTERVAL_S:
             return self._values
         values: GpmValues | Absent = try_read(lambda: self._read(gpu))
@@ -78,7 +78,7 @@ class GpmCounters:
         return values
 
     def free(self) -> None:
-        """Free the samples: the GPU is lost, or its index belongs to another GPU."""
+        """Free the samples, because the GPU is lost or its index now belongs to another GPU."""
         for sample in (self._previous, self._spare):
             if sample is not None:
                 try_read(lambda: call("nvmlGpmSampleFree", sample))  # noqa: B023
@@ -99,7 +99,7 @@ class GpmCounters:
         return _compare(self._spare, sample)
 
     def _start(self, gpu: NvmlGpu) -> None:
-        """Take the first sample and wait: values need two samples."""
+        """Take the first sample and wait, because values need two samples."""
         if not call("nvmlGpmQueryDeviceSupport", gpu.handle).isSupportedDevice:
             raise not_supported("the part has no GPM, which Hopper introduced")
         self._previous, self._spare = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")

@@ -1,4 +1,4 @@
-"""One GPU during one collection: each NVML getter is called once, even if several readings use it."""
+"""One GPU during one collection. Each NVML getter is called only once, even if several readings use its result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WIDE = KINDS.index("ullVal")
 
 POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, MEMORY_TEMPERATURE = 74, 75, 76, 77, 79, 82
 SW_THERMAL, HW_THERMAL, POWER_BRAKE = (269, 251), (270, 252), (271, 253)
-"""The second number of each pair is that of the first R575 and R580 drivers."""
+"""The second number of each pair was used by the first drivers of R575 and R580."""
 RECOVERY_ACTION = 230
 GROUPED = (
     POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, *SW_THERMAL, *HW_THERMAL, *POWER_BRAKE,
 )  # fmt: skip
-"""Fields that one call reads. Numbers, because older versions of nvidia-ml-py lack the names."""
+"""Fields that are read together in one call. They are numbers, because older versions of nvidia-ml-py lack the names."""
 
 
 class NvmlGpu:
@@ -43,7 +43,7 @@ class NvmlGpu:
         return copy
 
     def cached(self, key: Hashable, get: Callable[[], S]) -> S:
-        """Return the first result of `get` for this key. Raises ReadingError if `get` did."""
+        """Return the result of the first call of `get` for this key. If that raised ReadingError, raise it again."""
         if key not in self._answers:
             try:
                 self._answers[key] = get()
@@ -61,12 +61,12 @@ class NvmlGpu:
     def query_into(self, getter: str, *targets: Any) -> None:
         """Call nvmlDeviceGet…, which writes into these ctypes objects. Raises ReadingError.
 
-        Without targets, pynvml returns an object that all threads share.
+        The targets are needed because without them pynvml returns an object that all threads share.
         """
         _check(call(f"nvmlDeviceGet{getter}", self.handle, *map(ctypes.byref, targets)))
 
     def query_into_with(self, function: str, *targets: Any) -> None:
-        """Do the same with the library's own function, if pynvml declares a wrong structure. Raises ReadingError."""
+        """Do the same with a C function of NVML, for which pynvml declares a wrong structure. Raises ReadingError."""
         _check(call("_nvmlGetFunctionPointer", function)(self.handle, *map(ctypes.byref, targets)))
 
     def fields(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
@@ -82,7 +82,7 @@ class NvmlGpu:
 
 
 def _check(code: int) -> None:
-    """Raise ReadingError for an error code. Some functions of pynvml return the code without a check."""
+    """Raise ReadingError for an error code. Needed because some functions of pynvml return the code without a check."""
     if code:
         raise ReadingError(translate(nvml.NVMLError(code)))
 

@@ -55,7 +55,7 @@ def _gsp_enabled(gpu: NvmlGpu) -> bool:
 
 
 def _inforom_valid(gpu: NvmlGpu) -> bool:
-    """Return whether the checksums in the InfoROM flash are valid. NVML reads all of it."""
+    """Return whether the checksums in the InfoROM are valid. For this NVML reads the whole InfoROM."""
     validate = binding("nvmlDeviceValidateInforom")
     try:
         validate(gpu.handle)

@@ -21,9 +21,9 @@ LinkStates = dict[int, bool | Absent]
 
 
 class LinkKind(NamedTuple):
-    """A reading that an NVLink has once: its `error_counter` before NVLink 5, else the first of `fields` that the part has.
+    """A reading with one value per NVLink: before NVLink 5 `error_counter`, otherwise the first of `fields` that the part has.
 
-    Fields 161 to 163 hold the same counters, but reading them makes R580 free memory that it has not allocated. After a
+    Fields 161 to 163 have the same counters, but R580 has a bug: reading them frees memory that was not allocated. After a
     thousand reads the C library often aborts the process (measured, 2 and 4 H200, 580.159.04).
     """
 
@@ -58,7 +58,7 @@ LINK_KINDS = (
 
 
 def read_link_states(gpu: NvmlGpu) -> LinkStates:
-    """Return the state of every NVLink of the part. Raises ReadingError if it has none, or reports no state of any link."""
+    """Return the state of every NVLink of the part. Raises ReadingError if it has none, or does not report any state."""
 
     def query() -> LinkStates:
         states: LinkStates = {}
@@ -78,7 +78,7 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
 
 
 def known_link_states(gpu: NvmlGpu) -> dict[int, bool]:
-    """Return the state of every NVLink. Raises ReadingError if one is not available."""
+    """Return the state of every NVLink. Raises ReadingError if the state of any link is not available."""
     states = read_link_states(gpu)
     if absent := first_absent(*states.values()):
         raise ReadingError(absent)
@@ -86,7 +86,7 @@ def known_link_states(gpu: NvmlGpu) -> dict[int, bool]:
 
 
 def _missing_links(gpu: NvmlGpu) -> int:
-    """Count the links that are down while others are up. Only behind a switch are all of them certain to be in use."""
+    """Count the links that are down while others are up. Only links to a switch count: others may be unused by design."""
     states = known_link_states(gpu)
     up = [link for link, is_up in states.items() if is_up]
     if not up:
@@ -116,7 +116,7 @@ def link_states(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
 
 
 def link_readings(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
-    """Yield the other readings of each NVLink, or one absent reading of the GPU for a kind that it lacks."""
+    """Yield the other readings of each NVLink. For a kind that the GPU lacks, yield one absent reading."""
     states = try_read(lambda: read_link_states(gpu))
     for kind in LINK_KINDS:
         values = states
@@ -146,7 +146,7 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 
 
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
-    """Return the counter of each link; empty if the part lacks it, for which one link that is up is enough evidence."""
+    """Return the counter of each link; empty if the part lacks it, which a single link that is up shows."""
     counts: dict[int, Value | Absent] = {}
     for link in links:
         counts[link] = try_read(lambda: int(gpu.query("NvLinkErrorCounter", link, counter)))  # noqa: B023

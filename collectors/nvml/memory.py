@@ -19,7 +19,7 @@ _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 
 
 def _unrepairable(gpu: NvmlGpu) -> bool:
-    """Read the flag. NVML's structure is one word; nvidia-ml-py reads the second of two, which drivers may leave unset."""
+    """Read the flag. NVML's structure is one word, but nvidia-ml-py reads a second one, which drivers may leave unset."""
     words = (ctypes.c_uint * 2)(_TWO_WORDS, 0)
     gpu.query_into_with("nvmlDeviceGetUnrepairableMemoryFlag_v1", words)
     return bool(words[1] if words[0] == _TWO_WORDS else words[0])
@@ -32,7 +32,7 @@ def _sram_threshold(gpu: NvmlGpu) -> bool:
 
 
 def is_change_pending(getter: str) -> Getter:
-    """Return a getter of whether the next reset changes the setting."""
+    """Return a getter of whether the setting changes at the next reset."""
 
     def get(gpu: NvmlGpu) -> bool:
         current, pending = gpu.query(getter)

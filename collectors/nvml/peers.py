@@ -22,7 +22,7 @@ _PATHS = {
 }
 
 Address = tuple[int, int, int]
-"""PCI domain, bus and device: the GPUs of a virtual machine may share a bus."""
+"""PCI domain, bus and device. The bus is not enough, because the GPUs of a virtual machine may share one."""
 
 
 def peer_paths(index: int, gpus: Mapping[int, NvmlGpu]) -> Iterator[tuple[int, str | Absent]]:
@@ -40,7 +40,7 @@ def _address(gpu: NvmlGpu) -> Address:
 
 
 def _link_ends(gpu: NvmlGpu) -> list[Address | None]:
-    """Return the remote end of each link that is up: a GPU, or None for a switch, which reaches all other GPUs."""
+    """Return the remote end of each link that is up: the address of a GPU, or None for a switch, which reaches all GPUs."""
     ends: list[Address | None] = []
     for link in (link for link, is_up in known_link_states(gpu).items() if is_up):
         is_direct = try_read(lambda: gpu.query("NvLinkRemoteDeviceType", link)) == nvml.NVML_NVLINK_DEVICE_TYPE_GPU  # noqa: B023

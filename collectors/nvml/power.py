@@ -31,7 +31,7 @@ def _limit_lowered(gpu: NvmlGpu) -> bool:
 
 
 def _clocks_lowered(gpu: NvmlGpu) -> bool:
-    """Compare with the default, not the maximum: the default is below the maximum, and the GPU boosts above it."""
+    """Return whether the clocks are below the default. The maximum is no reference: the default is below it by design."""
     return any(
         gpu.query("ApplicationsClock", clock) < gpu.query("DefaultApplicationsClock", clock)
         for clock in (_GRAPHICS, _MEMORY)

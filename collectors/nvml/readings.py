@@ -1,4 +1,4 @@
-"""Every reading of a GPU: its name, and how it is read."""
+"""All readings of a GPU, and the functions that take them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU_READINGS: tuple[Row, ...] = (*IDENTITY_ROWS, *POWER_ROWS, *SETTINGS_ROWS, *M
 
 
 class ReadingKind(NamedTuple):
-    """The head of a family. `labels` are those under which a GPU that does not answer is reported."""
+    """Name, unit, type and help of a family. If a GPU does not answer, it is reported absent with each of `labels`."""
 
     name: str
     unit: str
@@ -49,7 +49,7 @@ SLOW_KINDS = (
 
 
 def reading_kinds(full_snapshot: bool, counters: bool = False) -> list[ReadingKind]:
-    """Return every family in the order of the output; `counters` adds those of GPM."""
+    """Return every family, in the order of the output. With `counters`, include those of GPM."""
     rows = [ReadingKind(*row[:4]) for row in GPU_READINGS if full_snapshot or row.pace != SNAPSHOT_ONLY]
     links = [ReadingKind(*kind[:4]) for kind in (ACTIVE, *LINK_KINDS, *(GPM_KINDS if counters else ()))]
     return [UUID, *rows, THROTTLE_ACTIVE, THROTTLE_TIME, *links]
@@ -61,9 +61,9 @@ def absent_samples(absent: Absent, full_snapshot: bool, counters: bool = False) 
 
 
 def with_required_reset(samples: list[Sample]) -> list[Sample]:
-    """Return the samples of one GPU. If the driver refuses any reading until a reset, the recovery action is that reset.
+    """Return the samples of one GPU. If the driver refuses a reading until a reset, set the recovery action to a reset.
 
-    Drivers before R570 report no recovery action. If a later driver reports another action, it is kept.
+    This is needed because drivers before R570 report no recovery action. Another action that a driver reports is kept.
     """
     if not any(isinstance(value, ResetRequired) for _, _, value in samples):
         return samples
@@ -80,7 +80,7 @@ def read_uuid(gpu: NvmlGpu) -> str | Absent:
 
 
 def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value | Absent]) -> Iterator[Sample]:
-    """Yield the samples of one GPU; slow ones only in a full snapshot. Values that never change are cached in `constants`."""
+    """Yield the samples of one GPU, slow ones only in a full snapshot. Values that never change are cached in `constants`."""
     yield UUID.name, {}, read_uuid(gpu)
     for row in GPU_READINGS:
         if row.pace in (SLOW, SNAPSHOT_ONLY) and not full_snapshot:
@@ -108,7 +108,7 @@ def read_slow(gpu: NvmlGpu) -> Iterator[Sample]:
 
 
 def _slow_series(gpu: NvmlGpu) -> Iterator[Sample]:
-    """Yield the slow readings with several series per GPU."""
+    """Yield the slow readings that have several series per GPU."""
     for reason, seconds in throttle_times(gpu):
         yield THROTTLE_TIME.name, {"reason": reason}, seconds
     yield from link_readings(gpu)

@@ -12,12 +12,12 @@ from collectors.nvml.gpu import NvmlGpu
 Getter = Callable[[NvmlGpu], Value]
 
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
-"""When a reading is taken. A full snapshot takes all of them; an exporter takes ALWAYS at every scrape, ONCE a single time
-because it never changes, SLOW in the background, and SNAPSHOT_ONLY not at all, because it is very slow or no use in a graph."""
+"""When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS at every scrape, ONCE a single time
+because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY: very slow, or not useful in a graph."""
 
 
 class Row(NamedTuple):
-    """A reading that a GPU has once. `get` raises ReadingError."""
+    """A reading with one value per GPU. `get` raises ReadingError."""
 
     name: str
     unit: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def number(getter: str, *arguments: int, factor: float = 1) -> Getter:
-    """Return a getter of a number, multiplied by `factor` to SI units."""
+    """Return a getter of a number. `factor` converts it to SI units."""
     return lambda gpu: gpu.query(getter, *arguments) * factor
 
 

@@ -1,7 +1,7 @@
 """Slow readings. An exporter reads them in the background, so that no scrape waits for them.
 
-The counters of 18 NVLinks take 46 ms a GPU, its energy 3 ms, and other slow readings 0.3 ms each; most readings take 0.01 ms
-(measured, H200, R580; during a training run three times that). The driver serves one GPU after the other.
+Per GPU, the counters of 18 NVLinks take 46 ms, the energy 3 ms, and other slow readings 0.3 ms each. Most readings take 0.01 ms.
+(Measured on H200 with R580; during a training run they take three times as long.) The driver serves one GPU after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.readings import SLOW_KINDS, Sample, read_slow
 
 REFRESH_S = 300.0
-"""Age at which readings are refreshed: 0.17 s of a processor a GPU during a training run, 0.06 % of it."""
+"""Age at which readings are refreshed. During a training run a refresh takes 0.17 s of CPU time per GPU, so 0.06 % of a CPU."""
 STALE_S = 900.0
 """Age at which readings expire."""
 
@@ -31,10 +31,10 @@ class SlowReadings:
         self._pending: PendingCall[Sequence[Sample]] | None = None
 
     def read(self, gpu: NvmlGpu, *, wait: bool) -> Sequence[Sample]:
-        """Return the newest readings. Readings older than REFRESH_S are refreshed for a later call.
+        """Return the newest readings. If they are older than REFRESH_S, start a refresh for a later call.
 
         Args:
-            wait: refresh them now, because NVML may be closed after this call.
+            wait: finish the refresh in this call, because NVML may be closed after it.
         """
         now = self._clock()
         if self._pending and not self._pending.is_alive():

@@ -1,4 +1,7 @@
-"""ACS of the bridges above GPUs: whether it redirects traffic between a GPU and its network adapter to the processor."""
+"""Access Control Services (ACS) of the PCIe bridges above GPUs.
+
+ACS can redirect traffic between a GPU and its network adapter through the processor, which makes it slow.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def _readings(
 
 
 def _peer_paths(gpu: Device, adapters: Iterable[Device]) -> Iterator[tuple[str, ...]]:
-    """Yield the ports between the GPU and each adapter that shares a switch with it."""
+    """Yield for each adapter on a switch of the GPU the ports between the two."""
     for adapter in adapters:
         common = next((bridge for bridge in gpu.bridges if bridge in adapter.bridges), None)
         if common:
@@ -75,6 +78,6 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # A port without ACS redirects nothing. If no port could be read, the answer is unknown.
+    # A port without ACS redirects nothing. If a port could not be read, or no port has ACS, the result is absent.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

@@ -1,4 +1,4 @@
-"""PCI configuration space and IOMMU of devices. Neither changes while a host is up."""
+"""PCI configuration space and IOMMU of devices. They are constant while a host is up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def configuration_families(files: Files, devices: Sequence[Device]) -> list[Fami
 
 
 class ConfigSpace:
-    """The registers of one device. Only requested registers are read: each read is a transaction on the bus."""
+    """The registers of one device. It reads only the requested registers, because each read is a transaction on the bus."""
 
     def __init__(self, files: Files, address: str) -> None:
         """Open the configuration space. Raises ReadingError."""

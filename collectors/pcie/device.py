@@ -20,13 +20,13 @@ class Device:
     kind: str
     bridges: tuple[str, ...]
     is_coherent: bool = False
-    """The GPU is attached to its Grace CPU by NVLink-C2C: its PCIe link carries no data."""
+    """Whether the GPU is attached to its Grace CPU by NVLink-C2C, so that its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
-    """Capabilities of the device and its port. They do not change, so that one successful read is enough."""
+    """Capabilities of the device and its port. They are constant, so they are cached after one successful read."""
 
 
 class PciBus:
-    """The relevant devices of the bus. Each address is identified once, because a bus has hundreds of devices."""
+    """The relevant devices of the bus. It identifies each address only once, because a bus has hundreds of devices."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -45,7 +45,7 @@ class PciBus:
         return [device for device in current.values() if device]
 
     def count(self, kind: str) -> int | Absent:
-        """Return how many devices of a kind there are now."""
+        """Return the current number of devices of a kind."""
         try:
             return sum(device.kind == kind for device in self.devices())
         except OSError as error:

@@ -44,7 +44,7 @@ COUNTERS = [name for name in KINDS if ".aer." in name]
 
 
 class PcieCollector:
-    """Reads the PCI bus under `root`. A full snapshot also reads what is constant: payload sizes, BARs, IOMMU, ACS."""
+    """Reads the PCI bus under `root`. A full snapshot also reads constant values: payload sizes, BARs, IOMMU, ACS."""
 
     name = "pcie"
 
@@ -76,7 +76,7 @@ class PcieCollector:
         ]
 
     def _is_virtual(self) -> bool:
-        """Return whether this is a virtual machine. The start of /proc/cpuinfo is enough; the whole file is long."""
+        """Return whether this is a virtual machine. Reads only the start of /proc/cpuinfo, because the whole file is long."""
         if self._virtual is None:
             start = self._files.required("proc/cpuinfo", str, max_bytes=_CPUINFO_BYTES)
             self._virtual = isinstance(start, str) and " hypervisor" in start
@@ -92,7 +92,8 @@ class PcieCollector:
             readings[f"pcie.aer.{severity}"] = self._error_count(path, severity)
             readings[f"pcie.port.aer.{severity}"] = self._error_count(port, severity) if port else NO_PORT
         if device.kind in (GPU, NETWORK):
-            # PCIe only manages NVSwitches, and drives may be on backplanes that are slower than both ends.
+            # Other kinds are left out: NVSwitches use PCIe only for management, and the backplane may be slower than a drive
+            # and its port.
             readings["pcie.slowed"] = self._is_below_limits(device, readings, "generation")
             readings["pcie.narrowed"] = self._is_below_limits(device, readings, "width")
         if self._full_snapshot:
@@ -132,7 +133,7 @@ class PcieCollector:
         return self._files.read(f"{path}/aer_dev_{severity}", parse_total, missing=NO_AER)
 
     def _is_below_limits(self, device: Device, readings: dict[str, Value | Absent], name: str) -> Value | Absent:
-        """Return whether the link has less generation or width than both ends support."""
+        """Return whether the generation or width of the link (`name`) is lower than both ends support."""
         if device.is_coherent or self._is_virtual():
             return COHERENT if device.is_coherent else VIRTUAL
         values = [readings[f"pcie.{key}"] for key in (name, f"{name}_max", f"port.{name}_max")]
@@ -154,7 +155,7 @@ def parse_generation(speed: str) -> Value | Absent:
 
 
 def parse_total(text: str) -> int:
-    """Return the sum at the end of an AER counter file. Raises ValueError."""
+    """Return the total in the last line of an AER counter file. Raises ValueError."""
     for line in reversed(text.splitlines()):
         if line.startswith("TOTAL_ERR_"):
             return int(line.split()[-1])

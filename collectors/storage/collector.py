@@ -12,7 +12,7 @@ from collectors.storage import disks, mapper, nvme, redundancy
 from collectors.storage.mounts import Mount, is_read_only, local_mounts, mount_of, parse_mounts
 
 STATE = "/var"
-"""The directory for changing data, also on a host whose root is read-only by design."""
+"""Directory that must be writable, even on a host whose root file system is read-only by design."""
 MOUNT_KINDS = {
     "storage.mount.size": ("B", "Size of the file system"),
     "storage.mount.available": ("B", "Space available to unprivileged users"),
@@ -65,7 +65,7 @@ class StorageCollector:
         families = empty_families(MOUNT_KINDS)
         local: list[Mount] = []
         if not isinstance(mounts, Absent):
-            # Containers mount single files of the host's disk. They are not file systems of the container.
+            # In a container, single files of the host's disk can be mounts. They are not file systems of the container.
             local = [mount for mount in local_mounts(mounts) if _is_directory(self._path(mount))]
         for mount in local:
             for name, value in self._readings(files, mount).items():

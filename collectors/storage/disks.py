@@ -23,14 +23,14 @@ _IDENTITY = (
 _DETACHABLE = re.compile(
     r"/(session[0-9]+|rport-[^/]+|usb[0-9]+|virtio[0-9]+|vbd-[^/]+|(VMBUS|MSFT1000):[^/]+|nvme-fabrics)/"
 )
-"""Directories of sysfs above a disk that comes and goes by design: iSCSI, Fibre Channel, USB, NVMe over a network; virtio, Xen
-and Hyper-V, whose disks a hypervisor attaches and detaches."""
+"""Directories of sysfs above disks that may be attached and detached by design: iSCSI, Fibre Channel, USB, NVMe over a network,
+and the disks of hypervisors (virtio, Xen, Hyper-V)."""
 _VOLUMES = ("Amazon Elastic Block Store", "MSFT NVMe Accelerator", "nvme_card-pd")
 """Models of the network volumes that clouds attach as NVMe disks: Amazon EBS, Azure managed disks, Google Persistent Disk."""
 
 
 def internal_disks(files: Files) -> list[str] | Absent:
-    """Return the internal disks: no images, arrays, removable disks, network disks or disks of a hypervisor."""
+    """Return the internal disks, without images, arrays, removable disks, network disks and disks of a hypervisor."""
     names = files.matching(_BLOCK, _DISK_NAME, _NO_DISK)
     if isinstance(names, Absent):
         return names
@@ -45,7 +45,7 @@ def internal_disks(files: Files) -> list[str] | Absent:
 
 
 def _is_detachable(files: Files, disk: str) -> bool:
-    """Return whether the disk comes and goes by design. With NVMe multipath, its device is a subsystem with controllers."""
+    """Return whether the disk may be detached by design. With NVMe multipath, its device is a subsystem with controllers."""
     device = f"{_BLOCK}/{disk}/device"
     controllers = (device, *sorted(files.glob(f"{device}/nvme*")))
     transports = {files.read(f"{controller}/transport", str) for controller in controllers}
@@ -58,7 +58,7 @@ def _is_detachable(files: Files, disk: str) -> bool:
 
 
 def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
-    """Yield how many disks there are, and whether they work."""
+    """Yield the number of disks, and whether each works."""
     count = disks if isinstance(disks, Absent) else len(disks)
     if isinstance(count, Absent) and count.status == "unsupported":
         count = 0
@@ -84,7 +84,7 @@ def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | 
 
 
 def _first_text(files: Files, paths: tuple[str, ...], disk: str) -> str | Absent:
-    """Return the text of the first file that has one, or the reason why the last has none."""
+    """Return the text of the first file that has one; if none has, the reason for the last file."""
     text: str | Absent = Absent.unsupported("not reported")
     for path in paths:
         text = _read(files, path, nonempty, disk)

@@ -1,4 +1,4 @@
-"""Status of device-mapper devices: LVM RAID, mirrors and multipath. The kernel reports it to an ioctl only.
+"""Status of device-mapper devices: LVM RAID, mirrors and multipath. The kernel reports it only through an ioctl.
 
 Structures and numbers are those of linux/dm-ioctl.h. Status lines: Linux, admin-guide/device-mapper/dm-raid.rst, and the sources
 dm-raid1.c and dm-mpath.c.
@@ -32,7 +32,7 @@ _PATH = re.compile(r"\b(\d+:\d+) ([AF]) \d+")
 
 
 def read_targets(control: Path, name: str) -> Targets:
-    """Return the targets of a device with their status. Raises OSError, also if the status is too long."""
+    """Return the targets of a device with their status. Raises OSError, for example if the status is too long."""
     size = _HEADER.size
     buffer = bytearray(_BUFFER_BYTES)
     _HEADER.pack_into(buffer, 0, *_VERSION, len(buffer), size, 0, 0, _NO_FLUSH, 0, 0, 0, name.encode(), b"", b"")
@@ -63,7 +63,7 @@ def parse_targets(buffer: bytes) -> Targets:
 def parse_members(kind: str, status: str) -> Members:
     """Return the legs of a RAID or mirror, or the paths of a multipath device (`8:16`), and whether each works.
 
-    A leg that is not in sync works if the whole device is being synchronized for the first time.
+    During the first synchronization of a device, legs that are not yet in sync count as working.
     """
     words = status.split()
     if kind == "multipath":

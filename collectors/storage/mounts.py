@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs"})
-"""Types on a disk of this host. A network file system may block its readers."""
+"""File systems on local disks. Others are not read, because a network file system may block its readers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class Mount:
     device: str
     """Device number as the kernel writes it, `259:3`."""
     subdirectory: str
-    """Directory of the file system that is mounted; `/`: all of it."""
+    """Directory of the file system that is mounted; `/` means the whole file system."""
     read_only: bool
-    """The file system itself is read-only, not only this mount."""
+    """Whether the file system itself is read-only, not only this mount."""
     mounted_read_only: bool
 
 
@@ -35,7 +35,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return each local file system once, at its widest mount, and the root file system of any type."""
+    """Return each local file system once, if possible with the mount of all of it, and the overlay of a container's root."""
     best: dict[str, Mount] = {}
     for mount in mounts:
         if mount.kind not in LOCAL and not (mount.target == "/" and mount.kind == "overlay"):

@@ -1,6 +1,6 @@
 """Read the SMART / Health Information log of NVMe disks.
 
-Fields by the NVM Express Base Specification, Get Log Page, log identifier 02h.
+The fields are defined in the NVM Express Base Specification, Get Log Page, log identifier 02h.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collectors.deadline import call_with_deadline
 
 LOG_BYTES = 512
 DEADLINE_S = 5.0
-"""A failing disk may take a minute for a command; the other disks do not wait for it."""
+"""A failing disk may take a minute for a command. The readings of the other disks must not wait for it."""
 _IOCTL_ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h
 _GET_LOG_PAGE, _HEALTH_LOG, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
-_NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # invalid opcode, field, log page: on virtual disks
+_NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # virtual disks return: invalid opcode, field or log page
 _ZERO_CELSIUS_K = 273
 _NO_TEMPERATURE = Absent.unsupported("the disk reports no temperature")  # 0 K, on virtual disks
 _DATA_UNIT_BYTES = 512 * 1000
@@ -128,7 +128,7 @@ def _read_health(device: Path, read_log: Callable[[Path], bytes]) -> Mapping[str
     except UnsupportedLogError as error:
         raise ReadingError(Absent.unsupported(f"{device.name}: {error.strerror}")) from error
     except FileNotFoundError as error:
-        # /sys shows the disks of the whole machine; /dev only those of this container.
+        # In a container, /sys has all disks of the machine, but /dev only those of the container.
         raise ReadingError(Absent.unsupported(f"no /dev/{device.name} in this container")) from error
     except OSError as error:
         raise ReadingError(Absent.error(f"/dev/{device.name}: {error.strerror}")) from error

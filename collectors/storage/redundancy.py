@@ -1,4 +1,4 @@
-"""Members of storage that stays usable when one of them fails: md arrays, btrfs, ZFS pools, multipath.
+"""The members of redundant storage, which stays usable when a member fails: md arrays, btrfs, ZFS pools, multipath.
 
 Sources: /proc/mdstat and /sys/block/*/md (Linux, admin-guide/md.rst), /sys/fs/btrfs/*/devinfo, /proc/spl/kstat/zfs, the paths of
 device-mapper multipath (/sys/block/dm-*/slaves) and of NVMe (/sys/class/nvme-subsystem), and the status of the device mapper.
@@ -15,9 +15,9 @@ from collectors.files import Files, nonempty
 
 _BLOCK, _SUBSYSTEMS, _BTRFS, _POOLS = "sys/block", "sys/class/nvme-subsystem", "sys/fs/btrfs", "proc/spl/kstat/zfs"
 _STOPPED = ("inactive", "broken", "clear", "suspended")
-"""States of an md array that cannot be used. The other states are about writes."""
+"""States of an md array that cannot be used. In all other states it can be read."""
 _EXTERNAL = "external:"
-"""Metadata of a firmware RAID (IMSM, DDF). Its container is always inactive; the arrays in it are listed by themselves."""
+"""Metadata of a firmware RAID (IMSM, DDF). Its container is always inactive; the arrays in it are listed separately."""
 _LEAVING = ("new", "deleting", "deleting (no IO)")
 """States of an NVMe controller that is being added or removed."""
 _HEAD = re.compile(r"(\S+) : (active|inactive|broken)\b(.*)")
@@ -39,7 +39,7 @@ class Array:
     """Disk, or `slotN` for an empty slot -> whether it is in sync."""
 
     def add_empty(self, slots: list[int], failed: int) -> None:
-        """Add the empty slots, less those of `failed` members that are listed by name."""
+        """Add the empty slots, except those of `failed` members, which are already listed by name."""
         self.members |= {f"slot{slot}": False for slot in slots[failed:]}
 
 
@@ -61,7 +61,7 @@ def parse_mdstat(text: str) -> dict[str, Array]:
 
 
 def _read_array(files: Files, name: str) -> Array:
-    """Return an array as /sys shows it."""
+    """Return the state of an array from /sys."""
     path = f"{_BLOCK}/{name}/md"
     state, metadata = files.read(f"{path}/array_state", str), files.read(f"{path}/metadata_version", str)
     is_container = isinstance(metadata, str) and metadata.startswith(_EXTERNAL)
@@ -86,7 +86,7 @@ def _read_array(files: Files, name: str) -> Array:
 
 
 def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield the missing members of md arrays, and the state of the members of md arrays, btrfs and LVM RAID (`mapped`)."""
+    """Yield the missing members of md arrays, and the members of md arrays, btrfs and LVM RAID (`mapped`) with their states."""
     missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
     works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
     members = Family(
@@ -120,7 +120,7 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
 
 
 def pools(files: Files) -> Iterable[Family]:
-    """Yield the state of each ZFS pool. Only `zpool status` names the member."""
+    """Yield the state of each ZFS pool. The kernel does not report which member failed; `zpool status` does."""
     family = Family(name="storage.pool.state", unit="1", help="State of the ZFS pool", labels=("pool",))
     for path in files.glob(f"{_POOLS}/*/state"):
         family.add({"pool": path.split("/")[-2]}, files.read(path, nonempty))
@@ -128,7 +128,7 @@ def pools(files: Files) -> Iterable[Family]:
 
 
 def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield the state of each path to a disk that has several."""
+    """Yield the state of each path to a disk with several paths."""
     family = Family(name="storage.path.live", unit="1", help="The path to the disk works", labels=("disk", "path"))
     failed = {
         disk: {files.target_name(f"sys/dev/block/{number}") for number, works in members.items() if not works}
@@ -139,7 +139,7 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
         in_use = {path: state for path, state in states.items() if state not in _LEAVING}
         lost = failed.get(disk, set())
         is_live = {path: state in ("live", "running") and path not in lost for path, state in in_use.items()}
-        # A disk without any path is not a loss of redundancy: a network volume may be detached by design.
+        # A disk without any live path is left out, because a network volume may be detached by design.
         if len(is_live) > 1 and any(is_live.values()):
             for path, live in sorted(is_live.items()):
                 family.add({"disk": disk, "path": path}, live)

@@ -191,7 +191,7 @@ WRONG_RANK_VARIABLES = [
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
     ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
     ({"RANK": "2", "WORLD_SIZE": "2", **RENDEZVOUS}, "RANK is 2 and WORLD_SIZE is 2"),
-    ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
+    ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers started this process"),
 ]
 
 
@@ -422,7 +422,7 @@ def taken_port() -> Iterator[int]:
     [
         ({"RANK": "0"}, "RANK is set but WORLD_SIZE"),
         (open_mpi(), "MASTER_ADDR is not set"),
-        ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
+        ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers started this process"),
     ],
 )
 def test_wrong_usage_exits_with_64_before_torch_is_imported(
