@@ -1,7 +1,7 @@
-"""The command `rackproof`. Importing this package puts the directory of Rackproof's packages first on the import path.
+"""The command `rackproof`. The import of this package puts the directory of Rackproof's packages first on the import path.
 
-This process and every process that it starts then import Rackproof's own packages. Otherwise PYTHONPATH of a host could add
-other packages named `agent` or `schemas`, and child processes of a checkout that is not installed could not import any.
+It does so for this process and its child processes. Otherwise a PYTHONPATH could lead to other packages named `agent` or
+`schemas`, and in a checkout that is not installed, child processes would not find these packages at all.
 """
 
 import os

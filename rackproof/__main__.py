@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a directory: import the packages of the checkout
+if not __package__:  # started as `python rackproof`, so the import path does not yet include the checkout
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from rackproof.main import main

@@ -1,6 +1,6 @@
-"""`rackproof run`: accept one machine without Ansible: inspect, plan, measure, judge, report.
+"""`rackproof run`: acceptance-test one machine without Ansible.
 
-The verb runs the agent and the tools of the control node on one machine, as the playbooks do for a fleet.
+The verb inspects, plans, measures, judges and reports, with the agent and the tools of the control node on the same machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_GPUS = 128
 MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
 STATE_DIRECTORY = Path("/var/lib/rackproof")
-"""State directory of playbook runs on this host. Its lease holds the host exclusively."""
+"""State directory of playbook runs on this host. A lease in it means that such a run has the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "run",
         help="accept this machine without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
         epilog="examples: rackproof run --gpus 8; rackproof run --profile rehearsal (no GPU needed). The same --run-dir again "
-        "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete, or this machine is not ready to be "
-        "measured, 64 wrong usage, 75 another run holds this machine.",
+        "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete or this machine cannot run the "
+        "benchmarks, 64 wrong usage, 75 another run has this machine.",
     )
     run.add_argument("--profile", default="standard", help="smoke, standard, rehearsal, scaling, or a .yml file")
     run.add_argument("--run-dir", type=Path, help="directory of the run (default: runs/ and the UTC time)")
@@ -154,7 +154,7 @@ def inspect_machine() -> Machine:
 
 
 def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the profile for one host: it runs the gang benchmarks on its own devices.
+    """Return the profile for one host, which runs the benchmarks of the gang on its own devices.
 
     Raises:
         UsageError: the profile has no benchmark stage.
@@ -162,8 +162,8 @@ def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
     profile_stages = profile["stages"]
     if BENCHMARK not in profile_stages:
         raise UsageError(
-            f"profile {profile['name']} has the stages {', '.join(profile_stages)}, but `rackproof run` runs only {BENCHMARK}: "
-            "choose smoke, standard or rehearsal; run a soak with playbooks/burnin.yml"
+            f"profile {profile['name']} has no stage {BENCHMARK}, the only one that `rackproof run` runs (it has "
+            f"{', '.join(profile_stages)}): choose smoke, standard or rehearsal; run a soak with playbooks/burnin.yml"
         )
     stage, gang = dict(profile_stages[BENCHMARK]), profile_stages.get(GANG)
     gang_benchmarks = {
@@ -217,14 +217,14 @@ def _other_lease(run_id: str) -> lease.Lease | None:
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Take the snapshots, run the benchmarks under the supervisor and write the host's record; skip a finished stage."""
+    """Take the snapshots, run the benchmarks under the supervisor and write the host's record. Skip a finished stage."""
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
     record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
         if stages.find_earlier_launch(record.launches, BENCHMARK, [host], 0):
-            _say("the benchmarks already ran: nothing is measured again")
+            _say("the benchmarks have already run: nothing is measured again")
             return
         count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"
         _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, at most {planned.deadline_s:g} s")
@@ -252,7 +252,7 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
         number = launches[0].number
         if any((launch.stage, launch.number) == (CELL, number) for launch in run.record(STUDIED).launches):
             raise RunError(
-                f"{run.path(STUDIED)} has a cell {number} that is missing in {directory}: choose another --run-dir"
+                f"{run.path(STUDIED)} has cell {number}, but the records in {directory} do not: choose another --run-dir"
             )
         _say(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
         cell = run.for_cell(number)

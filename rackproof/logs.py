@@ -8,7 +8,7 @@ import sys
 
 
 class _StandardError(logging.Handler):
-    """A handler that looks up `sys.stderr` for each record, so that a redirection takes effect."""
+    """A handler that uses the current `sys.stderr` for each record, so that a later redirection takes effect."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # standard error may be closed; the command continues

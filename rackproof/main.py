@@ -1,4 +1,4 @@
-"""The command `rackproof`: one table of verbs, each imported when it is used."""
+"""The command `rackproof`: the table of its verbs, its help and its error messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ VERBS = {
 }
 """Verb -> the module whose `add_verb` adds its parser and sets `call`.
 
-Only the module of the requested verb is imported: each side has dependencies of its own, and a playbook starts the command often.
+Only the module of the requested verb is imported, because playbooks start the command often, and because GPU hosts and the
+control node have different dependencies installed.
 """
 GROUPS = {
     "plan": "run a test",
@@ -71,13 +72,13 @@ GROUPS = {
     "inspect": "internal (the playbooks and launchers call these)",
     "help": "this command",
 }
-"""The first verb of each group in `--help` -> its heading. A group ends before the first verb of the next."""
+"""First verb of each group in `--help` -> heading of the group. A group ends before the first verb of the next group."""
 EXTRAS = {
     "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich", "shtab"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }
-"""Extra of the package -> the imports that only this extra installs."""
+"""Extra of the package -> modules that only this extra installs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _main(arguments)
     except KeyboardInterrupt:
         print(
-            "rackproof: interrupted; every file is either complete or not written: run the same command again to continue",
+            "rackproof: interrupted; all written files are complete; run the same command again to continue",
             file=sys.stderr,
         )
         return INTERRUPTED
@@ -94,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     if is_process := arguments is None:
-        gc.disable()  # until all imports are done: collection takes a twelfth of the start-up time and frees nothing
+        gc.disable()  # until all imports are done: garbage collection takes a twelfth of the start-up time and frees nothing
     arguments = sys.argv[1:] if arguments is None else arguments
     verb = next((word for word in arguments if not word.startswith("-")), "")
     parser = build_parser(verb)
@@ -108,7 +109,7 @@ def _main(arguments: list[str] | None) -> int:
     configure_logging()
     try:
         return int(options.call(options))
-    except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`
+    except Exception as error:  # noqa: BLE001 - after a traceback Python exits with 1, which here means `rejected`
         return _report_error(error)
 
 
@@ -138,7 +139,7 @@ class MainParser(Parser):
 
 
 def build_parser(verb: str = "") -> MainParser:
-    """Return the parser of the command with one verb; without a verb, with all whose packages are installed."""
+    """Return the parser of the command with one verb, or without `verb` with all verbs whose dependencies are installed."""
     parser = MainParser(
         prog="rackproof",
         description="Acceptance-test, burn in and re-validate racks of GPU servers.",
@@ -161,7 +162,7 @@ def build_parser(verb: str = "") -> MainParser:
 
 
 def _missing_package(error: ImportError) -> str:
-    """Return which package is not installed, and which extra installs it."""
+    """Return a message that names the missing package and the extra that installs it."""
     name = (error.name or "").partition(".")[0]
     if not name:
         return str(error)
@@ -190,7 +191,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _remedy(error: BaseException | None) -> str:
-    """Return the remedy for a file error that the code which opened the file could not explain."""
+    """Return a general remedy for a file error, for which the code that opened the file has none."""
     if not isinstance(error, OSError) or not error.filename:
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -199,7 +200,7 @@ def _remedy(error: BaseException | None) -> str:
         return ": give the path of an existing file"
     if isinstance(error, IsADirectoryError):
         return ": give a file, not a directory"
-    return ": run this as a user with permission, or give another path" if isinstance(error, PermissionError) else ""
+    return ": use an account with permission, or give another path" if isinstance(error, PermissionError) else ""
 
 
 if __name__ == "__main__":

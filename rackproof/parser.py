@@ -17,9 +17,9 @@ _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse a command line and report what is wrong with it in one line.
+    """Parses a command line, and reports an error in one line.
 
-    Options must be written in full: an abbreviation may mean another option in the next version.
+    Options must be written in full, because in a later version an abbreviation could mean another option.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         self._words: list[str] = []
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse the arguments; an argument that is left over is an error."""
+        """Parse the arguments. An argument that the parser does not use is an error."""
         self._words = list(sys.argv[1:] if args is None else args)
         options, extra = super().parse_known_args(self._words, namespace)
         if extra:
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         return options, extra
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Print the error and exit. An unknown option comes first: a mistyped one is often why a required one is missing."""
+        """Print the error and exit. If an option is unknown, report that instead: a required option may only be mistyped."""
         known = self._option_names()
         words = self._words[: self._words.index("--")] if "--" in self._words else self._words
         if unknown := next((word for word in words if _is_option(word) and not _is_known(word, known)), ""):

@@ -1,4 +1,4 @@
-"""`rackproof help`, `version` and `completion`."""
+"""The verbs `help`, `version` and `completion`."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The contract that hosts and the control node share: JSON Schemas, and the dataclasses they describe."""
+"""The contract between GPU hosts and the control node: JSON Schemas, and the dataclasses that they describe."""
 
 VERSION = "1.0.0"

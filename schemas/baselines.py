@@ -10,11 +10,11 @@ from schemas.records import Gpu, Value
 
 BASELINE_SCHEMA = "rackproof.baseline/1"
 REAL, REHEARSAL, SIMULATED = "gpu", "rehearsal", "simulated"
-"""Kinds of baseline: a run is compared only with one of its own kind."""
+"""Kinds of baseline. A run is compared only with a baseline of its own kind."""
 HOST, GPU = "host", "gpu"
 
 Key = tuple[str, str, str, tuple[tuple[str, Value], ...]]
-"""Name, stage, scope within the part, and settings: the key of a figure of a part."""
+"""The key of a figure of a part: name, stage, scope within the part, and settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Level:
     value: float
     stage: str = ""
     within: str = ""
-    """The scope below the part; another GPU by its serial: `peer=1652826070730`."""
+    """The scope below the part. Another GPU in it is named by its serial: `peer=1652826070730`."""
     params: Mapping[str, Value] = field(default_factory=dict)
-    """The settings it was measured with."""
+    """The settings with which it was measured."""
     sigma: float | None = None
     """Standard deviation between runs, divided by the value; None for fewer than three runs."""
     precision: float | None = None
@@ -40,7 +40,7 @@ class Level:
 
     @property
     def key(self) -> Key:
-        """The key that it is compared by."""
+        """The key by which the figure is compared."""
         return self.name, self.stage, self.within, tuple(sorted(self.params.items()))
 
 
@@ -63,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledPart:
-    """A part with a serial, other than a GPU: NIC, disk, the host itself."""
+    """A part with a serial that is not a GPU: a NIC, a disk, or the host itself."""
 
     kind: str
     slot: str
@@ -72,7 +72,7 @@ class InstalledPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PartBaseline:
-    """The baseline of one part: a GPU by its serial, or a host by its name. One file."""
+    """The baseline of one part, in one file: a GPU, identified by its serial, or a host, identified by its name."""
 
     kind: str
     part: str
@@ -98,15 +98,15 @@ class HostBaseline:
     gpus: Mapping[str, PartBaseline] = field(default_factory=dict)
     """By serial."""
     problem: str = ""
-    """Why it is rejected."""
+    """Why the baseline is rejected; empty if it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBaseline:
-    """The baseline that a run is compared with. Its copy in the run directory is used."""
+    """The baseline that a run is compared with. The run uses a copy of it in its directory."""
 
     directory: str
-    """Directory that it was copied from."""
+    """Directory from which it was copied."""
     digest: str
     """SHA-256 of the index of the copy, which contains the checksum of each file."""
 
@@ -121,7 +121,7 @@ FIGURES_NEW, FIGURES_GONE = "figures_new", "figures_gone"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change."""
+    """One change since the baseline."""
 
     kind: str
     """regressed, improved, changed (a figure without better and worse), unclear; replaced, moved, new, gone (parts); version;
@@ -143,18 +143,18 @@ class Change:
     share: float | None = None
     """(new - old) / old."""
     noise: float | None = None
-    """Relative noise; a figure changed if it differs by more."""
+    """Relative noise. Only a larger difference counts as a change."""
     basis: str = ""
     """Source of the noise."""
 
     @property
     def counts(self) -> bool:
-        """Whether it is a regression or a changed part."""
+        """Whether the change is a regression or a changed part."""
         return self.kind in (REGRESSED, *PARTS)
 
     @property
     def is_unreported(self) -> bool:
-        """Return whether the new side does not report something that was known before, so it may have changed."""
+        """Whether the new run lacks something that the baseline has, so that it may have changed."""
         return self.kind in (UNCLEAR, FIGURES_GONE)
 
 

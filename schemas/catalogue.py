@@ -1,7 +1,7 @@
-"""The settings and outputs of all benchmarks: the one table that plan and benchmarks share.
+"""The settings and outputs of all benchmarks, in one table for the plan and for the benchmarks.
 
-A plan is this table × a profile × an inventory. A benchmark reads its settings here, and the plan its outputs, so that neither
-can measure less than the other expects.
+A plan combines this table with a profile and an inventory. The benchmarks take their settings from it, and the plan the
+expected observations, so that both always agree about what is measured.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from schemas.benchmarks.hardware import HARDWARE
 from schemas.benchmarks.training import TRAINING
 
 NO_IN_PLACE = frozenset({"all_to_all", "send_recv", "hypercube"})
-"""Collectives whose receive buffer is never the send buffer."""
+"""Collectives that cannot run in place."""
 TORCH_ONLY_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 """Collectives that torch.distributed, which a rehearsal uses, offers only in place."""
 
 BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **COMMUNICATION, **TRAINING}
 """In the order of the reports."""
 DURATION = Output(name="benchmark.duration", unit="s", scope="host", params={"benchmark": tuple(BENCHMARKS)})
-"""How long a benchmark took; every benchmark has it."""
+"""Duration of a benchmark. Every benchmark reports it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Expectation:
     scope: str
     params: Mapping[str, Any]
     peers: bool = False
-    """It is measured between ranks, so a host with one device cannot make it alone."""
+    """Whether it is measured between ranks, so that a host with one device cannot measure it alone."""
 
 
 def settings(benchmark: str, chosen: Settings) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def supports_placement(op: str, placement: str, device: str) -> bool:
 
 
 def can_observe(name: str, ranks: int) -> bool:
-    """Return whether that number of ranks can make the observation: a hypercube needs a power of two."""
+    """Return whether this number of ranks can make the observation. (A hypercube needs a power of two.)"""
     return not name.startswith("collective.hypercube.") or ranks & (ranks - 1) == 0
 
 
@@ -88,7 +88,7 @@ def outputs(benchmark: str, device: str) -> Iterator[Output]:
 
 
 def parameters(output: Output, benchmark: Benchmark | None) -> dict[str, Parameter]:
-    """Return the parameters of the output's observations: the type of each, or the texts that it can be."""
+    """Return the parameters of the output's observations, each with its type or its possible texts."""
     if benchmark is None:
         return dict(output.params)
     listed: dict[str, Parameter] = {}
@@ -101,7 +101,7 @@ def parameters(output: Output, benchmark: Benchmark | None) -> dict[str, Paramet
 
 @cache
 def output_of(name: str) -> Output | None:
-    """Return the output that makes observations of that name; None if no benchmark does."""
+    """Return the output whose observations have that name; None if no benchmark has one."""
     if name == DURATION.name:
         return DURATION
     entries = (output for entry in BENCHMARKS.values() for output in entry.outputs)

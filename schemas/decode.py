@@ -1,4 +1,4 @@
-"""JSON documents -> records, as dataclasses."""
+"""Convert JSON documents to records, which are dataclasses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record_from_json(document: Mapping[str, Any], *, source: str = "record") -> 
     """Return the record in a document that matches record.schema.json.
 
     Raises:
-        DocumentError: the record has values that no host writes. The message starts with `source`.
+        DocumentError: the record fails the semantic validation. The message starts with `source`.
     """
     snapshots = [
         (snapshot, tuple(instance_of(Metric, _METRIC, metric) for metric in snapshot["metrics"]))
@@ -42,7 +42,7 @@ def record_from_parts(
     """Return the record of a document that matches record.schema.json, without semantic validation.
 
     Args:
-        document: the record; its snapshots and observations are taken from the other arguments.
+        document: the record. Its snapshots and observations are ignored in favour of the other arguments.
         snapshots: each with its metrics.
         observations: those of the benchmarks.
     """

@@ -1,7 +1,7 @@
 """Read JSON documents strictly, and write them atomically.
 
-The standard library accepts `NaN`, `1e999`, duplicate keys and unlimited nesting, and each of them can turn a broken record into
-an accepted host. Rackproof reads every document through `parse` and validates it with a JSON Schema.
+The standard library accepts `NaN`, `1e999`, duplicate keys and unlimited nesting. With any of these, a broken record could make
+a host accepted. So Rackproof reads every document with `parse` and validates it with a JSON Schema.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 try:
     import jsonschema_rs
-except ImportError:  # a GPU host checks few documents
+except ImportError:  # it is not installed on GPU hosts, which validate few documents
     jsonschema_rs = None  # type: ignore[assignment]
 COMPILES = jsonschema_rs is not None
 
@@ -39,21 +39,21 @@ MAX_BYTES = 8_000_000
 MAX_DEPTH = 12
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CODES = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""C1 control characters, line separators and marks of text direction. JSON requires to escape those below U+0020 anyway."""
+"""DEL, C1 control characters, line separators and marks of text direction. JSON itself escapes those below U+0020."""
 
 Json = Any
 
 
 class DocumentError(RackproofError, ValueError):
-    """A document that is unreadable, ambiguous, or belongs to another schema or run."""
+    """A document is unreadable, ambiguous, or belongs to another schema or run."""
 
 
 def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json:
     """Return the JSON value in `text`.
 
     Raises:
-        DocumentError: it is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or holds NaN, an infinity or
-            the same key twice. The message starts with `source` (a path or a host).
+        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or has NaN, an infinity or a
+            duplicate key. The message starts with `source` (a path or a host).
     """
     size = len(text)
     if size > max_bytes:
@@ -98,11 +98,11 @@ def refuse_unbounded(value: Json, *, source: str) -> None:
         if depth > MAX_DEPTH:
             raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(item, float) and not math.isfinite(item):
-            raise DocumentError(f"{source}: holds a number that is not finite")
+            raise DocumentError(f"{source}: has a number that is not finite")
         if isinstance(item, int) and abs(item) >= 1 << 64:
-            raise DocumentError(f"{source}: holds a number of more than 64 bits")
+            raise DocumentError(f"{source}: has a number of more than 64 bits")
         if isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
-            raise DocumentError(f"{source}: holds half a character (a lone surrogate)")
+            raise DocumentError(f"{source}: has half a character (a lone surrogate)")
         if isinstance(item, dict):
             pending.extend((child, depth + 1) for child in item.values())
             pending.extend((key, depth + 1) for key in item if not key.isascii())
@@ -113,10 +113,10 @@ def refuse_unbounded(value: Json, *, source: str) -> None:
 def read(path: Path, schema: str, *, max_bytes: int = MAX_BYTES) -> Json:
     """Return the document at `path`, validated with schemas/`schema`.schema.json.
 
-    A link, a FIFO or a device is refused before it is opened: a host may have created it.
+    A link, a FIFO or a device is refused, because a host may have created it.
 
     Raises:
-        DocumentError: as `parse` and `validate`; or the file is missing, unreadable or not a regular file.
+        DocumentError: as in `parse` and `validate`, or the file is missing, unreadable or not a regular file.
     """
     return checked(read_bytes(path, max_bytes=max_bytes), schema, source=str(path), max_bytes=max_bytes)
 
@@ -129,7 +129,7 @@ def checked(text: bytes, schema: str, *, source: str, max_bytes: int = MAX_BYTES
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file, at most `max_bytes` + 1 of it. Raises DocumentError as `read`."""
+    """Return the content of a regular file, at most `max_bytes` + 1 bytes. Raises DocumentError like `read`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -138,7 +138,9 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: not a regular file")
             if status.st_size > max_bytes:
                 raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
-            content = file.read(status.st_size + 1)  # a buffer of `max_bytes` takes longer than a small file
+            content = file.read(
+                status.st_size + 1
+            )  # not `max_bytes`: to allocate that takes longer than to read a small file
             if len(content) > status.st_size:  # the file has grown
                 content += file.read(max_bytes + 1 - len(content))
             return content
@@ -147,22 +149,22 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def write(path: Path, value: Json, *, mode: int = READABLE) -> None:
-    """Write `value` as JSON atomically: a reader sees the old file or the new one, never a part. `mode`: its permissions.
+    """Write `value` as JSON atomically: a reader sees either the old or the new file. `mode` are its permissions.
 
     Raises:
-        ValueError: `value` holds NaN or an infinity.
+        ValueError: `value` has NaN or an infinity.
         OSError: the file could not be written; `path` is unchanged.
     """
     write_text(path, text(value), mode=mode)
 
 
 def text(value: Json) -> str:
-    """Return `value` as JSON text. Raises ValueError if it holds NaN or an infinity."""
+    """Return `value` as JSON text. Raises ValueError if it has NaN or an infinity."""
     return escaped(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain)) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Return JSON text in which codes that control a terminal or the direction of text are escaped: hosts may send them."""
+    """Return JSON text with _CODES escaped, because a host may send text that controls a terminal or the text direction."""
     if text.isascii() and "\x7f" not in text:
         return text
     return _CODES.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
@@ -173,7 +175,7 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
 
     Args:
         durable: whether the file must survive a power failure.
-        mode: its permissions. `SECRET`: only its owner may read it.
+        mode: permissions of the file. `SECRET`: only its owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -206,7 +208,7 @@ def validate(value: Json, schema: str, *, source: str) -> None:
 def faults(value: Json, schema: str) -> list[ValidationError]:
     """Return every location at which `value` does not match the schema.
 
-    The compiled schema, if installed, is tried first. jsonschema runs only if that schema rejects the value.
+    If jsonschema-rs is installed, jsonschema runs only if the compiled schema rejects the value.
     """
     with contextlib.suppress(ValueError, OverflowError):  # the value is not JSON
         if COMPILES and compiled(schema).is_valid(value):
@@ -236,7 +238,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _as_text(where: str, error: ValidationError) -> str:
-    """Return what to do about a number or a flag that is text, from `-e name=value` or in YAML."""
+    """Return the remedy for a number or a flag that was passed as text, by `-e name=value` or in YAML."""
     wanted, text = error.validator_value, error.instance
     if wanted == "integer" and isinstance(text, float) and text.is_integer():
         return f": write {text:.0f}"
@@ -251,17 +253,18 @@ def _as_text(where: str, error: ValidationError) -> str:
 
 
 VERY_SIMILAR = 0.85
-"""Likeness of a word with one or two typing errors."""
+"""Similarity of a word with one or two typing errors to the right word."""
 MAX_SUGGESTIONS = 6
-"""If more known words than this begin with a wrong word, listing them does not help."""
+"""If more known words than this fit, none is suggested by its parts."""
 
 
 def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
-    If known words begin with the word, or have all of its parts, all of them are suggested (`h200`: h200-nvl, h200-sxm).
-    Otherwise the most similar one is. If none is very similar, words that begin with a part of it are preferred (`nvidia-h200`).
-    With `same_letters` a similar word must begin with the same letters: of GPU models, `gh200` is other hardware than `h2000`.
+    If known words begin with the word, or have all of its parts, it suggests all of them (for `h200`: h200-nvl, h200-sxm). If no
+    known word is very similar, it suggests those that begin with a part of the word (for `nvidia-h200`). Otherwise it suggests
+    the most similar one. With `same_letters` that one must begin with the same letters, because `gh200` and `h200` are different
+    hardware.
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))
@@ -290,7 +293,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _likeness(word: str, other: str) -> float:
-    """Return the ratio that difflib.get_close_matches sorts by."""
+    """Return the ratio by which difflib.get_close_matches sorts."""
     return difflib.SequenceMatcher(None, other, word).ratio()
 
 
@@ -304,13 +307,13 @@ def compiled(schema: str) -> Any:
 
 
 class _Whole:
-    """The keyword `whole`, which rejects 2.0: jsonschema-rs accepts it as an integer."""
+    """The schema keyword `whole`, which rejects 2.0. Needed because jsonschema-rs accepts 2.0 as an integer."""
 
     def __init__(self, *_: object) -> None: ...
 
     def validate(self, instance: Json) -> None:
         if isinstance(instance, float):
-            raise ValueError("no integer")  # what jsonschema-rs asks for
+            raise ValueError("no integer")  # jsonschema-rs expects a ValueError
 
 
 def _marked(node: Json) -> Json:
@@ -326,7 +329,7 @@ def _marked(node: Json) -> Json:
 @cache
 def validator(schema: str) -> Draft202012Validator:
     """Return the jsonschema validator of schemas/`schema`.schema.json, which does not accept 2.0 as an integer."""
-    from jsonschema import Draft202012Validator, validators  # its import takes as long as the rest of most commands
+    from jsonschema import Draft202012Validator, validators  # imported here, because the import is slow
 
     extend: Any = validators.extend  # it has no types
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
@@ -344,9 +347,9 @@ def _schema(name: str) -> Json:
 
 
 def _inlined(node: Json, name: str) -> Json:
-    """Return a part of schemas/`name`.schema.json with its references resolved, which halves the time of jsonschema.
+    """Return a part of schemas/`name`.schema.json with its references resolved, with which jsonschema takes half the time.
 
-    No reference is recursive, or has sibling keywords other than a description.
+    References must not be recursive, and must not have sibling keywords other than a description.
     """
     if isinstance(node, list):
         return [_inlined(item, name) for item in node]

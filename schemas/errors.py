@@ -1,6 +1,6 @@
-"""Errors that the operator can fix: the message names the value, the cause and the remedy.
+"""Errors that the operator can fix. The message has the value, the cause and the remedy.
 
-`rackproof.main` prints an uncaught one as a line on stderr and exits with its code.
+If such an error is not caught, `rackproof.main` prints it as one line on stderr and exits with its code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TROUBLE, USAGE, DEFECT, WRITE, HELD, INTERRUPTED = 2, 64, 70, 74, 75, 130
 
 
 class RackproofError(Exception):
-    """The base of our exceptions. Any other exception, unless it is the operating system's, is a defect in Rackproof."""
+    """Base class of Rackproof's exceptions. Any other exception except OSError is a defect in Rackproof."""
 
     exit_code: ClassVar[int] = TROUBLE
 
@@ -27,11 +27,11 @@ class UsageError(RackproofError):
 
 
 class RunError(RackproofError):
-    """A run directory cannot be used: absent, incomplete."""
+    """A run directory cannot be used, for example because it is missing or incomplete."""
 
 
 class HeldError(RunError):
-    """The run or the host is locked by another run: the message says by which, since when, and what to do."""
+    """The run or the host is locked by another run. The message says by which run, since when, and what to do."""
 
     exit_code = HELD
 
@@ -44,11 +44,11 @@ class WriteError(RackproofError):
 
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turn an OSError while files are written in `directory` into a WriteError."""
+    """Context manager that converts an OSError from writing in `directory` to a WriteError."""
     try:
         yield
     except OSError as error:
         raise WriteError(
-            f"{directory}: {error.strerror or error}: the report there is old or incomplete: free disk space, or use an account "
+            f"{directory}: {error.strerror or error}; the report there is old or incomplete; free disk space, or use an account "
             "with write permission, then run rackproof report again"
         ) from None

@@ -1,8 +1,9 @@
-"""Write records into a log, and read them back: for hosts that the control node cannot reach.
+"""Write records as log lines, and read them back from a log. Used for hosts that the control node cannot reach.
 
-A record is compressed and split into lines. Each line names its host, its number, the count of lines and the checksum of the
-record. Container runtimes split lines at 16 KiB, and a pipe with several writers keeps lines whole up to 4096 bytes, so no line
-is longer. Text around a line (a time, a pod name, a rank) is ignored; missing or changed lines are reported.
+A record is compressed and split into parts, one per line. Each line has the host, the number of the part, the number of parts
+and the checksum of the record. No line is longer than 4096 bytes: container runtimes split lines at 16 KiB, and a pipe with
+several writers mixes longer lines. Text around a part (a time, a pod name, a rank) is ignored; missing or changed parts are
+reported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LINE_BYTES = 4096
 """PIPE_BUF of Linux: the largest atomic write to a pipe."""
 DATA_BYTES = 3000
 MOST_PARTS = 20_000
-"""Parts of one record: 60 MB of base64, far more than a record may have."""
+"""Maximum number of parts of one record: 60 MB of base64, far more than a record may have."""
 TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
 
 
@@ -69,11 +70,11 @@ def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = ""
 
 
 def read(log: Iterable[str], *, source: str) -> tuple[list[FramedRecord], list[str]]:
-    """Return the complete records in a log, in order, and what is wrong with the others.
+    """Return the complete records in a log, in order, and a message about each problem.
 
     Args:
-        log: its lines; those without a record are ignored.
-        source: name of the log, with which each message starts.
+        log: lines of the log. Lines without a part of a record are ignored.
+        source: name of the log. Each message starts with it.
     """
     records: dict[tuple[str, ...], _Parts] = {}
     problems: list[str] = []
@@ -103,7 +104,7 @@ class _Parts:
         self._found: dict[int, str] = {}
 
     def add(self, frame: dict[str, Any]) -> None:
-        """Add a part. A log that is read twice has each part twice, with the same content."""
+        """Add a part. It may be added twice, because a log may be collected twice."""
         self._found[frame["part"]] = frame["data"]
 
     def join(self, source: str) -> FramedRecord:
@@ -125,7 +126,7 @@ class _Parts:
 
 
 def _frame(line: str, where: str) -> dict[str, Any] | None:
-    """Return the part of a record in one line of a log; None if the line has none. Raises DocumentError if it is garbled."""
+    """Return the part of a record in one line of a log; None if the line has none. Raises DocumentError if it is damaged."""
     line = _unwrapped(line, where)
     _, mark, rest = line.partition(MARK)
     if not mark:
@@ -147,7 +148,7 @@ def _frame(line: str, where: str) -> dict[str, Any] | None:
 
 
 def _unwrapped(line: str, where: str) -> str:
-    """Return the text in a line of Docker's json-file logs; any other line unchanged. Raises DocumentError if nested too deep."""
+    """Return the text in a line of Docker's json-file log; another line unchanged. Raises DocumentError if nested too deep."""
     if MARK in line and line.startswith('{"log":'):
         try:
             result = json.loads(line)

@@ -1,8 +1,8 @@
-"""Lock files, and claims that identify the process that executes a run.
+"""Lock files, and claims, which identify the process that executes a run.
 
-The kernel releases a lock (flock) when the process that holds it ends. A playbook has no process of its own that holds a lock
-for its whole duration. Its claim is a file that identifies ansible-playbook well enough that a later process with the same PID
-is not mistaken for it.
+The kernel releases a lock (flock) when the process that holds it ends. But no process of Rackproof runs as long as a playbook
+does. So a run also has a claim: a file that identifies the ansible-playbook process so that a later process with the same PID is
+not mistaken for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
     """Replace the content of the file by the document, as one line. A reader sees the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    # A signal does not interrupt a single call. If the old line was longer, its rest follows the newline, and readers ignore it.
+    # One call, which a signal does not interrupt. The rest of a longer old line then follows the newline; readers ignore it.
     os.pwrite(descriptor, text, 0)
     os.ftruncate(descriptor, len(text))
 

@@ -9,11 +9,11 @@ TIMEOUT_S = 60.0
 START_S = 120.0
 """Maximum time to import torch, start the driver and connect to the other ranks."""
 TOGETHER = "collective"
-"""The benchmark of a probe: if it is measured, the hosts work together."""
+"""The benchmark of a probe. If it can be measured, the hosts work together."""
 
 
 def probe(gang: Stage) -> Stage:
-    """Return the stage of a probe, from that of the gang: one all_reduce of 8 bytes and of 1 MiB."""
+    """Return the stage of a probe, derived from that of the gang. It runs an all_reduce of 8 bytes and one of 1 MiB."""
     timeout_s = min(gang.collective_timeout_s, TIMEOUT_S)
     return Stage(
         name=PROBE,

@@ -1,7 +1,7 @@
-"""Read thousands of records quickly: with compiled schemas, and with caches of what many hosts share.
+"""Read thousands of records quickly, with compiled schemas and with caches of the parts that many hosts have in common.
 
-`documents` and jsonschema are the authority. A record that this reader accepts, they accept with the same result; a fuzz test
-compares them. For any record that is not plainly valid the reader returns `None`; the caller then uses the authority, which
+`documents` and jsonschema decide which records are valid. This reader accepts a record only if they accept it too, with the
+same result; a fuzz test compares them. In every other case the reader returns `None`, and the caller must use `documents`, which
 has the error messages. Without msgspec and jsonschema-rs, which only the control node has, the reader always returns `None`.
 """
 
@@ -20,12 +20,12 @@ from schemas.semantic_validation import metric_problem, record_problem
 
 try:
     import msgspec
-except ImportError:  # a GPU host reads no records but its own
+except ImportError:  # it is not installed on GPU hosts, which read only their own records
     msgspec = None  # type: ignore[assignment]
 
 _METRIC = "record#/$defs/snapshot/properties/metrics/items"
 MAX_CACHED = 5_000
-"""Number of entries of a cache. Hosts may send any number of different texts, so a full cache is replaced."""
+"""Maximum number of entries of a cache. Hosts may send any number of different texts, so a full cache is replaced."""
 
 _Key = TypeVar("_Key")
 _Entry = TypeVar("_Entry")
@@ -33,7 +33,7 @@ _Entry = TypeVar("_Entry")
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 _LONG = b"0" * 20
 _LONG_NUMBER = re.compile(rb"[\s:,[-][0-9]{20}")
-"""A JSON number of 20 digits, with the character before it. Digits in a string do not match: some nonces have 20 in a row."""
+"""A JSON number of 20 digits, with the character before it, so that digits in a string do not match. (Nonces have many.)"""
 
 
 def available() -> bool:
@@ -42,7 +42,7 @@ def available() -> bool:
 
 
 def text(value: documents.Json) -> str:
-    """Return a large document as JSON text, as `documents.text` does; numbers may be formatted differently."""
+    """Return a large document as JSON text, like `documents.text`, but numbers may be formatted differently."""
     if not available():
         return documents.text(value)
     encoded: bytes = msgspec.json.format(msgspec.json.encode(value), indent=1)
@@ -50,14 +50,14 @@ def text(value: documents.Json) -> str:
 
 
 class Reader:
-    """Reads records of one run. Metrics with the same bytes are the same object; observations share their settings."""
+    """Reads the records of one run. Equal metrics become the same object, and observations share equal fields."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
         self._older: dict[bytes, tuple[Metric, int]] = {}
-        """The metrics of the cache before. Those that hosts still send move to the new one, with their tokens."""
+        """The previous cache of metrics. If a host still sends one of these, it moves to the current cache, with its token."""
         self._heads: dict[tuple[Any, ...], dict[str, Any]] = {}
-        """What an observation has beside its scope, value, reason and samples -> these fields, validated."""
+        """All fields of an observation except scope, value, reason and samples -> these fields, validated."""
         self._scopes: dict[str, str] = {}
         self._tokens = 0
         if available():
@@ -71,7 +71,7 @@ class Reader:
             self._most_metrics = int(metrics["maxItems"])
 
     def record(self, text: bytes, *, is_checked: bool = False) -> Record | None:
-        """Return the record in `text`; None if the authority must decide. `is_checked`: a reader accepted these bytes before."""
+        """Return the record in `text`; None if `documents` must decide. `is_checked`: a reader accepted these bytes before."""
         if not available() or (not is_checked and _is_suspicious(text)):
             return None
         try:
@@ -101,7 +101,7 @@ class Reader:
         if not is_checked:
             if len(items) > self._most_observations or not compiled("record").is_valid(outer):
                 return None
-            # Every colon of the text is in what was decoded: no key is duplicate, or one of its two values would be lost.
+            # Decoding loses one value of a duplicate key, and with it a colon. So with equal counts no key is duplicate.
             encoded = msgspec.json.encode(whole)
             if encoded.count(b":") + colons != text.count(b":") or _has_long_number(encoded):
                 return None
@@ -112,7 +112,7 @@ class Reader:
         return None if not is_checked and record_problem(record) else record
 
     def _observations(self, items: Iterable[Any]) -> list[Observation] | None:
-        """Return the observations; None if one is invalid. What they have in common with earlier ones is validated once."""
+        """Return the observations; None if one is invalid. Fields that are equal in several observations are validated once."""
         observations = []
         heads, scopes, unset = self._heads, self._scopes, msgspec.UNSET
         for item in items:
@@ -151,13 +151,13 @@ class Reader:
         return _cache(self._heads, key, head)
 
     def _scope(self, text: str) -> str | None:
-        """Return the scope, if it is valid; equal scopes are one object."""
+        """Return the scope; None if it is not valid. Equal scopes become the same object."""
         if not compiled("observation#/$defs/scope").is_valid(text):
             return None
         return _cache(self._scopes, text, text)
 
     def _metric(self, raw: bytes, is_checked: bool) -> tuple[Metric, int] | None:
-        """Return a metric that is not in the cache, and its number of colons; None if the authority must decide."""
+        """Return a metric that is not in the cache, and its number of colons; None if `documents` must decide."""
         if known := self._older.get(raw):
             return self._keep(raw, known)
         document = msgspec.json.decode(raw)
@@ -179,7 +179,9 @@ class Reader:
     def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
         if not compiled(_METRIC).is_valid(document) or _has_long_number(raw):
             return False
-        if not all(map(self._absent.search, document.get("absent", {}).values())):  # two regular expressions disagree
+        if not all(
+            map(self._absent.search, document.get("absent", {}).values())
+        ):  # Python's `re` and Rust's may differ
             return False
         colons: int = msgspec.json.encode(document).count(b":")
         return colons == raw.count(b":")
@@ -194,13 +196,13 @@ def _cache(cache: dict[_Key, _Entry], key: _Key, entry: _Entry) -> _Entry:
 
 
 def _is_suspicious(text: bytes) -> bool:
-    """Return whether the text is too large, or may hold an escaped colon."""
-    return len(text) > MAX_BYTES or (b"\\" in text and b"\\u003" in text)  # the first search is the faster one
+    """Return whether the text is too large, or may have an escaped colon."""
+    return len(text) > MAX_BYTES or (b"\\" in text and b"\\u003" in text)  # the search for one byte is fast
 
 
 def _has_long_number(text: bytes) -> bool:
-    """Return whether the text may hold a number of more than 64 bits, which the authority refuses."""
-    # The first search is the faster one.
+    """Return whether the text may have a number of more than 64 bits, which `documents` refuses."""
+    # The first test is fast and excludes most texts.
     return _LONG in text.translate(_DIGITS) and _LONG_NUMBER.search(text) is not None
 
 
@@ -221,7 +223,7 @@ def _unset() -> Any:
 
 @cache
 def _frame() -> Any:
-    """Return a struct type of a record, made from its schema. Metrics in snapshots and parameters stay undecoded."""
+    """Return a struct type of a record, made from its schema. Metrics and parameters are not decoded."""
     names = part("record", "properties")
     taken = part("record", "$defs/snapshot/properties")
     snapshot = msgspec.defstruct(

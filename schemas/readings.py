@@ -1,7 +1,7 @@
 """The readings of the collectors: name -> unit, labels and help text.
 
-The control node imports no collector, and the lint must know which readings exist. tests/unit/schemas/test_readings.py generates
-`readings.json` from the collectors and fails if the file is out of date.
+The lint of criteria packs needs this list on the control node, which does not import the collectors.
+tests/unit/schemas/test_readings.py generates `readings.json` from the collectors and fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def metric_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A reading, for all its scopes."""
+    """One kind of reading."""
 
     unit: str
     help: str
     labels: tuple[str, ...] = ()
-    """Labels of its scopes, widest first; empty: the reading is of the host."""
+    """Labels of its scopes, the widest first; empty if its scope is the host."""
     counter: bool = False
     full_only: bool = False
-    """Only the snapshots before and after a launch have it, because it takes long to read or never changes."""
+    """Whether only the snapshots before and after a launch have it, because it is slow to read or never changes."""
 
 
 def _read() -> dict[str, Reading]:

@@ -1,6 +1,6 @@
-"""Records of hosts as frozen dataclasses. A record holds facts and measurements, and no judgement.
+"""Records of hosts as frozen dataclasses. A record has facts and measurements, but no judgement.
 
-Scopes are strings (`schemas.scopes`). Units are SI base units; a ratio or a count has unit `1`. `schemas.decode` reads records.
+Scopes are strings (`schemas.scopes`). Units are SI base units; ratios and counts have unit `1`. `schemas.decode` reads records.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ RECORD_SCHEMA = "rackproof.record/1"
 MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
 
 GPU_LABELS = ("gpu", "peer")
-"""Labels of a scope whose value is the index of a GPU."""
+"""Labels in a scope whose value is the index of a GPU."""
 
 UNABLE, RAISED = "rank_unable", "rank_raised"
-"""Kinds of culprits that a test of the device cannot confirm. They do not prove that the host is faulty."""
+"""Kinds of culprits that do not prove that the host is faulty."""
 
 Value = float | int | str | bool | None
 
@@ -41,7 +41,7 @@ class Samples:
     precision: float | None = None
     """Half the 95 % interval of the median, divided by the median; None for fewer than six repetitions."""
     stopped: str = ""
-    """Why repeating stopped: `precision` reached, or `time` over; empty if the number was fixed."""
+    """Why the repetitions stopped: `precision` reached, or `time` spent; empty if their number was fixed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class Observation:
     params: Mapping[str, Value] = field(default_factory=dict)
     samples: Samples | None = None
     token: ClassVar[int] = 0
-    """Number that a `quick.Reader` gives an observation: equal numbers mean equal names, stages, units, states and parameters;
-    0 if it has none."""
+    """Number that a `quick.Reader` assigns. Observations with equal numbers have equal name, stage, unit, status and parameters.
+    0: not assigned."""
 
     def __post_init__(self) -> None:
         if (self.status == MEASURED) != (self.value is not None):
@@ -70,7 +70,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One collector family in one snapshot: a value for each scope, or why there is none."""
+    """One collector family in one snapshot. Each scope has a value or the reason why there is none."""
 
     name: str
     unit: str
@@ -78,7 +78,7 @@ class Metric:
     absent: Mapping[str, str] = field(default_factory=dict)
     """Scope -> `status: reason`."""
     token: ClassVar[int] = 0
-    """Number that a `quick.Reader` gives a metric: equal numbers mean equal metrics; 0 if it has none."""
+    """Number that a `quick.Reader` assigns. Metrics with equal numbers are equal. 0: not assigned."""
 
     @cached_property
     def least(self) -> float:
@@ -108,7 +108,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything the collectors read at one moment: `phase` is before, during or after its stage."""
+    """All readings of the collectors at one moment. `phase` is `before`, `during` or `after` the stage."""
 
     stage: str
     phase: str
@@ -141,7 +141,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU's identity. The serial names the part; the index only its place in NVML's list."""
+    """Identity of a GPU. The serial identifies the part; the index is only its position in NVML's list."""
 
     index: int
     serial: str
@@ -157,33 +157,33 @@ class Rank:
     rank: int
     local_rank: int
     phase: str
-    """What it last reported to be doing."""
+    """The last phase that it reported."""
     exit_code: int | None
-    """As in a shell, negative for a signal; None if the process disappeared before its code was read."""
+    """Exit code, negative for a signal; None if unknown."""
     log_tail: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same on all notified hosts."""
+    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same in the records of all its hosts."""
 
     kind: str
-    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`; `cut_off`: a host lost contact
-    to all the others, by its own report; `rank_unable`: a rank has no working device, by the report of its own host;
-    `rank_raised`: ranks ended by an exception that no device explains, such as a network interface that does not exist."""
+    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`; `cut_off`: a host reports that it
+    lost contact to all others; `rank_unable`: a host reports that one of its ranks has no working device; `rank_raised`: ranks
+    ended with an exception that a device cannot cause, for example for a network interface that does not exist."""
     hosts: tuple[str, ...]
-    """Several if they became silent at the same time, or if two lost contact and either may be at fault."""
+    """More than one if several became silent at the same time, or if two lost contact and either may be at fault."""
     text: str
     scope: str = ""
-    """The device of the rank: `gpu=3`; empty if its launcher had exited, which no device explains."""
+    """The device of the rank: `gpu=3`. Empty if the launcher of the rank exited, because a device cannot cause that."""
     rank: int | None = None
     phase: str = ""
-    """What the rank was doing."""
+    """The phase in which the rank was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One supervised start of ranks on this host."""
+    """One start of ranks on this host, under a supervisor."""
 
     stage: str
     outcome: str
@@ -197,17 +197,17 @@ class Launch:
     ranks: tuple[Rank, ...]
     log_tail: str
     culprit: Culprit | None = None
-    """Identified by the heartbeats while the ranks were still waiting."""
+    """The host or rank that stopped the others, if the supervisors identified one."""
     number: int = 0
     """Number of the launch within its gang, assigned by the control node; 0 if none was assigned."""
     observations: tuple[Observation, ...] = ()
-    """What it measured, if a later launch of the stage replaced it, or if it was a probe; else the record has it."""
+    """Its observations, if it was a probe or a later launch of the stage replaced it. Otherwise they are in the record."""
     timeline: Trace | None = None
-    """Telemetry of its GPUs; None on CPUs, for a probe, and for a round of a soak, which has its own timeline."""
+    """Telemetry of its GPUs. None on CPUs, for a probe, and for a round of a soak, which has its own timeline."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether it finished and its results are valid."""
+        """Whether the launch finished and its results are valid."""
         return self.outcome == "finished" and not self.reason
 
 
@@ -228,9 +228,9 @@ class Record:
     observations: tuple[Observation, ...] = ()
     launches: tuple[Launch, ...] = ()
     soak: Soak | None = None
-    """Progress of its soak. `observations` then aggregate all rounds, and only a few launches are kept."""
+    """Progress of the host's soak. With a soak, `observations` aggregate all rounds, and only a few launches are kept."""
     simulated: bool = False
-    """Generated by `rackproof simulate`; valid in a simulated run only."""
+    """Whether `rackproof simulate` generated the record, which is then valid only in a simulated run."""
     schema: str = RECORD_SCHEMA
 
     def all_observations(self) -> list[Observation]:
@@ -274,7 +274,7 @@ _Made = TypeVar("_Made")
 
 
 def instance_of(kind: type[_Made], defaults: Mapping[str, Any], document: Mapping[str, Any]) -> _Made:
-    """Return a frozen dataclass with these fields. Ten times as fast as its constructor: a fleet has a hundred million."""
+    """Return a frozen dataclass with these fields. Ten times as fast as its constructor; a fleet may need 100 million."""
     instance = object.__new__(kind)
     object.__setattr__(instance, "__dict__", {**defaults, **document})
     return instance

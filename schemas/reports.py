@@ -31,53 +31,53 @@ ACTIONS = (
 )
 """What to do about a failed criterion, most severe first."""
 RECORD = "record"
-"""Name of the verdict on a host that left no record: nothing else on the host is judged."""
+"""Name of the verdict on a host without a record, on which nothing else is judged."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("configure", "monitor", "none") else CRITICAL for action in ACTIONS}
 """Severity of a failure by its action, if the pack gives none. The alerts use the same words."""
 
 
 class VerdictKind:
-    """What a verdict is about."""
+    """Kinds of verdicts."""
 
     LIMIT = "limit"
     """A value was compared with a limit."""
     CHANGE = "change"
-    """What a counter rose by over the run was compared with a limit."""
+    """The increase of a counter over the run was compared with a limit."""
     PEERS = "peers"
-    """A value was compared with the value that most of its peers have."""
+    """A value was compared with the most frequent value of its peers."""
     IDENTITY = "identity"
-    """Whether a part is what and where the inventory, the manifest or another reading of it says."""
+    """The identity or location of a part was compared with the inventory, the manifest or another reading."""
     SUSPECT = "suspect"
-    """Which part is suspected when several hosts or GPUs work together."""
+    """A part is suspected to be the cause of a failure of several hosts or GPUs together."""
     MISSING = "missing"
     """Not observed."""
     ERROR, SKIPPED, UNSUPPORTED = ERROR, SKIPPED, UNSUPPORTED
     """Observed with this status, which gives the reason."""
     IN_USE = "in_use"
-    """Not measured because others use the host."""
+    """Not measured, because the host is in use."""
     UNFINISHED = "unfinished"
     """A launch, a stage or a soak did not finish."""
     TOO_FEW_PEERS = "too_few_peers"
-    """Measured, and too few others have the figure."""
+    """Measured, but too few other parts have the figure."""
     NO_BASELINE = "no_baseline"
-    """Measured, and the accepted record has no figure to compare with, or a noisy one."""
+    """Measured, but the baseline does not have the figure, or its value is too noisy."""
     CONTRADICTORY = "contradictory"
-    """Readings that exclude each other: a counter or an uptime that fell."""
+    """Readings contradict each other, such as a counter or an uptime that fell."""
 
 
 KINDS = tuple(value for name, value in vars(VerdictKind).items() if not name.startswith("_"))
 
 
 class LineKind:
-    """What a line of the summary is about."""
+    """Kinds of lines in the summary."""
 
     COUNT = "count"
-    """How many hosts have which decision."""
+    """Number of hosts by decision."""
     CHECK = "check"
     """The state of one kind of test."""
     CAVEAT = "caveat"
-    """What qualifies the decision."""
+    """A restriction of the decision."""
     MANIFEST = "manifest"
     SOAK = "soak"
     NOT_JUDGED = "not_judged"
@@ -86,7 +86,7 @@ class LineKind:
     REASON = "reason"
     """Why a host is not accepted."""
     MORE = "more"
-    """What other lines leave out."""
+    """Number of items that other lines leave out."""
     CRITERIA = "criteria"
 
 
@@ -102,15 +102,15 @@ class Verdict:
     name: str
     verdict: str
     criterion: str
-    """Id of the criterion; `plan` where the plan alone demands the observation."""
+    """Id of the criterion; `plan` if only the plan requires the observation."""
     kind: str = VerdictKind.LIMIT
-    """What it is about: one of KINDS. Renderers go by this and by the values, never by the reason."""
+    """One of KINDS. Renderers use this and the values, and never parse the reason."""
     reason: str
     """One sentence for people: the value and the limit."""
     detail: str = ""
-    """The part of the reason beyond value and limit: the source of a fleet limit, and what explains the value."""
+    """The rest of the reason after value and limit: the source of a fleet limit, or an explanation of the value."""
     part: str = ""
-    """Scope of the part that it is attributed to, if that is not the part of its own scope: the GPU whose pairs are all slow."""
+    """Scope of the part at fault, if it is not the part of the verdict's own scope, such as a GPU whose pairs are all slow."""
     serial: str = ""
     """Serial of the part."""
     stage: str = ""
@@ -123,11 +123,11 @@ class Verdict:
     source: str = ""
     basis: str = ""
     severity: str = ""
-    """Severity of a failure: `critical`, unfit for use; or `warning`, to be inspected. Empty if nothing failed."""
+    """Severity of a failure: `critical` (not fit for use) or `warning` (inspect it). Empty if nothing failed."""
     user: str = ""
     """The other run, job or process that uses the host, if the kind is `in_use`."""
     waiver: Waiver | None = None
-    """The person who waives it, and the last day. The verdict does not change, and does not prevent acceptance."""
+    """The waiver that applies. The verdict stays the same, but no longer prevents acceptance."""
 
     def __post_init__(self) -> None:
         if self.verdict == FAIL and not self.severity:
@@ -135,12 +135,12 @@ class Verdict:
 
     @property
     def part_scope(self) -> str:
-        """Scope of the part that it is attributed to: `gpu=3` of `gpu=3,link=2`; `gang=r1` if it is of no part."""
+        """Scope of the part at fault: `gpu=3` of `gpu=3,link=2`; `gang=r1` if the scope is not a single part."""
         return self.part or Scope.parse(self.scope).part
 
     @property
     def blocks_acceptance(self) -> bool:
-        """Whether it prevents acceptance: it does not pass, and has no waiver."""
+        """Whether it prevents acceptance, because it does not pass and has no waiver."""
         return self.verdict != PASS and self.waiver is None
 
 
@@ -156,27 +156,29 @@ class CausePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a part or a host is not accepted: one problem, with every verdict that shows it or follows from it."""
+    """Why a part or a host is not accepted: one problem, with all verdicts that show it or follow from it."""
 
     problem: str
-    """Id of the problem (`fleet/diagnosis/problems.py`), or the name of a reading that shows none of these; `not-verified`."""
+    """Id of the problem (`fleet/diagnosis/problems.py`); or the name of the failed reading, if it has no such id; or
+    `not-verified`."""
     title: str
-    """One sentence for people: the part, and what is wrong with it."""
+    """One sentence for people: the part and its problem."""
     why: str
-    """The explanation by the leading verdict; empty if the title says all."""
+    """The explanation from the leading verdict; empty if it adds nothing to the title."""
     verdict: str
     """`fail`; or `inconclusive` if nothing failed and evidence is missing."""
     host: str
     hosts: tuple[str, ...]
-    """All hosts that have the problem. Others may suffer from it: `verdicts` has them."""
+    """All hosts that have the problem. `verdicts` may also be on hosts that only suffer from it."""
     part: str
     """Scope of the part on the first host."""
     parts: tuple[CausePart, ...]
-    """All parts that have the problem, the first host's first. The report, and the packages for a vendor, name these."""
+    """All parts that have the problem, those of the first host first. The report and RMA packages name them."""
     confidence: str
-    """`certain` if a reading shows it, `likely` if figures do, `unknown` if evidence is missing."""
+    """`certain` if a reading shows the problem, `likely` if benchmark figures do, `unknown` if evidence is missing."""
     verdicts: tuple[int, ...]
-    """Positions in the verdicts of the report; the first is the leading evidence. Each that does not pass has one cause."""
+    """Positions in the verdicts of the report. The first is the leading evidence. Each verdict that does not pass belongs to
+    exactly one cause."""
     serial: str = ""
     action: str = "none"
     severity: str = ""
@@ -185,7 +187,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How much of what the plan expects was observed: counts of observations."""
+    """Number of observations that the plan expects, and how many of them were made."""
 
     expected: int
     measured: int
@@ -221,7 +223,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Distribution of the numbers of a row: exact for few values, else to 1 in 10 000; `min` and `max` are always exact."""
+    """Distribution of the numbers of a row. For many values it has an error of up to 1 in 10 000; `min` and `max` are exact."""
 
     n: int
     min: float
@@ -235,7 +237,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class FarthestPart:
-    """One of the worst parts: the farthest on the wrong side of a limit, or the nearest on the right side."""
+    """One of the worst parts: a failure far beyond the limit, or a pass close to it."""
 
     host: str
     scope: str
@@ -249,11 +251,11 @@ class Judged:
     """The verdicts of one criterion over the whole fleet, for one observation and one set of settings."""
 
     criterion: str
-    """Id of the criterion; `plan` where the plan alone demands the observation."""
+    """Id of the criterion; `plan` if only the plan requires the observation."""
     name: str
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
-    """The settings that all the figures share."""
+    """The settings with which all these figures were measured."""
     unit: str = ""
     operator: str = ""
     limit: Value = None
@@ -268,9 +270,9 @@ class Judged:
     spread: Spread | None = None
     """Statistics of the values that are numbers."""
     values: Mapping[str, int] = field(default_factory=dict)
-    """Of texts and flags: the most frequent values and their counts."""
+    """For texts and flags: the most frequent values and their counts."""
     farthest: tuple[FarthestPart, ...] = ()
-    """At most ten: failures, worst first, then the passes nearest to the limit. Empty if all values are equal."""
+    """At most ten parts: failures, worst first, then passes, nearest to the limit first. Empty if all values are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +306,7 @@ class SummaryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top: `status` is PASS, FAIL or INCOMPLETE; before it the `mark`."""
+    """The summary on top of the report. `status` is PASS, FAIL or INCOMPLETE, with the `mark` before it."""
 
     status: str
     lines: tuple[SummaryLine, ...]
@@ -317,14 +319,13 @@ class Acceptance:
 
 @dataclass(frozen=True, kw_only=True)
 class NotJudged:
-    """A figure that was measured and that no criterion judged."""
+    """A figure that was measured but not judged by any criterion."""
 
     name: str
     stage: str
     host: str = ""
-    """Set if the figure has no verdict on this one part only."""
+    """Host and scope of the part; empty if the figure is judged on no part at all."""
     scope: str = ""
-    """Serial of the part."""
 
     def __str__(self) -> str:
         where = f" of {self.host} {self.scope}" if self.host else ""
@@ -340,12 +341,12 @@ class Replaced:
     pack: str
     """The shipped pack that defines it."""
     old: str
-    """What it judged, its limit, and severity and action of a failure, in words."""
+    """Its observation, its limit, and severity and action of a failure, in words."""
     by: str
-    """Id of the criterion that judged instead."""
+    """Id of the criterion that replaces it."""
     by_pack: str
     new: str
-    """The same of that criterion."""
+    """The same of the new criterion."""
     changed: tuple[str, ...] = ()
     """Settings in which the two differ."""
     source: str = ""
@@ -356,7 +357,7 @@ class Replaced:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetReport:
-    """The one document of a run."""
+    """The report of a run, from which all its views are rendered."""
 
     run_id: str
     profile: str
@@ -373,32 +374,32 @@ class FleetReport:
     """Why hosts are not accepted, the most urgent first."""
     quarantined: tuple[Quarantined, ...] = ()
     not_judged: tuple[NotJudged, ...] = ()
-    """What was measured and no criterion judged."""
+    """Figures that were measured but not judged by any criterion."""
     unjudged: tuple[str, ...] = field(init=False, default=())
-    """The same as text."""
+    """`not_judged` as text."""
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Name of a figure that was measured -> why the packs of these GPUs have no limit for it."""
+    """Name of a measured figure -> why the criteria packs of these GPUs have no limit for it."""
     replaced: tuple[Replaced, ...] = ()
     """Shipped criteria that packs of the operator replaced."""
     judged: tuple[Judged, ...] = ()
-    """All verdicts of the fleet, aggregated: complete at any size."""
+    """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
-    """`all`; or `exceptions` in a fleet of more than 16 hosts: verdicts that pass are left out, of more than 64 hosts also
-    what accepted hosts measured. `rackproof report RUN_DIR --host NAME` shows them."""
+    """`all` or `exceptions`. With `exceptions`, in a fleet of more than 16 hosts, passing verdicts are left out; with more than
+    64 hosts also the measurements of accepted hosts. `rackproof report RUN_DIR --host NAME` shows them."""
     left_out: int = 0
-    """Verdicts that are only in `judged`, aggregated, and not in `verdicts`."""
+    """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
     site: str = ""
     """Site, purchase order and operator as in the inventory; empty if it does not have them."""
     purchase_order: str = ""
     operator: str = ""
     simulated: bool = False
-    """`rackproof simulate` generated the plan and all records."""
+    """Whether `rackproof simulate` generated the plan and all records."""
     waivers: tuple[Waiver, ...] = ()
     """All waivers of the run, used or not."""
     baseline: str = ""
     """Digest of the baseline that the run is compared with; empty without a baseline."""
     changes: tuple[Change, ...] = ()
-    """Changes since the hosts were accepted: regressions and changed parts first."""
+    """Changes since the hosts were accepted, regressions and changed parts first."""
     schema: str = REPORT_SCHEMA
 
     def __post_init__(self) -> None:
@@ -406,7 +407,7 @@ class FleetReport:
 
     @property
     def mark(self) -> str:
-        """`SIMULATED` or `REHEARSAL`, which every view shows in place of an acceptance; empty if hardware was tested."""
+        """`SIMULATED` or `REHEARSAL`, which every view shows before the decision; empty if hardware was tested."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
 
 

@@ -1,7 +1,6 @@
-"""The directory of a run: where each of its files is. Only this module builds such paths; `fleet.report.formats` names the
-other files of the report.
+"""The layout of a run directory. Only this module builds its paths; `fleet.report.formats` names the other files of the report.
 
-`runs/RUN_ID` on the control node has this layout, and so has the directory into which `rackproof run-host --results` copies.
+`runs/RUN_ID` on the control node has this layout, and so does the directory given to `rackproof run-host --results`.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ PLAN, REPORT, PAGE = "plan.json", "report.json", "report.html"
 EVENTS, PROGRESS, JOURNAL, LOCK = "events.jsonl", "progress.jsonl", "journal.jsonl", "lock.json"
 HOSTS, GANGS, PAGES = "hosts", "gangs", "pages"
 RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*")
-"""Patterns of the files of hosts, alone and in gangs."""
+"""Patterns of the records of hosts alone, and of hosts in gangs."""
 
 
 def record_name(host: str, gang: str = "") -> str:
-    """Return where a host's record is in a run directory: its own, or the one of its part in a gang."""
+    """Return the path of a host's record within a run directory. With `gang`, it is the record of its part in the gang."""
     return f"{GANGS}/{gang}/{host}.json" if gang else f"{HOSTS}/{host}.json"
 
 
 def record_names(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Return where each record that the plan expects is -> its host, and its gang or an empty string."""
+    """Return path -> (host, gang or an empty string) of each record that the plan expects."""
     alone = {record_name(host.name): (host.name, "") for host in plan.hosts}
     gangs = {record_name(host.name, host.gang): (host.name, host.gang) for host in plan.hosts if host.gang}
     return alone | gangs
 
 
 def own_record(directory: Path, gang: str = "") -> Path:
-    """Return the path of a record in the directory of the run on its host."""
+    """Return the path of a host's record in the run directory on the host itself."""
     return directory / GANGS / f"{gang}.json" if gang else directory / "record.json"
 
 
@@ -86,7 +85,7 @@ class RunDirectory:
         return self.root / LOCK
 
     def record(self, host: str, gang: str = "") -> Path:
-        """Return the path of a host's record: its own, or the one of its part in a gang."""
+        """Return the path of a host's record. With `gang`, it is the record of its part in the gang."""
         return self.root / record_name(host, gang)
 
     def page_of(self, host: str, suffix: str = "html") -> Path:
@@ -99,7 +98,7 @@ class RunDirectory:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> Iterator[Path]:
-        """Yield every file where records are, whether the plan expects it or not."""
+        """Yield every file in the directories of records, including those that the plan does not expect."""
         for pattern in RECORDS:
             yield from self.root.glob(pattern)
 

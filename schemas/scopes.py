@@ -13,9 +13,9 @@ from functools import lru_cache
 
 HOST = "host"
 MOST_PARSED = 1 << 17
-"""Size of the cache: 16 times the number of scopes of one host. Hosts of one build have the same scopes."""
+"""Size of the cache: 16 times the number of scopes of one host. Hosts of the same type have the same scopes."""
 LONGEST_INDEX = 5
-"""Digits. A longer number is not the index of a device."""
+"""Maximum number of digits of a device's index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,27 +30,27 @@ class Scope:
     device: str
     """The widest label: `gpu=0` of `gpu=0,link=3`."""
     below: str
-    """What follows the device: `link=3`; empty for a whole device."""
+    """The rest after the device: `link=3`; empty for a whole device."""
     part: str
     """The part of the host that can be replaced: the device, or a DIMM with its memory controller."""
     device_kind: str
-    """`gpu`."""
+    """Kind of the widest label: `gpu` for `gpu=0,link=3`."""
     index: int | None
-    """Index of the device, if it is a number: 0 for `gpu=0,link=3`."""
+    """Index of the device: 0 for `gpu=0,link=3`; None if it is not a number."""
 
     @staticmethod
     def parse(text: str) -> Scope:
-        """Return the scope in `text`; the same object for the same text."""
+        """Return the scope in `text`. The result is cached."""
         return _parsed(text)
 
     @property
     def below_part(self) -> str:
-        """What follows the part: `link=3` of `gpu=0,link=3`."""
+        """The rest after the part: `link=3` for `gpu=0,link=3`."""
         return self.text[len(self.part) + 1 :]
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it has two labels of one kind, which is invalid."""
+        """Whether two labels have the same kind, which is invalid."""
         return self.text.count(",") + 1 > max(1, len(self.labels))
 
     @property
@@ -72,7 +72,7 @@ class Scope:
         return other == self.text or other.startswith(f"{self.text},")
 
     def on(self, device: str) -> str:
-        """Return the same scope on another device: `gpu=1,link=3` of `gpu=0,link=3`."""
+        """Return the same scope on another device: `gpu=1,link=3` for `gpu=0,link=3`."""
         return f"{device},{self.below}" if self.below else device
 
 
@@ -95,6 +95,6 @@ def _parsed(text: str) -> Scope:
 
 
 def pci_address(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
+    """Return a PCI address in the form of sysfs, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"

@@ -1,4 +1,4 @@
-"""Checks that a JSON schema cannot express: scopes have each label once, figures are plausible, columns have one length."""
+"""Checks that a JSON schema cannot express: no scope has a duplicate label, figures are plausible, columns have equal lengths."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from schemas.timeline import Series, Soak
 COLLECTOR = "collector."
 """Prefix of the metrics that report whether a collector worked; only snapshots have them."""
 LEAST, MOST = 1e-60, 1e60
-"""A measured value is 0 or its absolute value lies between these; sums and shares of others could be infinite."""
+"""A measured value is 0, or its absolute value is between these. Calculations with other values could give infinity."""
 MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
 
 
 def record_problem(record: Record) -> str:
-    """Return where and why a record that matches its schema is still invalid; an empty string if it is valid.
+    """Return the place and reason of the first problem in a record that matches its schema; empty if it is valid.
 
-    The metrics of its snapshots are checked by `metric_problem`.
+    `metric_problem` checks the metrics of its snapshots.
     """
     observations = [*record.observations, *(item for launch in record.launches for item in launch.observations)]
     return next(itertools.chain(_observation_problems(observations), _soak_problems(record.soak)), "")
 
 
 def metric_problem(metric: Metric) -> str:
-    """Return the same of one metric of a snapshot."""
+    """Return the first problem in a metric of a snapshot; empty if it is valid."""
     if problem := _figure_problem(metric.values.values()):
         return f"{metric.name}: {problem}"
     return next(_scope_problems(metric.name, (*metric.values, *metric.absent)), "")
@@ -83,7 +83,7 @@ def _soak_problems(soak: Soak | None) -> Iterator[str]:
 def _column_problem(series: Series) -> str:
     lengths = [len(column) for column in (series.at, series.n, series.low, series.mean, series.high)]
     if len(set(lengths)) > 1:
-        return f"at, n, low, mean and high have {', '.join(map(str, lengths))} entries, and all need the same number"
+        return f"at, n, low, mean and high have {', '.join(map(str, lengths))} entries; all must have the same number"
     if any(later <= earlier for earlier, later in itertools.pairwise(series.at)):
         return "its buckets (at) are not in order"
     if max(series.n, default=0) > MOST_IN_BUCKET:

@@ -1,9 +1,9 @@
-"""Why an observation was skipped: what the host writes and the control node reads."""
+"""The reason of skipped observations, in the form that the host writes and the control node reads."""
 
 from __future__ import annotations
 
 IN_USE = "busy: "
-"""The reason of an observation that was skipped because others use the host starts with this; the user follows."""
+"""Start of the reason of an observation that was skipped because the host is in use. The user of the host follows."""
 
 
 def skipped_for(user: str) -> str:

@@ -1,4 +1,4 @@
-"""A scaling study: the same training on more and more hosts and GPUs, cell by cell of a matrix."""
+"""A scaling study: the same training on increasing numbers of hosts and GPUs, which are the cells of a matrix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 WORKLOAD = "scaling"
 """The benchmark that every cell runs."""
 MOST_CELLS = 100
-"""Limit of the size of a record."""
+"""Maximum number of cells, which limits the size of a record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One launch: its hosts and GPUs, and its settings."""
+    """One launch of a study: its number of hosts and GPUs, and its settings."""
 
     hosts: int
     gpus: int
@@ -44,16 +44,16 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The cells in the order of measurement, and when the study stops early."""
+    """The cells in the order of measurement, and the limits of cost and time."""
 
     cells: tuple[Cell, ...]
     price: float = 0.0
     """Price of a host for an hour; 0: unknown."""
     currency: str = ""
     stop_cost: float = 0.0
-    """No cell starts after the earlier ones have cost this much; 0: no limit."""
+    """No further cell starts when the previous ones have reached this cost; 0: no limit."""
     stop_hours: float = 0.0
-    """The same for their duration."""
+    """No further cell starts when the previous ones have taken this long; 0: no limit."""
 
 
 def study_from_json(document: Mapping[str, Any]) -> Study:

@@ -1,4 +1,4 @@
-"""The result of a soak: duration, rounds, and its figures over time, downsampled so that days fit into a record."""
+"""The result of a soak: duration, rounds, and figures over time, which are downsampled so that days fit into a record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 STOP_ON = ("fatal", "any", "never")
-"""Which of a host's own findings end its soak early."""
+"""Which findings on a host end its soak early."""
 
 RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
 """Units of rates."""
@@ -36,7 +36,7 @@ class Event:
     at_s: float
     """Seconds since the soak began."""
     until_s: float
-    """Last time of the same event before a gap."""
+    """Time of its last repetition before a gap."""
     name: str
     scope: str
     count: float
@@ -62,18 +62,18 @@ class Soak:
     began: str
     planned_s: float
     soaked_s: float
-    """Without the time in which it did not run."""
+    """Time in which the soak was running, without interruptions."""
     finished: int = 0
     """Rounds that finished."""
     failed: int = 0
     cut: int = 0
-    """Rounds that were killed together with their supervisor; their measurements count."""
+    """Rounds that were interrupted because their supervisor ended. Their measurements count."""
     ended: str = ""
-    """When it ended; empty if it is running, or was killed."""
+    """When it ended; empty if it is running or was killed."""
     reason: str = ""
     """Why it ended early; empty if it did not."""
     ended_by: str = ""
-    """`time`, `finding` on the host, or `failure`: rounds stopped finishing."""
+    """`time`, `finding` (on the host), or `failure` (several rounds in a row failed)."""
     timeline: Timeline = field(default_factory=lambda: Timeline(bucket_s=1.0))
 
     @property

@@ -1,8 +1,8 @@
 """Round-robin schedule of pairs of hosts, by the circle method.
 
-With an even number of hosts each has one partner in every round, and all others as partners in n - 1 rounds. An odd number needs
-n rounds, in each of which one host rests. The plan computes from it which pairs must be measured, and the ranks compute their
-partners, so no schedule is transferred. A schedule of part of the rounds is the same wherever it is computed.
+With an even number n of hosts, each host has one partner in every round, and each of the others once in n - 1 rounds. With an
+odd number there are n rounds, and in each of them another host has no partner. The plan and the ranks compute the same schedule,
+so it need not be transferred. This also holds if only some of the rounds are run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Round = list[tuple[str, str]]
 
 
 def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
-    """Return the rounds, each of disjoint pairs: every pair of hosts once, or the pairs of `rounds` rounds only."""
+    """Return the rounds, each with disjoint pairs. All rounds together have every pair of hosts once; `rounds` limits them."""
     return [pairs_of(hosts, number) for number in chosen(len(hosts), rounds)]
 
 
@@ -26,7 +26,7 @@ def pairs_of(hosts: Sequence[str], number: int) -> Round:
 
 
 def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
-    """Return the partners of `host` in the order of the rounds, without those in which it rests. Raises ValueError."""
+    """Return the partners of `host`, in the order of the rounds. Raises ValueError if `host` is not in `hosts`."""
     position = hosts.index(host)
     met = (partner(len(hosts), number, position) for number in chosen(len(hosts), rounds))
     return [hosts[other] for other in met if other is not None]
@@ -34,10 +34,10 @@ def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
 
 @lru_cache(maxsize=64)
 def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
-    """Return the numbers of the rounds to run: all, or `rounds` of them, always the same ones in no pattern.
+    """Return the numbers of the rounds to run: all, or a fixed selection of `rounds` of them without a pattern.
 
-    Consecutive rounds would pair neighbours of neighbours, so a hash mixes the rounds. Unlike a random generator it gives the
-    same result in every version of Python.
+    Consecutive rounds would pair each host only with hosts that are close to each other, so a hash selects the rounds. Unlike a
+    random generator, a hash gives the same result in every version of Python.
     """
     every = range(count - 1 + count % 2 if count > 1 else 0)
     if not 0 < rounds < len(every):
@@ -47,10 +47,9 @@ def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
 
 
 def partner(count: int, number: int, index: int) -> int | None:
-    """Return the partner of the host at `index` of `count` in round `number`; None if it rests."""
-    fixed = (
-        count + count % 2 - 1
-    )  # keeps its position while the others rotate; with an odd number of hosts it is unoccupied
+    """Return the partner of the host at `index` of `count` in round `number`; None if it has none."""
+    # In the circle method this position is fixed while the others rotate. With an odd number of hosts it is empty.
+    fixed = count + count % 2 - 1
     if index == fixed:
         other = number * (fixed + 1) // 2 % fixed
     else:

@@ -1,7 +1,7 @@
-"""GPU telemetry of one launch, small enough for every record: one word for each bucket instead of a list of numbers.
+"""GPU telemetry of one launch. Each time bucket is one word of a text, so that every record can have it.
 
-A word is `693-4+8`: mean 693, from 4 less to 8 more; `61`: constant; `.`: incomplete. The judge reads thousands of records
-with such traces: a text is cheap to read, and only charts parse it.
+The word `693-4+8` means: mean 693, minimum 4 less, maximum 8 more. `61` is a constant value and `.` an incomplete bucket. A text
+is used because the judge reads thousands of records and does not need the numbers; only charts parse them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from schemas.timeline import Series, Timeline, downsample
 
 MOST_BUCKETS = 48
 UNREAD = "gpu.unread"
-"""Series of the samples that could not be taken."""
+"""Name of the series of samples that could not be taken."""
 GAP = "."
 MOST = 999_999
 """Largest number in a word."""
@@ -24,25 +24,25 @@ FIGURES = {
     "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
     "held_percent": ("gpu.throttle.active", "reason=other", "1", 0.01),
 }
-"""Name in the record -> name of the series, its scope below the GPU, its unit, and one step of a word in that unit."""
+"""Name in the record -> name of the series, its scope below the GPU, its unit, and the value of 1 in a word, in that unit."""
 HELD = "held_percent"
-"""Share of the samples with throttling for a reason other than the power limit; omitted if there was none."""
+"""Share of the samples with throttling for a reason other than the power limit. Omitted if there was no such sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Power, temperature and SM clock of each GPU over one launch, in buckets that all of them share."""
+    """Power, temperature and SM clock of each GPU over one launch, in the same time buckets for all GPUs."""
 
     bucket_s: float
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """NVML index -> name in FIGURES -> words."""
     began_s: Mapping[str, float] = field(default_factory=dict)
-    """Benchmark -> seconds from the start of the launch until the first rank of this host started it."""
+    """Benchmark -> seconds from the start of the launch to the start of the benchmark on the first rank of this host."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """NVML index -> why samples of the GPU could not be taken."""
 
     def timeline(self) -> Timeline:
-        """Return the trace as series of numbers. The number of samples in a bucket is not kept."""
+        """Return the trace as series of numbers. The number of samples in a bucket is lost; it is always 1."""
         return Timeline(bucket_s=self.bucket_s, series=tuple(self._series()))
 
     def _series(self) -> Iterator[Series]:
@@ -66,7 +66,7 @@ class Trace:
 def make_trace(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
     """Return the trace of a recording, with at most MOST_BUCKETS buckets; None if nothing was recorded and nothing failed.
 
-    A bucket with even one missing sample of a GPU is a gap of that GPU.
+    If a bucket lacks any sample of a GPU, it is a gap (`.`) for that GPU.
     """
     timeline = downsample(timeline, MOST_BUCKETS)
     by_scope = {(series.name, series.scope): series for series in timeline.series}

@@ -1,4 +1,4 @@
-"""Waivers: a named person accepts a failure until a date. The verdict does not change."""
+"""Waivers. With a waiver, a named person accepts a failure until a date. The verdict does not change."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class Waiver:
     """The person responsible."""
     why: str
     until: str
-    """Last day on which it is valid, `2026-12-31`, UTC. The day of the plan counts."""
+    """Last day on which it is valid, in UTC: `2026-12-31`. It is compared with the day of the plan."""
     host: str = ""
     serial: str = ""
     """Serial of the GPU: the waiver applies to the part in any host."""
     scope: str = ""
-    """`gpu=3`, and what is below it; empty: anywhere in the host."""
+    """Scope, such as `gpu=3`, including all scopes below it; empty: the whole host."""
     name: str = ""
     """Name of the observation; required if the observation is absent."""
     absent: bool = False
-    """It applies to inconclusive verdicts, and not to failures."""
+    """Whether it applies to inconclusive verdicts instead of failures."""
     origin: str = ""
     """File and line number, for messages."""
 
     @property
     def target(self) -> str:
-        """`memory-vs-fleet on h1 gpu=3`."""
+        """What is waived, for messages: `memory-vs-fleet on h1 gpu=3`."""
         parts = (self.host, self.scope, f"serial {self.serial}" if self.serial else "", self.name)
         return f"{self.criterion} on {' '.join(part for part in parts if part)}"
 

@@ -186,7 +186,7 @@ def _claim(directory: Path, host: str) -> None:
     if (other := owner.read_text(encoding="utf-8")) != host:
         raise documents.DocumentError(
             f"{directory} is in use by host {other} in the same run: each host needs its own state directory; set "
-            "rackproof_state_directory (or --run-dir) to a local directory. If {other} is this machine, remove one of its names"
+            f"rackproof_state_directory (or --run-dir) to a local directory. If {other} is this machine, remove one of its names"
         )
 
 

@@ -1,4 +1,4 @@
-"""The entries of the benchmarks: settings with their defaults, outputs, cost. One table for each kind of benchmark."""
+"""Types of the table of benchmarks: their settings with defaults, outputs and cost. Each kind of benchmark has a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 Parameter = type | Sequence[str]
-"""What a parameter of an observation can be: a type, or one of these texts."""
+"""The possible values of a parameter of an observation: all of a type, or one of these texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +22,19 @@ class Output:
     unit: str
     """SI base unit; `1` for a ratio or a count."""
     scope: str
-    """`device`: one for each GPU (or process, on a CPU); `pair`: one for each ordered pair of the host's devices; `host`: one for
-    each host; `world`: one for all ranks together; `peers`: one for each device and partner host in the tournament of the gang's
-    hosts (`schemas/tournament.py`), with the partner's device of the same number: `gpu=3,partner=r12-h02`."""
+    """`device`: one observation for each GPU (on CPUs, for each process). `pair`: one for each ordered pair of a host's devices.
+    `host`: one for each host. `world`: one for all ranks together. `peers`: one for each device and each partner host of the
+    gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`."""
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     """More parameters of this output's observations."""
     gpu_only: bool = False
-    """A CPU has no such figure, so a rehearsal does not plan it."""
+    """Whether only GPUs have this figure, so that a rehearsal does not plan it."""
     sampled: bool = False
-    """Made by the supervisor from NVML samples while the ranks run, not by a rank."""
+    """Whether the supervisor makes it, from NVML samples while the ranks run, and not a rank."""
     demanded: bool = True
-    """The plan requires it. False for figures that some kernels do not have; each rank then reports why."""
+    """Whether the plan requires it. False for figures that some kernels do not have; ranks report the reason there."""
 
     def makes(self, name: str) -> bool:
         """Return whether `name` is this output's name with its placeholders filled in."""
@@ -53,21 +53,21 @@ class Benchmark:
     settings: Settings
     outputs: Sequence[Output]
     cost_s: float
-    """Seconds in profile `standard` on four H200; used until it was measured on the fleet itself."""
+    """Seconds in profile `standard` on four H200. Used until the fleet itself has measured it."""
     parts: Sequence[str]
-    """Kinds of parts that it exercises. Between hosts, the fabric takes the place of NVLink."""
+    """Kinds of parts that it tests. Between hosts it tests the fabric instead of NVLink."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
-    """Parameters of its observations, besides those in `Output.over`."""
+    """Parameters of its observations, in addition to those in `Output.over`."""
     cpu_settings: Settings | None = field(default_factory=dict)
-    """Settings that are small enough to try it on a CPU; None if it needs a GPU."""
+    """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """All allowed elements of a list setting, if its default does not have all of them."""
+    """Setting -> all allowed elements, if its default does not have all of them."""
     needs_peers: bool = False
-    """It measures between ranks: nothing is planned for a single rank."""
+    """Whether it measures between ranks, so that it is not planned for a single rank."""
     needs_group: bool = False
-    """It uses the process group, even with one rank: a rank that cannot join the group cannot run it."""
+    """Whether it uses the process group, so that a rank that cannot join the group cannot run it."""
     trains: bool = False
-    """It trains a network: `--validation-only` leaves it out."""
+    """Whether it trains a network, so that `--validation-only` leaves it out."""
 
 
 OPS = (

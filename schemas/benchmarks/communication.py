@@ -26,7 +26,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
     "collective": Benchmark(
         group="collectives",
         title="Collectives",
-        summary="bandwidth, latency and values of the collective operations between all ranks, and the path NCCL chose",
+        summary="bandwidth, latency and correctness of the collective operations between all ranks, and NCCL's transport",
         settings={
             "ops": [*OPS],
             "placements": ["out_of_place", "in_place"],
@@ -65,7 +65,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
     "pairs": Benchmark(
         group="links",
         title="Pairs of hosts",
-        summary="bandwidth and latency of every two hosts of a gang, GPU to GPU of one number, in rounds of disjoint pairs",
+        summary="bandwidth and latency between every two hosts of a gang, from each GPU to the GPU of the same number",
         settings={
             "rounds": 0,  # limit of the rounds, in each of which every host has one partner; 0: one fewer than hosts
             "size_bytes": 1 << 26,  # reduced for a pair that is too slow for it

@@ -54,7 +54,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "peer_copy": Benchmark(
         group="links",
         title="Peer copies",
-        summary="copies between every ordered pair of the host's GPUs: access, bandwidth one way and both ways, latency",
+        summary="copies from each GPU of the host to every other: access, bandwidth one way and both ways, latency",
         settings={"directions": ["one_way", "both_ways"], "size_bytes": 1 << 30, "precision": 0.002, "seconds": 0.15},
         outputs=[
             Output(name="peer_copy.access", unit="1", scope="pair", gpu_only=True),
@@ -71,7 +71,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "integrity": Benchmark(
         group="memory",
         title="Memory integrity",
-        summary="every word of each device's free memory, written and read back in several patterns",
+        summary="several patterns are written to each device's free memory and read back",
         settings={
             "patterns": [
                 "zeros",
@@ -144,7 +144,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "digest": Benchmark(
         group="compute",
         title="Silent corruption",
-        summary="seeded computations whose results must be equal to the bit: each time, on each GPU, on each host",
+        summary="seeded computations whose results must be bit-identical in every repetition and on all GPUs of a model",
         settings={"workloads": ["gemm", "reduction", "training_step"], "size": 4096, "seconds": 2.0},
         outputs=make_outputs("digest", {"value": "1", "mismatches": "1"}, "device", over={"workload": "workloads"}),
         params={"repetitions": int, "size": int},

@@ -13,7 +13,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "training": Benchmark(
         group="training",
         title="Training",
-        summary="data-parallel training: does the loss fall, how accurate, how fast",
+        summary="data-parallel training: whether the loss falls, accuracy, speed",
         settings={
             "networks": [*_NETWORKS],
             "epochs": 2,
@@ -45,7 +45,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "fashion_mnist": Benchmark(
         group="training",
         title="Fashion-MNIST",
-        summary="the GKE experiment's training to its accuracy, as fast as the GPUs can: data on the device, CUDA graphs",
+        summary="the training of the GKE experiment at the speed of the GPUs: data on the device, CUDA graphs",
         settings={
             "epochs": 20,
             "batch_size": 128,
@@ -76,7 +76,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "variants": ["fp32", "bf16", "fp16", "bf16_channels_last"],
             "batch_sizes": [128, 1024],
             "compiled_variants": ["bf16_channels_last_compiled"],
-            "compiled_batch_sizes": [128],  # each takes the compiler half a minute
+            "compiled_batch_sizes": [128],  # for each the compiler needs half a minute
             "steps": 30,
         },
         outputs=[
@@ -97,7 +97,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "checkpoint": Benchmark(
         group="training",
         title="Checkpoint",
-        summary="model, optimizer and metadata saved and restored by all ranks, compared to the bit, and training resumed",
+        summary="a checkpoint is saved, restored by all ranks and compared bit by bit, and the training continues from it",
         settings={"steps": 5, "batch_size": 32},
         outputs=make_outputs("checkpoint", {"identical": "1", "save_time": "s", "restore_time": "s"}, "world"),
         params={"batch_size": int, "network": _NETWORKS, "optimizer": str, "steps": int, "world_size": int},
@@ -109,7 +109,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "model_parallel": Benchmark(
         group="training",
         title="Model parallel",
-        summary="a network split over two devices a replica, the replicas trained data-parallel",
+        summary="training of a network that is split over two devices, with data-parallel replicas",
         settings={"steps": 20, "batch_size": 256, "width": 8192},
         outputs=make_outputs("model_parallel", {"step_time": "s", "loss_ratio": "1"}, "world"),
         params=dict.fromkeys(("batch_size", "left_out", "replicas", "steps", "width", "world_size"), int),
@@ -146,7 +146,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "overlap": Benchmark(
         group="collectives",
         title="Overlap",
-        summary="how much of an all_reduce is hidden behind matrix products",
+        summary="share of an all_reduce that runs at the same time as matrix products",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
         outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
         params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},
@@ -159,7 +159,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "dataloader": Benchmark(
         group="training",
         title="Data loading",
-        summary="images that the host's CPUs prepare for each rank, against images that the device could take",
+        summary="rate at which the host's CPUs prepare images for each rank, compared with the device's training rate",
         settings={"workers": [1, 2, 4, 8], "batch_size": 256, "seconds": 1.0},
         outputs=[
             Output(name="dataloader.throughput", unit="images/s", scope="device", over={"workers": "workers"}),
@@ -173,7 +173,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "straggler": Benchmark(
         group="training",
         title="Stragglers",
-        summary="data-parallel training taken apart: how long each rank computes and waits, and its clocks and its CPU then",
+        summary="data-parallel training steps: how long each rank computes and waits, with its GPU clocks and CPU time",
         settings={
             "layers": 4,
             "width": 1024,
@@ -220,12 +220,12 @@ TRAINING: Mapping[str, Benchmark] = {
     "scaling": Benchmark(
         group="training",
         title="Scaling",
-        summary="a scaling study's training: the GKE experiment's, under DDP, its images prepared by the CPUs",
+        summary="the training of a scaling study: as in the GKE experiment, with DDP and images prepared by the CPUs",
         settings={
             "epochs": 1,
             "batch_size": 64,
             "precision": "fp32",
-            "workers": 0,  # processes of each rank that prepare its images; 0: the rank itself does
+            "workers": 0,  # processes of each rank that prepare its images; 0: the rank itself prepares them
             "learning_rate": 0.01,
             "max_steps": 0,  # limit; 0: none
             "data_directories": _DIRECTORIES,

@@ -144,7 +144,7 @@ def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Pa
             ["--profile", "rehearsal", "--gpus", "8"],
             "--gpus or --devices with profile rehearsal, which uses no GPU",
         ),
-        (["--profile", "soak"], "profile soak has the stages soak"),
+        (["--profile", "soak"], "profile soak has no stage benchmark"),
         (["--gpus", "0"], "--gpus 0: give the number of GPUs, 1 to 128"),
         (["--devices", "gpu0"], "--devices gpu0: give NVML indices such as 0,1,2"),
         (["--epochs", "0"], "--epochs 0: give at least 1"),

@@ -577,7 +577,7 @@ def test_hosts_of_a_run_do_not_share_a_state_directory(tmp_path: Path) -> None:
     HostRun.begin(tmp_path / "r1", "h1", plan)
     with pytest.raises(documents.DocumentError) as caught:
         HostRun.begin(tmp_path / "r1", "h2", plan)
-    assert f"{tmp_path / 'r1'} is in use by host h1 in the same run: each host needs a state directory" in str(
+    assert f"{tmp_path / 'r1'} is in use by host h1 in the same run: each host needs its own state directory" in str(
         caught.value
     )
     HostRun.begin(tmp_path / "r2", "h2", plan)
