@@ -1,7 +1,7 @@
-"""The action `fetch_record`: `ansible.builtin.fetch` of one record, refused before it is copied if it is too large.
+"""The action `fetch_record`: `ansible.builtin.fetch` for one record, with a limit of its size.
 
-`fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`).
-A faulty or hostile host may have a file of any size in its place, and may report another size than it sends.
+`fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`), but a
+faulty or hostile host may have a larger file in its place, and may report another size than it sends.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ansible.plugins.action.fetch import ActionModule as Fetch
 
 MAX_BYTES = 8_000_000
 MAX_MEMORY_BYTES = 96_000_000
-"""Address space that fetching a record may add. Ansible holds a record of 8 MB several times, encoded and as JSON."""
+"""Maximum growth of the address space while a record is fetched. Ansible keeps a record several times, encoded and as JSON."""
 
 
 class ActionModule(Fetch):  # type: ignore[misc]
-    """Takes the arguments of `ansible.builtin.fetch`. A missing file is left to `fetch`."""
+    """Takes the arguments of `ansible.builtin.fetch`, which also handles a missing file."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the result of `fetch`. Raises AnsibleActionFail if the file is larger than MAX_BYTES, or no regular file."""
+        """Return the result of `fetch`. Raises AnsibleActionFail if the file is larger than MAX_BYTES or not a regular file."""
         source = self._task.args["src"]
         try:
             status = self._execute_remote_stat(source, all_vars=task_vars, follow=True, checksum=False)
@@ -33,23 +33,23 @@ class ActionModule(Fetch):  # type: ignore[misc]
         if status.get("exists") and not status.get("isreg"):
             raise AnsibleActionFail(f"{source} is not a regular file: the host's record is not fetched")
         size = status.get("size", 0)
-        if not isinstance(size, int) or size > MAX_BYTES:  # the host's answer, whatever it is
+        if not isinstance(size, int) or size > MAX_BYTES:  # a hostile host may report anything as the size
             raise AnsibleActionFail(
-                f"{source} has {size} bytes, more than {MAX_BYTES}: this is no record of Rackproof and is not fetched"
+                f"{source} has {size} bytes, more than {MAX_BYTES}: this is not a record of Rackproof and is not fetched"
             )
         try:
             with limited():
                 result: dict[str, Any] = super().run(tmp, task_vars)
         except MemoryError:
             raise AnsibleActionFail(
-                f"{source} is larger than the host reports, {size} bytes: this is no record of Rackproof and is not fetched"
+                f"{source} is larger than the reported {size} bytes: this is not a record of Rackproof and is not fetched"
             ) from None
         return result
 
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Limit the memory of this process, and the size of files that it and its children write. Each task has its own process."""
+    """Limit the memory of this process, which runs only this task, and the size of files that it and its children write."""
     limits = {resource.RLIMIT_FSIZE: MAX_BYTES}
     with contextlib.suppress(OSError):  # without /proc, only files are limited
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

@@ -1,7 +1,7 @@
 """Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
 
-`events.jsonl` has each failed or unreachable host, with task and message. Ansible forgets these hosts, but the report needs them.
-`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error there never ends the playbook.
+`events.jsonl` has each failed or unreachable host, with task and message, for the report. Ansible itself does not keep them.
+`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error in writing it never ends the playbook.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOCUMENTATION = """
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
-      - Ends ansible-playbook with exit code 64 if limit, tags or inventory left a playbook of Rackproof nothing to do.
+      - Ends ansible-playbook with exit code 64 if limit, tags or inventory select no task of a playbook of Rackproof.
     requirements:
       - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
     options:
@@ -51,12 +51,13 @@ SET_FACT = ("set_fact", "ansible.builtin.set_fact", "ansible.legacy.set_fact")
 WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage that the task waits for."""
 LAST_COMMAND = "_rackproof_last_command"
-"""Play variable: the command that ends a run, `report` or `scaling`. It must run if the playbook has plays with the tag `run`."""
+"""Play variable with the command that ends a run: `report` or `scaling`. If a playbook has plays with the tag `run`, this plugin
+makes sure that the command runs."""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
 USAGE = 64
-"""Exit code if the options of the operator selected no task."""
+"""Exit code if the operator's options select no task."""
 TAGS = ("install", "configure", "run", "report")
 """The tags of the plays (tests/unit/roles/test_roles.py)."""
 LEASED = 75
@@ -75,7 +76,7 @@ class EventLog:
         self._buffer: list[Json] = []
 
     def open(self, directory: Path) -> None:
-        """Open the file, and write the buffered events. A killed process may have left an incomplete line; terminate it."""
+        """Open the file, and write the buffered events. If a killed process left an incomplete line, terminate it first."""
         path = directory / self._name
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         self._file = os.open(path, flags, 0o644)
@@ -104,7 +105,7 @@ class EventLog:
 
 
 def never_raise(method: Callable[..., None]) -> Callable[..., None]:
-    """Turn an exception of a `RunProgress` method into one warning, after which it does nothing."""
+    """Decorate a method of `ProgressWriter`: an exception becomes a warning, after which the writer does nothing more."""
 
     @functools.wraps(method)
     def guarded(self: ProgressWriter, *arguments: Any) -> None:
@@ -178,7 +179,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._is_ours = self._has_run = self._has_run_tagged = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Begin an attempt at the run, and find the command that must end it, whatever happens to its plays."""
+        """Begin an attempt at the run, and find the command that must end it, even if its plays fail."""
         self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
         if self._directory is not None:  # a further playbook of the same command
             self._open_logs(self._directory)
@@ -190,8 +191,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._ends_run = bool(self._last_command)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Record the hosts that completed the previous play, and the roles of the new play, from which its stage follows."""
-        gc.freeze()  # without it the garbage collector of each forked task scans all imports: 6 % of the playbook's time
+        """Record the hosts that completed the previous play, and the roles of the new play, which determine its stage."""
+        gc.freeze()  # otherwise the garbage collector of each forked task scans all imports, for 6 % of the playbook's time
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
         self._play_command = play.get_vars().get(LAST_COMMAND, "")
@@ -200,7 +201,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Record the task, with the stage that it waits for."""
-        if self._play_command:  # Ansible also starts a play for which no host is left, but none of its tasks
+        if (
+            self._play_command
+        ):  # a task has started, so hosts are left. (Without hosts, Ansible starts plays but no tasks.)
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
         self._progress.write(
@@ -236,7 +239,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._progress.write({"what": "skipped", "host": result.host.get_name()})
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """Record a failure: of the host, or, without a host, of the control node."""
+        """Record a failure of the host, or of the control node if the task has `run_once`."""
         if not ignore_errors:
             self._record_failure(result, "failed")
         if not result.task.run_once:
@@ -245,7 +248,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._progress.write({"what": "failed"})
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Record that a host is unreachable, which ends its run unless the task ignores that."""
+        """Record that a host is unreachable. This ends the host's run, unless the task ignores it."""
         if not result.task.ignore_unreachable:
             self._record_failure(result, "unreachable")
         self._progress.write({"what": "unreachable", "host": result.host.get_name()})
@@ -266,7 +269,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             sys.exit(USAGE)  # Ansible ends with 0 if no host matches
 
     def _reason_without_tasks(self) -> str:
-        """Return why nothing was done, and what to do; empty if tasks ran. Tasks with the tag `always` only prepare others."""
+        """Return why nothing was done, and the remedy; empty if tasks ran. Tasks with the tag `always` do not count."""
         chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
         skipped = list(context.CLIARGS.get("skip_tags") or ())
         given = {"--limit": context.CLIARGS.get("subset"), "--tags": ",".join(chosen), "--skip-tags": ",".join(skipped)}
@@ -292,7 +295,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failures.open(directory)
 
     def _finish_play(self) -> None:
-        """Record the hosts that completed the play. Their failures in earlier attempts at the play no longer count."""
+        """Record the hosts that completed the play, so that their failures in earlier attempts no longer count."""
         if passed := sorted(self._passed_hosts - self._failed_hosts):
             self._failures.write({"play": self._play_name, "what": "passed", "hosts": passed})
         self._passed_hosts, self._failed_hosts = set(), set()
@@ -308,7 +311,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failures.write({**event, "message": _message_of(outcome)})
 
     def _stop_monitoring(self, directory: Path) -> None:
-        """Remove the targets and stop the run's Prometheus, as the role `monitoring` does if a host is left."""
+        """Remove the targets and stop the run's Prometheus. (If a host is left, the role `monitoring` does the same.)"""
         if self._targets is not None:
             self._targets.unlink(missing_ok=True)
         if (directory / "metrics" / "prometheus.pid").exists():
@@ -334,9 +337,9 @@ def _is_unterminated(path: Path) -> bool:
 
 
 class HeartbeatThread(threading.Thread):
-    """Displays the lines of `rackproof watch`, which runs as a process of its own so that its errors cannot affect Ansible.
+    """Displays the lines of `rackproof watch`, which runs in a separate process, so that its errors cannot affect Ansible.
 
-    Ansible forks for every task, so this thread must hold no lock: it reads a pipe without a buffer.
+    Ansible forks for every task, so this thread must not hold a lock. That is why it reads an unbuffered pipe.
     """
 
     def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:

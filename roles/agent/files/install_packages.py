@@ -1,8 +1,8 @@
 """Install packages into this virtual environment with pip. Arguments: those of `pip install`.
 
-The settings of the host's pip (/etc/pip.conf, PIP_* variables) apply only if they say where packages come from. `user`, `target`,
-`require-hashes` and others are meant for other installations: with `user`, pip refuses to install into a virtual environment.
-Locations of the files: https://pip.pypa.io/en/stable/topics/configuration/
+Of the settings of the host's pip (/etc/pip.conf, PIP_* variables), only those for the source of packages apply. Others, such as
+`user`, `target` and `require-hashes`, could break this installation: with `user`, pip refuses to use a virtual environment.
+The locations of the files are described in https://pip.pypa.io/en/stable/topics/configuration/.
 """
 
 import configparser
@@ -40,5 +40,5 @@ for option in SOURCES:
     if value := next(filter(None, values), ""):
         environment[variable] = value
 environment["PIP_CONFIG_FILE"] = os.devnull
-# -I: packages of the user, or in PYTHONPATH, do not count as installed.
+# With -I, packages of the user or in PYTHONPATH do not count as installed.
 os.execve(sys.executable, [sys.executable, "-I", "-m", "pip", "install", *sys.argv[1:]], environment)

@@ -1,8 +1,8 @@
-"""Create the agent's virtual environment with this Python, replacing one that is incomplete or of another Python.
+"""Create the agent's virtual environment with this Python. Replace one that is incomplete or has another Python.
 
-Argument: its directory.
+Argument: directory of the environment.
 
-`venv --clear` would also remove the wheels in that directory.
+It removes the old environment by itself, because `venv --clear` would also remove the wheels in that directory.
 """
 
 import pathlib
@@ -11,18 +11,17 @@ import subprocess
 import sys
 
 base = pathlib.Path(getattr(sys, "_base_executable", sys.executable))
-homes = [str(base.parent), str(base.resolve().parent)]  # venv records one of them, depending on its version
+homes = [str(base.parent), str(base.resolve().parent)]  # pyvenv.cfg has one of them, depending on the version of venv
 prefix = pathlib.Path(sys.argv[1])
 MARK = "rackproof-environment"
 
 
 def is_current():
-    """Return whether the environment is complete and of this interpreter and version, which determines the package directory."""
-    if not (prefix / "bin" / "pip").exists():  # created last
+    """Return whether the environment is complete and was created with this interpreter, in the same minor version."""
+    if not (prefix / "bin" / "pip").exists():  # venv creates it last
         return False
-    if (
-        not (prefix / "bin").stat().st_mode & 0o001
-    ):  # created with umask 027: the user of the exporter's service cannot run it
+    # With umask 027, the user of the exporter's service cannot run the programs in it.
+    if not (prefix / "bin").stat().st_mode & 0o001:
         return False
     lines = (prefix / "pyvenv.cfg").read_text().splitlines()
     settings = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}

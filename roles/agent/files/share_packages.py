@@ -1,6 +1,7 @@
-"""Append the packages of another Python to the path of this virtual environment. Argument: that Python.
+"""Make the packages of another Python importable in this virtual environment. Argument: that Python.
 
-`venv --system-site-packages` only adds those of the base interpreter, but torch is often in a virtual environment or in conda.
+`venv --system-site-packages` would only add packages of the base interpreter, but torch is often in another virtual environment
+or in conda.
 """
 
 import pathlib
@@ -16,4 +17,4 @@ paths = subprocess.run(
 ).stdout
 shared = pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth")
 shared.write_text(paths)
-shared.chmod(0o644)  # the user of the exporter's service reads it too, whatever the umask
+shared.chmod(0o644)  # independent of the umask, because the user of the exporter's service reads it too

@@ -29,7 +29,7 @@ SMOKE = {
     ],
     "containerd": ["nerdctl", "run", "--rm", "--network=none", "--gpus=all"],
 }
-"""How each runtime starts a container with all GPUs. ctr, which belongs to containerd, cannot do it."""
+"""Command with which each runtime starts a container with all GPUs. For containerd it is nerdctl, because ctr cannot do this."""
 
 
 def run(*command, **options):
@@ -119,7 +119,7 @@ def containerd_problem():
 
 
 def cdi_problem():
-    """Return why the CDI specification is invalid (missing, for another driver, lacks a GPU); empty if it is valid."""
+    """Return why the CDI specification cannot be used (it is missing, for another driver, or lacks a GPU); empty if it can."""
     # A specification in /run takes precedence over one in /etc.
     paths = [path for directory in ("/var/run/cdi", "/etc/cdi") for path in sorted(glob.glob(directory + "/*"))]
     spec = next((path for path in paths if "nvidia.com/gpu" in read(path)), "")

@@ -70,7 +70,7 @@ def list_programs():
 
 
 def list_gpu_users(programs):
-    """Yield the processes that compute on GPUs. They have /dev/nvidia-uvm open; monitors only open the GPUs."""
+    """Yield the processes that compute on GPUs, which have /dev/nvidia-uvm open. (Monitoring programs open only the GPUs.)"""
     for pid, program in sorted(programs.items()):
         try:
             files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
@@ -104,7 +104,7 @@ def driver_problems(options, gpus, error):
 
 
 def cause_and_remedy(error):
-    """Return the cause if the driver does not respond, as far as it is visible, and the remedy."""
+    """Return the remedy if the driver does not respond, with the cause if it can be determined."""
     if "is not installed" in error:
         return INSTALL
     if "version mismatch" in error:

@@ -1,7 +1,8 @@
-"""Check that the host can be measured. Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one.
+"""Check that the host meets the requirements of a run.
 
-It runs before anything is installed, so it needs only Python. Interfaces, addresses and files that the inventory names
-must exist on the host: a wrong name would make ranks fail later, and look like a broken host.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one. It runs before anything is installed, so
+it needs only Python. Interfaces, addresses and files that the inventory names must exist on the host: otherwise ranks would fail
+later, which would look like a hardware fault.
 """
 
 import argparse
@@ -19,11 +20,11 @@ NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Variables that make a healthy GPU look slow."""
 FILES, FILES_OF_TORCH = 5_000, 20_000
-"""Files of the agent with its environment and its runs, and of torch with what it needs (17 000 with torch 2.13)."""
+"""Estimated number of files of the agent with its environment and runs, and of torch with its dependencies (17 000 in 2.13)."""
 
 
 def problems(options):
-    """Yield each reason why the host cannot be measured, with its remedy."""
+    """Yield each problem with its remedy."""
     yield from options.problem
     if sys.version_info < (3, 10):
         yield "Python {}.{} is too old: set rackproof_python to a Python 3.10 or newer".format(*sys.version_info[:2])
@@ -34,10 +35,10 @@ def problems(options):
     except ImportError as error:
         yield f"{sys.executable} cannot create virtual environments ({error}): install python3-venv"
     if options.system_torch and importlib.util.find_spec("torch") is None:
-        yield f"rackproof_system_torch is set, and {sys.executable} has no torch: set rackproof_python to the Python that has it"
+        yield f"rackproof_system_torch is set, but {sys.executable} has no torch: set rackproof_python to the Python that has it"
     skew = time.time() - options.now
     if abs(skew) > options.clock_skew:
-        yield f"the clock is {skew:+.1f} s off the control node's: start chrony or systemd-timesyncd"
+        yield f"the clock differs by {skew:+.1f} s from the control node's: start chrony or systemd-timesyncd"
     yield from directory_problems(options)
     try:
         socket.getaddrinfo(socket.gethostname(), None)
@@ -60,12 +61,15 @@ def directory_problems(options):
         mount = os.statvfs(parent)
         free = mount.f_bavail * mount.f_frsize
         if free < options.free_bytes:
-            yield f"{directory} has {free} of {options.free_bytes} bytes free: free space, or lower rackproof_minimum_free_bytes"
+            yield (
+                f"{directory} has {free} bytes free, and {options.free_bytes} are required: free space, or lower "
+                "rackproof_minimum_free_bytes"
+            )
         files = FILES if options.system_torch else FILES + FILES_OF_TORCH
         if mount.f_files > 0 and mount.f_favail < files:
-            yield f"{directory} has room for {mount.f_favail} more files, {files} are needed: remove files, or set {name}"
+            yield f"{directory} has {mount.f_favail} free inodes, and {files} are required: remove files, or set {name}"
         if mount.f_flag & os.ST_NOEXEC:
-            yield f"{directory} is on a file system that is mounted noexec: set {name} to a directory on another one"
+            yield f"{directory} is on a file system that is mounted noexec: set {name} to a directory on another file system"
         if not os.access(parent, os.W_OK):
             yield f"{directory} is not writable by this user: set ansible_become, or use another directory"
         elif os.path.exists(directory) and not os.path.isdir(directory):
@@ -78,7 +82,7 @@ def directory_problems(options):
             file.write(b"x")
             file.flush()
     except OSError as error:
-        yield f"no temporary file can be written ({error}): free space in /tmp, or make it writable"
+        yield f"no temporary file can be written ({error}): free space in /tmp, or make /tmp writable"
 
 
 def network_problems(options):
@@ -99,7 +103,7 @@ def network_problems(options):
                 probe.bind(target)
             except OSError:
                 yield (
-                    f"rackproof_fabric_address is {options.address}, and no interface of this host has this address: set it "
+                    f"rackproof_fabric_address is {options.address}, but no interface of this host has this address: set it "
                     "to an address of this host"
                 )
 
@@ -108,15 +112,15 @@ def interface_problems(variable, name):
     """Yield the problems of a network interface."""
     if not os.path.isdir(f"{NETWORK}/{name}"):
         yield (
-            f"{variable} is {name}, and this host has no such interface ({', '.join(sorted(names_in(NETWORK)))}): set it to "
+            f"{variable} is {name}, but this host has only {', '.join(sorted(names_in(NETWORK)))}: set it to "
             "the interface of the network between the hosts, or leave it empty"
         )
     elif content(f"{NETWORK}/{name}/operstate") in ("down", "lowerlayerdown", "notpresent"):
-        yield f"{variable} is {name}, and this interface is down: check `ip link show {name}`, or set another one"
+        yield f"{variable} is {name}, but this interface is down: check `ip link show {name}`, or set another interface"
 
 
 def environment_problems(given):
-    """Yield the problems of the environment of the ranks, which comes from the inventory (`given`) and from the host."""
+    """Yield the problems of the environment variables of the ranks, which come from the inventory (`given`) and the host."""
     sources = dict.fromkeys(given, "rackproof_environment")
     variables = {**nccl_files(), **os.environ}
     sources = {**dict.fromkeys(variables, "the environment of this host"), **sources}
@@ -129,13 +133,13 @@ def environment_problems(given):
         is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
         if wanted and not is_unused and not selected(wanted, known):
             available = ", ".join(sorted(known)) or "none"
-            yield f"{name} is {wanted} in {sources[name]}, which matches none of this host ({available}): name {remedy} of it"
+            yield f"{name} is {wanted} in {sources[name]}, but this host has {available}: name {remedy} of this host"
     for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
         yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
         path = variables.get(name, "")
         if path and not os.path.isfile(path):
-            yield f"{name} is {path} in {sources[name]}, and this host has no such file: copy it there, or remove the variable"
+            yield f"{name} is {path} in {sources[name]}, but this host has no such file: copy it there, or remove the variable"
     for name in SLOWING:
         value = variables.get(name, "0" if name != "NVIDIA_TF32_OVERRIDE" else "1")
         slows = value == "0" if name == "NVIDIA_TF32_OVERRIDE" else value not in ("", "0")
@@ -158,7 +162,10 @@ def nccl_files():
 
 
 def selected(wanted, known):
-    """Return the names that NCCL selects: by prefix; after `=` by the whole name; after `^` all others. `:PORT` is ignored."""
+    """Return the names that NCCL selects: those with a prefix in `wanted`; after `=` those equal to one; after `^` all others.
+
+    A `:PORT` after a name is ignored.
+    """
     others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     parts = [part.partition(":")[0] for part in wanted.lstrip("^=").split(",")]
     matches = [name for name in known if any(name == part if whole else name.startswith(part) for part in parts)]
@@ -202,7 +209,7 @@ def listener(port):
                         return f"process {pid} ({file.read().replace(chr(0), ' ').strip()})"
             except OSError:
                 continue
-        time.sleep(0.1)  # the process ended meanwhile, or is not visible to this user
+        time.sleep(0.1)  # the process has ended, or this user cannot see it
     return "a process of another user"
 
 

@@ -54,10 +54,10 @@ def network(probe: ModuleType, interface: str = "", address: str = "") -> list[s
         (
             "bond1",
             "",
-            "rackproof_fabric_interface is bond1, and this host has no such interface (bond0, eth0, lo): set it to",
+            "rackproof_fabric_interface is bond1, but this host has only bond0, eth0, lo: set it to",
         ),
-        ("eth", "", "rackproof_fabric_interface is eth, and this host has no such interface"),
-        ("bond0", "", "rackproof_fabric_interface is bond0, and this interface is down: check `ip link show bond0`"),
+        ("eth", "", "rackproof_fabric_interface is eth, but this host has only"),
+        ("bond0", "", "rackproof_fabric_interface is bond0, but this interface is down: check `ip link show bond0`"),
         (
             "",
             "198.51.100.7",
@@ -84,26 +84,26 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
         ({"NCCL_SOCKET_IFNAME": "ib0,eth0"}, ""),
         (
             {"NCCL_SOCKET_IFNAME": "=eth"},
-            "NCCL_SOCKET_IFNAME is =eth in SOURCE, which matches none of this host (",
+            "NCCL_SOCKET_IFNAME is =eth in SOURCE, but this host has ",
         ),
-        ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, which matches none"),
+        ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, but this host has "),
         ({"NCCL_IB_HCA": "mlx5"}, ""),
         ({"NCCL_IB_HCA": "=mlx5_0:1,mlx5_10:1"}, ""),
         ({"NCCL_IB_HCA": "^mlx5_0"}, ""),
         (
             {"NCCL_IB_HCA": "^mlx5"},
-            "NCCL_IB_HCA is ^mlx5 in SOURCE, which matches none of this host (mlx5_0, mlx5_10)",
+            "NCCL_IB_HCA is ^mlx5 in SOURCE, but this host has mlx5_0, mlx5_10",
         ),
         (
             {"NCCL_IB_HCA": "=mlx5_1"},
-            "NCCL_IB_HCA is =mlx5_1 in SOURCE, which matches none of this host (mlx5_0, mlx5_10)",
+            "NCCL_IB_HCA is =mlx5_1 in SOURCE, but this host has mlx5_0, mlx5_10",
         ),
         ({"NCCL_IB_HCA": "mthca", "NCCL_IB_DISABLE": "1"}, ""),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, ""),
-        ({"GLOO_SOCKET_IFNAME": "eth1"}, "GLOO_SOCKET_IFNAME in SOURCE is eth1, and this host has no such interface"),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, "GLOO_SOCKET_IFNAME in SOURCE is eth1, but this host has only"),
         (
             {"NCCL_TOPO_FILE": "/no/topo.xml"},
-            "NCCL_TOPO_FILE is /no/topo.xml in SOURCE, and this host has no such file",
+            "NCCL_TOPO_FILE is /no/topo.xml in SOURCE, but this host has no such file",
         ),
         ({"NCCL_TOPO_FILE": "/etc/passwd"}, ""),
     ],
@@ -174,13 +174,13 @@ def test_directories_of_the_agent_are_usable(
         f"{tmp_path}/file is not a directory: correct rackproof_prefix"
     ]
     (problem,) = directories(probe, tmp_path, free_bytes=1 << 62, prefix=f"{tmp_path}/state")[:1]
-    assert "bytes free: free space, or lower rackproof_minimum_free_bytes" in problem
+    assert "are required: free space, or lower rackproof_minimum_free_bytes" in problem
     mount = Namespace(f_files=10, f_favail=9, f_flag=os.ST_NOEXEC, f_bavail=1, f_frsize=1)
     monkeypatch.setattr(probe.os, "statvfs", lambda _: mount)
     few, noexec = directories(probe, tmp_path)[2:]
     assert (
         few
-        == f"{tmp_path}/state has room for 9 more files, 5000 are needed: remove files, or set rackproof_state_directory"
+        == f"{tmp_path}/state has 9 free inodes, and 5000 are required: remove files, or set rackproof_state_directory"
     )
     assert noexec.startswith(
         f"{tmp_path}/state is on a file system that is mounted noexec: set rackproof_state_directory"
