@@ -61,7 +61,7 @@ def network(probe: ModuleType, interface: str = "", address: str = "") -> list[s
         (
             "",
             "198.51.100.7",
-            "rackproof_fabric_address is 198.51.100.7, and no interface of this host has this address",
+            "rackproof_fabric_address is 198.51.100.7, but no interface of this host has this address",
         ),
         ("", "nowhere.invalid", "rackproof_fabric_address nowhere.invalid cannot be resolved on this host ("),
     ],
