@@ -32,7 +32,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "packs",
         nargs="*",
         help="lint: .yml files to check in addition to the shipped packs; list, alerts: names or .yml files "
-        "(list without any: the packs)",
+        "(list without names: every shipped pack)",
     )
     criteria.add_argument("--all", action="store_true", help="list: the criteria of every shipped pack")
     form = criteria.add_mutually_exclusive_group()

@@ -21,7 +21,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog='example: echo \'{"r12-h01": "node-r12-1"}\' | rackproof scheduler ask --kind slurm --run-dir runs/r1 --json. '
         "Exit codes: 0 done, 1 resume: a node could not be resumed.",
     )
-    verb.add_argument("what", choices=["ask", "drain", "resume"], help="drain: drain, wait, and ask")
+    verb.add_argument(
+        "what", choices=["ask", "drain", "resume"], help="drain also waits for jobs to finish and then asks"
+    )
     verb.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
     verb.add_argument(
         "--kind", choices=KINDS, help="ask, drain: the scheduler; reads host -> node as JSON from standard input"

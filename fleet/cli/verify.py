@@ -26,7 +26,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add verify to the command."""
     verb = verbs.add_parser(
         "verify",
-        help="check that a signed run is unchanged, who signed it, and that its records give its report",
+        help="check a signed run: its files are unchanged, the signer is allowed, and its records give the same report",
         epilog="example: rackproof verify runs/rack12 --allowed-signers signers. "
         "Exit codes: 0 the signature is valid; 1 a file was changed, "
         "added or removed, the signer is not allowed, or judging the records gives another report; 2 the run is not "
@@ -39,7 +39,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         required=True,
         help='allowed signers, in the format of ssh-keygen(1): IDENTITY namespaces="rackproof" KEYTYPE KEY',
     )
-    verb.add_argument("--signer", help="required identity of the signer, as in that file")
+    verb.add_argument("--signer", help="accept only this signer: an IDENTITY in the allowed signers")
     verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
     add_rules(verb, "needed if the signer's files have other paths here; then give all of them")
     verb.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -26,7 +26,8 @@ from schemas.records import MEASURED, Observation
 
 UNJUDGED_SHARE = 0.25
 UNJUDGED_SIGMAS = 4.0
-"""A figure without a criterion for its noise is listed if it changes by more than this share and these standard deviations."""
+"""A figure that no criterion judges against a baseline is listed if its change exceeds both limits: this share, and this number
+of standard deviations."""
 _MAX_NAMED_FIGURES = 6
 
 
@@ -148,7 +149,7 @@ def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
         return _Noise(share=0.0, basis="a count has no noise", is_judged=True)
     return _Noise(
         share=max(UNJUDGED_SHARE, UNJUDGED_SIGMAS * own_noise),
-        basis="no criterion states how well it repeats",
+        basis="no criterion judges this figure against a baseline",
         is_judged=False,
     )
 

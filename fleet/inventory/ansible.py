@@ -22,7 +22,7 @@ GROUP = "gpu_hosts"
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
 """Other software has variables with two of these prefixes: NVIDIA's driver role has nvidia_driver_branch."""
 MAX_TYPING_ERRORS = 2
-"""Characters that are missing or added in a misspelt name: one wrong or swapped character counts as two."""
+"""Largest number of missing or extra characters in a misspelt name. A wrong character counts as one missing and one extra."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """Values of a flag as text, which an INI inventory or `-e name=value` gives."""
 
@@ -159,7 +159,7 @@ def _schema_types() -> dict[str, Any]:
 
 @cache
 def _is_ours(name: str) -> bool:
-    """Return whether a variable is one of Rackproof, or is meant to be."""
+    """Return whether the name is that of a Rackproof variable, or probably a misspelt one."""
     known = _schema_types()
     return name in known or name.startswith("rackproof_") or any(_is_misspelt(name, other) for other in known)
 

@@ -79,7 +79,7 @@ def unit_problem(name: str, unit: str) -> str:
 
 
 def most_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> float:
-    """Return a value up to which a figure that has the right unit and is not negative is possible."""
+    """Return the highest possible value of a figure whose unit is right."""
     most, peak = _bounds_of_figure(item.name, item.unit)[1], _peak(criteria, item)
     return min(most, DATASHEET_MULTIPLE * peak) if peak else most
 

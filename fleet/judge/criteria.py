@@ -110,7 +110,8 @@ class Criterion:
     """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
     the hosts of the same gang."""
     group_by: tuple[str, ...] = ()
-    """With `same_as_fleet`: names of readings. On a host without peers, its parts with equal values of them are compared."""
+    """With `same_as_fleet`: names of readings. On a host without peers, parts whose values of these readings are equal are
+    compared."""
     complete: bool = False
     """With `same_as_fleet`: a part that most hosts have must be on every host."""
     new_part: bool = False

@@ -1,7 +1,7 @@
 """Attribute findings to a part of a host, if their own scope does not name it.
 
-A broken GPU also fails the pair measurements of its seven neighbours, since a pair is as fast as its slower end. An XID fails
-the host whose log has it. Without this module, healthy neighbours or the whole host would be returned to the vendor.
+A broken GPU also fails the pair measurements of its seven neighbours, since a pair is as fast as its slower end. An XID in
+the kernel log fails the whole host. Without this module, healthy neighbours or the whole host would be returned to the vendor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
             gpu, partner = ends
             counts = culprits[verdict.criterion]
             if gpu not in counts and partner in counts:
-                part, why = partner, f"which fails it with {counts[partner]} others"
+                part, why = partner, f"which fails this check with {counts[partner]} other GPUs"
         attributed.append(_attribute(verdict, part, why, view.serial(part)) if part else verdict)
     return attributed
 
@@ -66,7 +66,7 @@ def _ends(view: HostView, scope: str) -> tuple[str, str] | None:
 
 
 def _pair_culprits(partners: _Partners) -> dict[str, str]:
-    """Return, for each GPU that causes its failed pairs, with how many of its partners it fails: `5 of 7`."""
+    """Return the GPUs that cause their failed pairs, each with the number of partners it fails with, such as `5 of 7`."""
     failures = {gpu: sum(of_gpu.values()) for gpu, of_gpu in partners.items()}
     suspects = {
         gpu: f"{count} of {len(partners[gpu])}"

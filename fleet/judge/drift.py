@@ -30,7 +30,7 @@ MIN_BUCKETS = 2 * WINDOW
 MAX_CUT_ROUNDS = 3
 """Number of rounds that may be cut off together with their supervisor. More than these need an explanation."""
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
-"""A rate must be present in this share of the rounds, less the spare rounds."""
+"""A rate must be present in at least this share of the finished rounds, minus SPARE_ROUNDS."""
 LATE_ROUNDS = 2.0
 """Number of rounds by which a figure may end before the longest series of the same name."""
 ROUNDING_S = 0.1
@@ -198,7 +198,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
 
 
 def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
-    """Return scope -> messages on its figures that ended early, or that are missing in too many rounds."""
+    """Return scope -> messages on the series of that scope that ended early, or that are missing in too many rounds."""
     width = soak.timeline.bucket_s
     longest: dict[str, float] = defaultdict(float)
     for series in soak.timeline.series:

@@ -204,7 +204,7 @@ class HostView:
         )
 
     def must_match(self, criterion: Criterion) -> bool:
-        """Return whether it is a mistake if the criterion matches nothing: an operator's criterion that is not optional."""
+        """Return whether the criterion must match an observation: it is from a pack of the operator and not optional."""
         is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)
 

@@ -165,7 +165,7 @@ def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> lis
 
 
 def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iterator[Verdict]:
-    """Yield the verdicts on a host that need no criterion; what its layout already answered is in `remaining`."""
+    """Yield the verdicts on a host that need no criterion, except those that `remaining` makes unnecessary."""
     yield from expectations.gpu_models(view)
     yield from expectations.identity_changes(view)
     yield from expectations.collector_failures(view)

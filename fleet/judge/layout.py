@@ -161,9 +161,10 @@ def without_partners(items: list[Observation]) -> tuple[list[Observation], list[
 
 
 def is_regular(view: HostView) -> bool:
-    """Return whether the host may share a layout: it has a record, its GPUs, and good launches with its whole gang.
+    """Return whether the host may share a layout: it has a record, all of its GPUs were measured, and its whole gang launched.
 
-    Benchmark results in a snapshot, or readings among the results of benchmarks, belong to no layout either.
+    A host shares no layout if one of its launches failed, if a snapshot has benchmark results, or if the results of its
+    benchmarks include readings.
     """
     if not view.has_record or view.unmeasured_gpus:
         return False

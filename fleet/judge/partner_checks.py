@@ -1,4 +1,4 @@
-"""Compare a figure that hosts make in pairs (`partner=`) with one limit. How many pairs there are differs from host to host."""
+"""Compare a figure that is measured between pairs of hosts (`partner=`) with one limit. Hosts differ in their number of pairs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether the series are all figures of one name that the host made in pairs, and differ only in scope and value."""
+    """Return whether all series are figures of one name, measured between pairs of hosts, that differ only in scope and value."""
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}
     of_name = [item for item in values.with_partners if item.name == items[0].name]

@@ -68,11 +68,11 @@ class _Step:
     """Its position among the steps of the layout."""
     checks: Sequence[_Check] | None = None
     partners: PartnerCheck | None = None
-    """For a figure of pairs of hosts."""
+    """The check of a figure that is measured between pairs of hosts."""
     names: tuple[str, ...] | None = None
     """Without checks and names, the criterion is evaluated in full."""
     readings: ReadingCheck | None = None
-    """How the readings are compared, once a host has passed."""
+    """How the readings of further hosts are compared, after one host has passed."""
     passes: list[Verdict] = field(default_factory=list)
     """The verdicts on shared readings: all of them pass."""
     group_keys: tuple[GroupKey, ...] = ()
@@ -138,7 +138,7 @@ class Layout:
     shared_group: tuple[str, str] | None = None
     """Gang and rack of the last host."""
     alike: _Repeated
-    """The passes of the shared steps, and the hosts so far."""
+    """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
     """Whether everything that the plan expects was measured; pairs of hosts are not included."""
     statuses: Counter[str]
@@ -296,7 +296,7 @@ class PassCounter:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
     def _unshare(self, layout: Layout, values: HostValues) -> None:
-        """Stop sharing the steps whose readings, or the majority of whose groups, differ on this host.
+        """Stop sharing the steps that differ on this host, by their readings or by the majority of their groups.
 
         They are then applied to each host.
         """

@@ -34,7 +34,7 @@ MIN_ALIKE_SHARE = 0.75
 SLOT_READINGS = "pcie."
 """Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
-"""Reading of what a PCI device is, and its value for a drive."""
+"""Reading that names the kind of a PCI device, and its value for a drive."""
 HOST, RACK, DEVICE = "host", "rack", "device"
 """Values of `Criterion.among`."""
 WITHIN_HOST = (HOST, DEVICE)
@@ -365,10 +365,10 @@ def _judge_series(
 
 
 def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> ValueGroup:
-    """Return the values of the parts of this host that are like the one observed; an empty group if none can be called odd.
+    """Return the values of the parts of this host that are like the one observed; an empty group if they cannot be compared.
 
-    GPUs are compared with each other in any number. Of other parts, such as ports or links, some may be unused by design, so most
-    of them must agree. If the inventory states how many ports must be up, the others may be down.
+    Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
+    most of them must agree. If the inventory states how many ports must be up, the others may be down.
     """
     scope = Scope.parse(item.scope)
     kinds = [_last_values(view, name) for name in criterion.group_by]

@@ -29,7 +29,7 @@ from schemas.stages import GANG
 
 MIN_HOSTS = 2
 MAX_TRIES = 2
-"""Launches of the same hosts if no host is found at fault."""
+"""How often the same hosts are launched if no host is found at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)

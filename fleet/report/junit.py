@@ -1,7 +1,7 @@
 """Render `junit.xml` for CI: a suite per host, a case per passed check and one per cause.
 
-A cause is a case of the first host that has it, with the related checks in its text. A failed cause is a failure. An
-inconclusive cause is an error, never `skipped`, because CI systems count that as success; `skipped` marks waived causes. The
+A cause is a case of the first host that has it, with the related checks in its text. A failed cause becomes a `failure`. An
+inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived causes are `skipped`. The
 first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that a report without verdicts is not
 green.
 """

@@ -46,7 +46,8 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Maximum number of verdicts in a report that does not show every host in full. If there are more, also the maximum per host."""
+"""Largest number of verdicts in a report that does not show every host in full. If a run has more verdicts, the report has at
+most the second number of them per host."""
 
 
 def merge(

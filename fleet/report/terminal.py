@@ -37,7 +37,7 @@ def has_colour(choice: str, stream: TextIO | None = None) -> bool:
 
 
 def width_of(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal; None if the stream is not one: its lines are not wrapped."""
+    """Return the columns of the terminal; None if the stream is not a terminal, because its lines are then not wrapped."""
     stream = stream or sys.stdout
     return max(_MIN_WIDTH, Console(file=stream).width) if stream.isatty() else None
 

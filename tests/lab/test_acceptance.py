@@ -356,7 +356,7 @@ def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
 def test_playbook_prints_what_it_waits_for(accepted: Watched) -> None:
     assert "benchmark: node1, node2 are measuring, for at most 3 min each" in accepted.output
     assert "benchmark: 0 of 2 hosts done, node1 " in accepted.output
-    assert "no progress is told any more" not in accepted.output
+    assert "progress is no longer recorded" not in accepted.output
 
 
 def test_every_progress_event_is_valid_by_the_schema(accepted: Watched) -> None:

@@ -61,7 +61,7 @@ class Alert:
     source: str = ""
     """Source of an `expr`."""
     part: str = ""
-    """For an `expr`: the key in PARTS of the kind of part that its series are about; empty: its series are about the host."""
+    """For an `expr`: the kind of part that its series describe (a key of PARTS); empty for the host."""
 
 
 @dataclass(frozen=True, kw_only=True)

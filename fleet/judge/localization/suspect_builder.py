@@ -132,7 +132,7 @@ class SuspectBuilder:
         )
 
     def _count_slow_partners(self, host: str, rails: set[int]) -> tuple[int, int]:
-        """Return with how many good hosts it is slow on any of these rails, and the number of good hosts compared."""
+        """Return with how many good hosts `host` is slow on any of these rails, and the number of good hosts compared."""
         is_slow_with: dict[str, bool] = {}
         for rail in rails:
             end = (host, rail)

@@ -73,7 +73,7 @@ def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
 
 
 def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
-    """Return the suspects of two quantities: each part once, and no single part of a suspected host."""
+    """Return the suspects of two quantities. Each part appears once; a part of a suspected host does not appear."""
     merged = {suspect.where: suspect for suspect in first}
     for suspect in second:
         same = merged.get(suspect.where)

@@ -56,7 +56,7 @@ _MAX_OPEN_HOSTS = 1000
 """Maximum number of hosts that are not accepted and are listed in full if the script does not run. Of more, only the names are
 listed."""
 _STYLES = ("report.css", "timeline.css")
-"""The second is included only if the page has plots over time."""
+"""Style sheets of the page; `timeline.css` is included only if the page has plots over time."""
 _END = "</script>\n"
 
 

@@ -16,7 +16,8 @@ from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
-"""Upper ends of the color bands, as shares of the gang's median. Below the first, a link is lost; above the last is noise."""
+"""Upper ends of the color bands, as shares of the gang's median. A rate in the first band means that a link is lost. Rates above
+the last end differ only by noise."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
 _MAX_SLOWEST = 8

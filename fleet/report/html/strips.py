@@ -22,7 +22,7 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Half of the width, in percent of the axis, that is drawn as equal to a limit."""
+"""Distance from a limit, in percent of the axis, up to which a value is drawn as equal to the limit."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
@@ -163,7 +163,10 @@ def _strip(figure: Distribution) -> Strip:
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
-    """Return where values fail every limit of a kind: begin and width in percent; both sides for a value that must be equal."""
+    """Return the regions of the axis in which values fail, each as begin and width in percent.
+
+    A region fails all limits of one direction. A limit that must be equalled has a region on both sides.
+    """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:
         by_operator.setdefault(operator[0], []).append(min(max(x, 0.0), 100.0))

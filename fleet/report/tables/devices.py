@@ -81,7 +81,7 @@ def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter
 
 
 def _is_missing(key: FigureKey, verdict: Verdict) -> bool:
-    """Return whether the verdict reports this figure as missing; it has only the parameters that the plan states."""
+    """Return whether the verdict reports this figure as missing; the verdict has only the parameters that the plan states."""
     same = (key.name, key.stage) == (verdict.name, verdict.stage)
     return same and verdict.params.items() <= key.params.items()
 

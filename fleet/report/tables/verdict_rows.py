@@ -54,7 +54,7 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
     if _covers_all_operations(verdict, names):
         return _ALL_OPERATIONS, verdict.criterion, verdict.stage, family
     why = "" if verdict.verdict == PASS else (verdict.value, verdict.reason)
-    # A value that must equal its limit and does is the same for all settings, so one row covers them.
+    # If values must equal their limit and pass, they are the same for all settings, so one row covers them.
     exact = verdict.verdict == PASS and verdict.operator == "eq"
     settings = tuple((key, value) for key, value in verdict.params.items() if key not in ("size_bytes", "phase"))
     return (

@@ -22,7 +22,7 @@ PYTEST_OPTIONS = ("-q", "-c", os.devnull, "--rootdir", ".", "--basetemp", "pytes
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a copy of the code, compiled as far as the original is."""
+    """Return a copy of the code, with the compiled files of the original."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package)
     return tmp_path

@@ -137,8 +137,8 @@ def test_attributed_verdict_names_the_part_and_its_serial() -> None:
         host_view(8).serial("gpu=6"),
     )
     assert verdict.serial
-    assert verdict.reason == "found 0.6; attributed to gpu=6, which fails it with 7 of 7 others"
-    assert verdict.detail == "attributed to gpu=6, which fails it with 7 of 7 others"
+    assert verdict.reason == "found 0.6; attributed to gpu=6, which fails this check with 7 of 7 other GPUs"
+    assert verdict.detail == "attributed to gpu=6, which fails this check with 7 of 7 other GPUs"
     assert verdicts["gpu=6,peer=0"] == next(
         item for item in pair_verdicts(8, pairs_of(6)) if item.scope == "gpu=6,peer=0"
     )
@@ -213,7 +213,7 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
 
 
 def test_rma_document_lists_attributed_pairs(tmp_path: Path) -> None:
-    """The sibling summary of a finding is of pairs without this part."""
+    """The sibling figures of a finding are those of pairs without this part."""
     assert (
         main(
             ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]

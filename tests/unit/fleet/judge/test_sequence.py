@@ -247,7 +247,7 @@ def test_rounds_of_a_soak_are_in_order_and_complete(kind: str) -> None:
     assert reasons(changed(change)) == expected
 
 
-def test_text_that_is_no_time_is_left_to_the_check_of_times() -> None:
+def test_text_that_is_not_a_time_is_left_to_the_check_of_times() -> None:
     evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
     assert reasons(evidence) == []
 

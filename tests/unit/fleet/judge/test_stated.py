@@ -136,7 +136,7 @@ def test_all_ports_together_have_the_rate_that_the_inventory_states() -> None:
 
 @pytest.mark.parametrize("missing", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
 def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
-    """One reading is bad on all ports, as a changed record has it."""
+    """One reading is bad on all ports, as in an edited record."""
     bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[missing]
     readings = tuple(
         replace(item, values=dict.fromkeys(item.values, bad)) if item.name == missing else item for item in ports()

@@ -312,12 +312,12 @@ def alone(states: Mapping[str, str], boards: Mapping[str, str], **variables: Any
 BOARDS = {f"hca=mlx5_{index}": "MT_0000000838" for index in range(8)}
 
 
-def test_odd_port_of_a_host_alone_fails() -> None:
+def test_odd_port_of_a_single_host_fails() -> None:
     found = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
     assert alone(ports(mlx5_3="DOWN"), BOARDS) == found
 
 
-def test_ports_of_a_host_alone_that_may_be_unused_pass() -> None:
+def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
     half = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
     assert alone(ports(**half), BOARDS) == [], "five of eight do not decide"
     other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
