@@ -114,7 +114,7 @@ def _ends(verdict: Verdict) -> tuple[str, ...]:
 def _explain_by_gang(
     problems: Sequence[_PartProblem], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]
 ) -> list[Verdict]:
-    """Give verdicts to the problem of another host of the gang that explains them, and return the others."""
+    """Add verdicts to the problem of another host of their gang, if it explains them, and return the other verdicts."""
     of_gang: dict[str, list[_PartProblem]] = defaultdict(list)
     for item in problems:
         if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of:
@@ -130,7 +130,7 @@ def _explain_by_gang(
 
 
 def _rank_of(item: _PartProblem) -> int:
-    """Return the position of its problem: causes come before effects."""
+    """Return the position of its problem in PROBLEMS, where causes come before effects."""
     return PROBLEMS.index(item.problem) if item.problem else len(PROBLEMS)
 
 

@@ -47,7 +47,7 @@ def gpu_models(view: HostView) -> Iterator[Verdict]:
 def identity_changes(view: HostView) -> Iterator[Verdict]:
     """Judge whether a GPU was swapped, or the host rebooted, during the run.
 
-    Figures from before and after then belong to different parts, or their counters were reset.
+    After a swap, figures of one index belong to different parts. A reboot resets the counters.
     """
     for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
         for scope in view.host.scopes:
@@ -110,7 +110,7 @@ def collector_failures(view: HostView) -> Iterator[Verdict]:
 def missing_observations(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every observation that the plan expects and that was not measured.
 
-    There is one verdict if the launch of a stage failed before any of its benchmarks.
+    If the launch of a stage failed before any of its benchmarks, there is only one verdict, on the stage.
     """
     for stage in view.plan.stages:
         expectations = [item for item in view.expected if item.stage == stage.name]
@@ -379,7 +379,7 @@ def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Itera
 def _launched_together(
     plan: Plan, evidence: Mapping[str, Evidence]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
-    """Return host -> members of its last successful gang launch, and host -> members of all of them.
+    """Return host -> members of its last successful gang launch, and host -> members of all its successful gang launches.
 
     Launches that measured nothing do not count.
     """

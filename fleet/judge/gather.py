@@ -60,7 +60,7 @@ class _Bandwidth:
 
 @dataclass(kw_only=True, eq=False)
 class _Step:
-    """A criterion with `same_as_fleet` on readings, or None for all readings with `vs_fleet`."""
+    """A criterion with `same_as_fleet` and its readings; without a criterion, all readings that are compared by `vs_fleet`."""
 
     criterion: Criterion | None
     names: tuple[str, ...]

@@ -31,7 +31,7 @@ LASTING_LABELS = ("host", "gpu", "cpu", "numa", "runtime")
 REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
 """Device kinds that may be replaced by another one of the same name while the host runs."""
 EVENT_LABELS = ("xid", "sxid", "event")
-"""Labels of scopes that exist once the event has occurred."""
+"""Labels of scopes that exist only after their event has occurred."""
 CONSTANT_OF_OTHERS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
     "compute_capability", "brand", "id",
@@ -100,7 +100,7 @@ def _is_in_every_snapshot(name: str) -> bool:
 
 def reading_problems(record: Record) -> Iterator[Problem]:
     """Yield every reading that a snapshot lacks, and every one that changed although it cannot."""
-    # A collector that failed takes its readings with it. That has a verdict of its own, which names the collector.
+    # If a collector failed, its readings are missing. Another verdict reports that and names the collector.
     snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
     full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
     if not full:
@@ -128,7 +128,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the names whose values differ from the first snapshot's, and the snapshots that have other readings than it."""
+    """Return the readings whose values differ from the first snapshot, and the snapshots that do not have the same readings."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -159,7 +159,10 @@ def _has_failed_collector(snapshot: Snapshot) -> bool:
 
 
 def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield what the snapshots lack, compared with all full snapshots. If the first one lacks it, all others are irregular."""
+    """Yield the readings that a snapshot lacks, but a full snapshot has.
+
+    If the first snapshot lacks a reading, all others are irregular.
+    """
     known: dict[str, set[str]] = defaultdict(set)
     for metric in (metric for snapshot in full for metric in snapshot.metrics):
         known[metric.name].update(metric.values, metric.absent)

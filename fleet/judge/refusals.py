@@ -34,7 +34,7 @@ _IDENTITY, _RECOVERY = "gpu.uuid", "gpu.recovery_action"
 
 
 def may_be_transient(name: str) -> bool:
-    """Return whether a refused reading needs no verdict if a later snapshot has it, because it describes a moment."""
+    """Return whether a refused reading needs no verdict if a later snapshot has it, because its value is only momentary."""
     return name in BASIC or name in _DERIVED
 
 

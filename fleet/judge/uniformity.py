@@ -30,7 +30,7 @@ _MAX_LISTED_VALUES = 4
 MIN_ALIKE = 4
 """Smallest number of alike parts of one host, or of one device, that are compared with each other."""
 MIN_ALIKE_SHARE = 0.75
-"""Share of these parts that must agree, so that the others fail: at most two of eight, or one of four."""
+"""Share of these parts that must agree for the others to fail. At most two of eight, or one of four, can fail."""
 SLOT_READINGS = "pcie."
 """Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
@@ -283,8 +283,8 @@ def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
 def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict) -> tuple[GroupKey, str]:
     """Return the group of an observation, and the name of its parts.
 
-    GPUs of a model must be alike in every slot, except for what depends on the slot, as the path between two of them does. Other
-    parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
+    GPUs of a model must be alike in every slot, except for readings that depend on the slot, such as the path between two GPUs.
+    Other parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
     """
     scope = Scope.parse(item.scope)
     models, gang = view.peer_key[0], group_name(view, criterion)
@@ -442,7 +442,7 @@ def _verdict(
     digits: int = 4,
     remedy: str = "",
 ) -> Verdict:
-    """Return the verdict on one value. The limit is None, and every part fails, if no value is the most common."""
+    """Return the verdict on one value. If no value is the most common, `limit` is None and every part fails."""
     passed = limit is not None and is_alike(criterion, observation.value, limit)
     detail += remedy if not passed and criterion.action in ("none", "configure") else ""
     return Verdict(

@@ -193,9 +193,9 @@ def selection_summary(plan: Plan) -> list[SummaryLine]:
         skipped = skipped_tests(plan)
         chosen = len(plan.choice.items) - len(skipped)
         total = len(plan.choice.items)
-        text = f"{chosen} of {total} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
+        text = f"{chosen} of {total} benchmarks of {plan.profile} chosen for {plan.choice.budget_s:.0f} s"
         values = {"chosen": chosen, "total": total}
-        lines.append(SummaryLine(kind=LineKind.CAVEAT, title="BenchmarkChoice", text=text, values=values))
+        lines.append(SummaryLine(kind=LineKind.CAVEAT, title="Time budget", text=text, values=values))
         if skipped:
             lines.append(SummaryLine(kind=LineKind.CAVEAT, title="NOT CHOSEN, so not judged", text=", ".join(skipped)))
     return lines

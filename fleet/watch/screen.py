@@ -141,7 +141,7 @@ def _head(view: View) -> Iterator[RenderableType]:
 
 
 def _run_state(view: View) -> str:
-    """Return who runs it since when, or why it is not running."""
+    """Return who is running the playbook and since when, or why no playbook is running."""
     age = duration((view.ended or view.at) - view.began)
     attempt = f", attempt {view.attempts}" if view.attempts > 1 else ""
     if view.is_running is False:

@@ -56,11 +56,11 @@ class View:
     began: float
     """When the plan was made, in seconds since 1970, like each moment here."""
     is_running: bool | None
-    """Whether a playbook runs it; None: cannot be determined on this machine."""
+    """Whether a playbook is running; None: this cannot be determined on this machine."""
     by: str
-    """User, host and process that run it, or ran it when it was interrupted."""
+    """User, host and process of the playbook that is running, or that was interrupted."""
     since: float | None
-    """When they started."""
+    """When that playbook started."""
     attempts: int
     playbook: str
     play: str
@@ -96,7 +96,7 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it is known that no playbook runs it."""
+        """Return whether it is certain that no playbook is running."""
         return self.is_running is False
 
     def json(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Watcher:
             self._last_journal_entry = event
 
     def _lock_state(self) -> tuple[bool | None, str, float | None]:
-        """Return whether a playbook runs it (None: unknown), who started the playbook, and when."""
+        """Return whether a playbook is running (None: unknown), who started it, and when."""
         try:
             lock = run_lock.holder(self._run_dir)
         except OSError:

@@ -44,7 +44,7 @@ REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
 """Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
 deviations are enough: with six, five processes on a busy machine hid a host that was a hundred times too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
-"""At least three comparisons: a single pair is slow whenever another process uses the CPU."""
+"""This needs at least three comparisons, because a single pair is slow whenever another process uses the CPU."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported. Smaller differences between rails may be by design."""
 
@@ -210,9 +210,8 @@ class _GangPairs:
         note = ""
         if suspect.kind == LINK and not fails:
             note = "; measure again: two paths that share a cable look the same"
-        elif (
-            suspect.kind == NIC
-        ):  # the model and serial of the NIC are unknown; the GPU must not be returned in its place
+        elif suspect.kind == NIC:
+            # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
             note = f"; it is the NIC that {describe_scope(scope)}{f' (serial {serial})' if serial else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
         title = f"suspect {suspect.kind} {suspect.where}".strip()
@@ -241,9 +240,8 @@ class _GangPairs:
     def _fails(self, suspect: Suspect) -> bool:
         """Return whether the suspect fails its hosts. A slow rail or fabric may be intended; a slow link may be a shared path."""
         if suspect.kind == LINK:
-            return (
-                suspect.measured is None and suspect.confidence > EVEN_ODDS
-            )  # it failed, and both ends work with others
+            # Such a link failed, and both of its ends work with other hosts.
+            return suspect.measured is None and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:
@@ -287,7 +285,7 @@ def _value(pair: Pair, quantity: str) -> float | None:
 
 
 def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return the best pair of each two hosts of a rehearsal: their processes share one link, and some also share a CPU."""
+    """Return the best rail of each pair of hosts of a rehearsal: all processes share one link, and some also share a CPU."""
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)

@@ -117,7 +117,7 @@ def causes_sentence(report: FleetReport) -> str:
 
 
 def parts_to_return(report: FleetReport) -> list[PartToReturn]:
-    """Return the parts whose failures ask for their return, the most urgent first."""
+    """Return the parts that must be returned because of their failures, the most urgent first."""
     slots = pci_slots((host.name, gpu) for host in report.hosts for gpu in host.gpus)
     parts: dict[tuple[str, str], PartToReturn] = {}
     for cause in report.causes:

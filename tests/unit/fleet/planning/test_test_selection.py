@@ -205,7 +205,7 @@ def test_plan_contains_selection_and_reason(earlier: Path) -> None:
     }
     lines = [str(line) for line in selection_summary(plan)]
     assert lines[0] == "Reason: replaced GPU 3"
-    assert lines[1] == f"BenchmarkChoice: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
+    assert lines[1] == f"Time budget: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate chosen for 60 s"
     assert lines[2].startswith("NOT CHOSEN, so not judged: ")
     assert all(item.chosen or f"{item.benchmark} (benchmark)" in lines[2] for item in plan.choice.items)
 
@@ -306,7 +306,7 @@ def test_every_view_shows_the_selection() -> None:
     caveats = page[page.index('id="caveats"') : page.index("<h3>Coverage</h3>")]
     assert headline.caveats(report) == [
         "Reason: PASS",
-        "BenchmarkChoice: 2 of 3 benchmarks of smoke, for 60 s",
+        "Time budget: 2 of 3 benchmarks of smoke chosen for 60 s",
         "NOT CHOSEN, so not judged: gemm (benchmark)",
         "GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3",
     ]

@@ -430,4 +430,4 @@ def test_unwritable_report_is_not_a_decision(run: Path, options: list[str]) -> N
     page.mkdir(parents=True)
     process = rackproof("report", run, *options)
     assert (process.returncode, process.stdout) == (74, "")
-    assert f"rackproof: {page.parent}: Is a directory: the report there is old or incomplete" in process.stderr
+    assert f"rackproof: {page.parent}: Is a directory; the report there is old or incomplete" in process.stderr
