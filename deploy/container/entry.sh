@@ -10,7 +10,7 @@ set -eu
 here=$(dirname "$0")
 state=${RACKPROOF_CONTAINER_STATE:-/tmp/rackproof-container}
 
-# An arbitrary user, such as OpenShift assigns, may have no writable home directory.
+# The arbitrary user that OpenShift assigns may have no writable home directory.
 if [ ! -w "${HOME:-/}" ]; then
   export HOME=/tmp
 fi

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Health check: sshd and the exporter must accept connections; for any other command the results directory must be writable.
+# Health check. For sshd and the exporter: the port accepts connections. For any other command: the results directory is writable.
 set -u
 state=${RACKPROOF_CONTAINER_STATE:-/tmp/rackproof-container}
 read -r command <"$state/command" || exit 1

@@ -1,6 +1,6 @@
-"""Generate the README of each role from its metadata: `make golden`.
+"""Generate the README of each role from its metadata. `make golden` runs this.
 
-Ansible Galaxy rejects a collection whose roles lack one.
+Ansible Galaxy rejects a collection if a role has no README.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Generate the Grafana dashboards: `python -m deploy.grafana` writes dashboards/, which is checked in."""
+"""Generator of the Grafana dashboards: `python -m deploy.grafana` writes dashboards/, which is in version control."""

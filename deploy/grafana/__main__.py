@@ -1,4 +1,4 @@
-"""Write the dashboards: `python -m deploy.grafana`, in the checkout, with `pip install .[dev]`."""
+"""Write the dashboards: `python -m deploy.grafana`, in a checkout with the packages of `make dev`."""
 
 from __future__ import annotations
 

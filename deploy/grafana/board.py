@@ -1,4 +1,4 @@
-"""Build a dashboard from its panels. Annotations and links are the same on every dashboard."""
+"""Build a dashboard from its panels. All dashboards have the same annotations and links."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Section:
 
     title: str
     panels: Sequence[Any]
-    """Panel builders, from left to right. A line has 24 columns."""
+    """Panel builders, from left to right. A row has 24 columns."""
     repeat: str = ""
-    """Variable; the section is repeated, collapsed, for each of its values."""
+    """Variable for each of whose values the section is repeated, collapsed; empty: not repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Board:
 def variable(
     name: str, label: str, series: str, *, many: bool = True, sort: dashboard.VariableSort | None = None
 ) -> dashboard.VariableModel:
-    """Return a variable with the values of a label in the time range; `many` allows several values, or all."""
+    """Return a variable whose choices are the values of a label in the time range. `many` allows several values, or all."""
     values = f"label_values({series}, {name})"
     model = dashboard.VariableModel(
         type_val=dashboard.VariableType.QUERY, name=name, label=label, datasource=SOURCE, multi=many, include_all=many,
@@ -89,7 +89,7 @@ def _runbook(url: str) -> dashboard.VariableModel:
 
 
 def to_host(value: str = "${__value.raw}") -> tuple[str, str]:
-    """Return title and URL of a link from a cell to the dashboard of its host."""
+    """Return title and URL of a link from a table cell to the dashboard of its host."""
     return "The host", f"/d/rackproof-host?{_SHARED_PARAMETERS}&${{rack:queryparam}}&var-host={value}"
 
 
@@ -100,7 +100,7 @@ POSITION = {
 }
 """Columns that most tables have."""
 TO_RUNBOOK = ("What to do", "${runbook}#${__data.fields.Alert}")
-"""Title and URL of the link from a row with a column Alert. For an unknown anchor the page opens at its top."""
+"""Title and URL of the link to the runbook from a row with a column Alert. With an unknown anchor, the page opens at its top."""
 
 
 def _annotations() -> list[dashboard.AnnotationQuery]:
@@ -118,7 +118,7 @@ def _annotations() -> list[dashboard.AnnotationQuery]:
 def _annotation(
     name: str, promql: str, colour: str, title: str, tags: str, *, at_value: bool = False
 ) -> dashboard.AnnotationQuery:
-    """Return an annotation for each series: while its value is above 0, or at the time in ms that is its value."""
+    """Return an annotation for each series, while its value is above 0. With `at_value`, its value is the time in ms instead."""
     return dashboard.AnnotationQuery(
         name=name, datasource=SOURCE, enable=True, icon_color=colour, expr=promql, step="60s", title_format=title,
         tag_keys=tags, use_value_for_time=at_value, built_in=None, hide=None,
@@ -157,9 +157,9 @@ def document(board: Board, runbook: str) -> str:
 
 
 def _normalize(model: dict[str, Any]) -> dict[str, Any]:
-    """Number the panels and remove keys that the SDK adds but not every Grafana accepts.
+    """Number the panels, and remove keys that the SDK adds but not every version of Grafana accepts.
 
-    `placement` hides links and annotations in a menu from Grafana 12 on.
+    `placement` is removed because Grafana 12 and later would show the links and annotations in a menu only.
     """
     panels = [nested for panel in model["panels"] for nested in (panel, *panel.get("panels", ()))]
     for number, panel in enumerate(panels, 1):

@@ -1,4 +1,4 @@
-"""The burn-in dashboard: changes in the hours or days in which nothing should change."""
+"""The burn-in dashboard: what changed over hours or days in which nothing should change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploy.grafana.tables import Column, matrix, rows
 
 text = texts("burnin")
 HARMFUL = "hw_thermal|sw_thermal|thermal|hw_power_brake|reliability"
-"""Throttle reasons that a healthy part under load does not have."""
+"""Throttle reasons that a healthy part does not have under load."""
 COUNTERS = {
     "gpu": (
         "ecc_corrected_volatile",
@@ -79,7 +79,7 @@ def _first_failures() -> Any:
 
 
 def _risen_counters() -> Any:
-    """Return a table of the counters that rose in the time range, and by how much."""
+    """Return a table of the counters that rose in the time range, with their increase."""
     names = [f"{source}_{name}" for source, counters in COUNTERS.items() for name in counters]
     rises = " or ".join(
         f'label_replace(increase(rackproof_{name}_total{{{HOSTS}}}[$__range]) > 0.5, "counter", "{name}", "", "")'
@@ -150,7 +150,7 @@ def _load() -> Section:
 BOARD = Board(
     name="burnin",
     title="Rackproof burn-in",
-    about="Changes in the hours or days in which nothing should change: what changed, when first, and by how much.",
+    about="Changes over hours or days in which nothing should change: what changed, when first, and by how much.",
     variables=[RACK, HOST, RUN_ID],
     sections=[_changes(), _drift(), _load()],
     since="now-24h",

@@ -66,7 +66,7 @@ NUMBERED = {
 }
 
 RULES = "count(rackproof:model:info)"
-"""Present only if Prometheus evaluates our rules; without them, the absence of alerts means nothing."""
+"""A query that has a result only if Prometheus evaluates Rackproof's rules. Otherwise a lack of alerts does not mean health."""
 
 
 def _now() -> Section:

@@ -27,7 +27,7 @@ from deploy.grafana.tables import Column, rows
 text = texts("host")
 RATE = "[$__rate_interval]"
 SLOW = "[15m]"
-"""Range for counters that the exporter reads only every five minutes, because the driver is slow to return them."""
+"""Range for counters that the exporter reads only every five minutes, because the driver returns them slowly."""
 REMAPS = {"0": ("nothing pending", FINE), "1": ("waits for a reset", WARN), "2": ("failed", BAD), "3": ("failed", BAD)}
 THROTTLED = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
 

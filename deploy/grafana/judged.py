@@ -1,4 +1,4 @@
-"""Turn criteria into PromQL for limit lines: limits come from the packs, the series from the table of alerts."""
+"""Convert criteria to PromQL for the limit lines in panels. Limits come from the packs, series from the table of alerts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def limit(criterion: str) -> float:
 
 
 def of_criterion(alert: str, matchers: str) -> str:
-    """Return the ratios that an alert compares, each divided by its limit, so that 1 is the limit of every series."""
+    """Return a query for the ratios that an alert compares, each divided by its limit, so that 1 is the limit of all series."""
     return " or ".join(
         f"{name}{_add_matchers(selector, matchers)} / {share}" for name, selector, share in _comparisons(alert)
     )
 
 
 def floor(figure: str, matchers: str) -> str:
-    """Return the lowest value that the criteria allow for a figure: the fleet median times the fleet fraction."""
+    """Return a query for the lowest value that the criteria allow for a figure: the fleet median times the required fraction."""
     return " or ".join(
         f"{share} * rackproof:throughput:median{_add_matchers(selector, matchers)}"
         for _, selector, share in _comparisons("RackproofFleetOutlier")

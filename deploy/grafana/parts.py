@@ -1,7 +1,7 @@
 """Build the parts of every dashboard: queries, colours and panels.
 
-Missing data must not look like good news. Each panel has its own text for that case, and no query turns absence into zero unless
-another term of the query shows that the source responded.
+Missing data must not look like a good result. So each panel has a text for missing data, and a query returns zero for a missing
+series only if another term of the query shows that the source responded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GPUS = f'{HOSTS}, gpu=~"$gpu"'
 RUN = f'{HOSTS}, run_id=~"$run_id"'
 WHOLE, HALF, THIRD, QUARTER = 24, 12, 8, 6
 
-# Colour-blind safe colours (Okabe and Ito); every colour has a word beside it.
+# Colours that are safe for colour-blind readers (Okabe and Ito). The dashboards always show a word with a colour.
 FINE, BUSY, WARN, BAD, GONE, ODD, PLAIN = (
     "#0072B2",
     "#56B4E9",

@@ -1,4 +1,4 @@
-"""Build tables: one row for each set of labels, or one coloured cell for each pair of two labels."""
+"""Build tables: with one row for each set of labels, or with one coloured cell for each pair of values of two labels."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def rows(
     """Return a table of current values: one row for each set of labels.
 
     Args:
-        queries: letter -> PromQL. Series of two queries with equal labels share a row.
-        columns: label, or letter of a query -> its column, in this order. It must have every label that the queries return.
+        queries: letter -> PromQL. Series with equal labels are in the same row.
+        columns: label or letter of a query -> its column, in this order. All labels that the queries return must be included.
         sort: title of the column by which rows are sorted.
         down: sort in descending order.
     """
@@ -72,7 +72,7 @@ def _value(letter: str, queries: Mapping[str, str]) -> str:
 
 
 def _column(column: Column) -> list[dashboard.DynamicConfigValue]:
-    overrides: Json = {"noValue": "–"}  # the no_value text of the panel is for a table without rows
+    overrides: Json = {"noValue": "–"}  # for an empty cell; the panel's own text is for a table without rows
     if column.unit:
         overrides["unit"] = column.unit
     if column.decimals is not None:
@@ -135,7 +135,7 @@ def matrix(
 
 
 def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboard.DataTransformerConfig]:
-    """Return the transformations from one row for each pair of labels to a sorted matrix."""
+    """Return the transformations that convert a table with one row for each pair of labels to a sorted matrix."""
     as_number = [{"targetField": column, "destinationType": "number"}]
     converted = [_transformation("convertFieldType", fields={}, conversions=as_number)] if numbers else []
     return [

@@ -1,8 +1,8 @@
-"""Check that the nodes of a cluster offer the GPUs that a plan needs; otherwise its job would stay pending forever.
+"""Check that the nodes of a cluster offer the GPUs that a plan needs. Without enough GPUs its job would stay pending forever.
 
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
-Exit codes: 0 the cluster can take every host of the plan at once, 1 it cannot, 64 wrong usage. Only the standard library is used.
+Exit codes: 0 the cluster can run all hosts of the plan at the same time, 1 it cannot, 64 wrong usage. Needs only Python.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
         for taint in spec.get("taints", [])
         if taint.get("effect") in ("NoSchedule", "NoExecute")
         and taint["key"] not in TOLERATED
-        and not taint["key"].startswith("node.kubernetes.io/")  # reported above
+        and not taint["key"].startswith("node.kubernetes.io/")  # set for the conditions that are reported above
     ]
     allocatable_count, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
     if RESOURCE not in status.get("capacity", {}):
-        problems.append(f"no {RESOURCE}: the device plugin is not running there, or finds no driver")
+        problems.append(f"no {RESOURCE}: the device plugin is not running on the node, or finds no driver")
     elif allocatable_count < capacity:
         problems.append(
             f"{capacity - allocatable_count} of {capacity} GPUs are unhealthy according to the device plugin"
         )
     elif allocatable_count < wanted:
-        problems.append(f"{allocatable_count} GPUs, the plan needs {wanted}")
+        problems.append(f"{allocatable_count} GPUs, but the plan needs {wanted}")
     return problems
 
 

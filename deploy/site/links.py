@@ -1,4 +1,4 @@
-"""A hook of mkdocs: links to files outside docs/ lead to the repository."""
+"""A hook of mkdocs that makes links to files outside docs/ point to the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINK = re.compile(r"\]\((?![a-z]+:|#|/)([^()\s#]+)(#[^()\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Return the page with links that leave docs/ replaced by links to the repository."""
+    """Return the page, with links to files outside docs/ replaced by links to the repository."""
     docs = Path(config.docs_dir)
     folder = posixpath.dirname(page.file.src_uri)
 
@@ -19,7 +19,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         target = posixpath.normpath(posixpath.join(folder, match[1]))
         path = docs / target
         if (files.get_file_from_path(target) is not None and not path.is_dir()) or not path.exists():
-            return match[0]  # a missing file is reported by mkdocs
+            return match[0]  # unchanged; mkdocs reports a missing file
         kind = "tree" if path.is_dir() else "blob"
         name = path.resolve().relative_to(docs.parent.resolve())
         return f"]({config.repo_url}/{kind}/main/{name}{match[2] or ''})"

@@ -403,9 +403,9 @@ def test_nodes_with_enough_gpus_fit_the_plan(
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
-        (node("gpu-b", gpus=None), "gpu-b: no nvidia.com/gpu: the device plugin is not running there"),
+        (node("gpu-b", gpus=None), "gpu-b: no nvidia.com/gpu: the device plugin is not running on the node"),
         (node("gpu-b", healthy=7), "gpu-b: 1 of 8 GPUs are unhealthy according to the device plugin"),
-        (node("gpu-b", gpus=4), "gpu-b: 4 GPUs, the plan needs 8"),
+        (node("gpu-b", gpus=4), "gpu-b: 4 GPUs, but the plan needs 8"),
         (node("gpu-b", unschedulable=True), "gpu-b: cordoned: kubectl uncordon gpu-b"),
         (
             node("gpu-b", taints=[{"key": "team", "effect": "NoSchedule"}]),
