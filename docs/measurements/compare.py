@@ -1,8 +1,8 @@
-"""Compare the figures of a run with those of nccl-tests, nvbandwidth and gpu-burn from the same machine, as Markdown tables.
+"""Compare the figures of a run with those of nccl-tests, nvbandwidth and gpu-burn on the same machine. Print Markdown tables.
 
 Usage: python docs/measurements/compare.py RUN/hosts/HOST.json REFERENCE
-       REFERENCE holds nccl/OP.txt, nccl/OP_graph.txt, nvbandwidth/{host,peer,local}.json and gpu_burn/smi.csv, as the
-       commands in docs/measurements/README.md leave them; what is not there is left out, and said.
+       REFERENCE is a directory with nccl/OP.txt, nccl/OP_graph.txt, nvbandwidth/{host,peer,local}.json and gpu_burn/smi.csv.
+       The commands in docs/measurements/README.md write these files. If one is missing, its table says so.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 NAMES = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
 NO_IN_PLACE = ("all_to_all", "send_recv", "hypercube")
-"""nccl-tests times them in place too, but their result there is undefined (it prints N/A for the wrong elements)."""
+"""nccl-tests times these in place too, but in place their result is undefined (it prints N/A for the wrong elements)."""
 LARGE = 64 << 20
 Figures = Mapping[tuple[str, ...], float]
 
 
 def main() -> None:
-    """Print a table for each reference tool, with its lowest and median ratio."""
+    """Print the tables, each with its lowest, median and highest ratio."""
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     record = json.loads(Path(sys.argv[1]).read_text())
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def report(ratios: list[float], what: str) -> None:
-    """Return the summary line of a table."""
+    """Print the summary line of a table."""
     if ratios:
         low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
         print(f"\n{what}: lowest {low:.3f}, median {middle:.3f}, highest {high:.3f}, {len(ratios)} figures.\n")
@@ -46,10 +46,10 @@ def report(ratios: list[float], what: str) -> None:
 
 
 def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
-    """Return size in bytes -> (time in s, busbw in B/s) from the output of nccl-tests; medians if it has several runs."""
+    """Return size in bytes -> (time in s, busbw in B/s) from the output of nccl-tests, for several runs the medians."""
     times: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
-        cells = line.split()  # hypercube has no column for the reduction
+        cells = line.split()  # 13 cells, or 12 for hypercube, which has no column for the reduction
         if len(cells) in (12, 13) and re.fullmatch(r"[1-9]\d*", cells[0]):
             time, _, busbw = (float(cell) for cell in (cells[-4:-1] if placement == "in_place" else cells[-8:-5]))
             times.setdefault(int(cells[0]), []).append((time * 1e-6, busbw * 1e9))
@@ -58,7 +58,7 @@ def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
 
 
 def collectives(observations: list[dict[str, Any]], kind: str) -> Iterator[tuple[str, str, int, float]]:
-    """Return operation, placement, size and value of every observation of a kind."""
+    """Yield operation, placement, size and value of every observation of a kind, such as `busbw`."""
     for item in observations:
         match = re.fullmatch(rf"collective\.(\w+)\.{kind}", item["name"])
         if match:
@@ -80,7 +80,7 @@ def bandwidths(observations: list[dict[str, Any]], reference: Path) -> None:
 
 
 def latencies(observations: list[dict[str, Any]], reference: Path) -> None:
-    """Compare the time of small messages, launched one by one."""
+    """Compare the time of small messages that are launched one by one."""
     _times(observations, reference, "latency", "")
 
 
@@ -139,7 +139,7 @@ def _copies(observations: list[dict[str, Any]]) -> Iterator[tuple[str, str, floa
 
 
 def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, target: int = -1) -> float:
-    """Return the figure of nvbandwidth in GB/s, or 0. For bidirectional copies nvbandwidth reports each direction."""
+    """Return nvbandwidth's figure in GB/s, or 0. For host copies in both directions it is the sum of the two directions."""
 
     def cell(case: str, row: int, column: int) -> float:
         matrix = theirs.get(case, [])
@@ -155,7 +155,7 @@ def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, targe
         "host host_to_device": ("host_to_device_memcpy_ce", 0, source),
         "host device_to_host": ("device_to_host_memcpy_ce", 0, source),
         "peer one_way": ("device_to_device_memcpy_write_ce", source, target),
-        # Three matrices in sequence: each direction, and their sum.
+        # The output has three matrices in sequence: one for each direction, and their sum.
         "peer both_ways": (both, 2 * len(theirs.get(both, [[]])[0]) + source, target),
     }[what]
     return cell(case, row, column)
@@ -189,7 +189,7 @@ def _burned(path: Path) -> dict[str, tuple[float, float, float]]:
             try:
                 watts, _, clock, temperature = (float(cell.split()[0]) for cell in row[2:6])
             except (ValueError, IndexError):
-                continue  # a partial line, written when the sampler ended
+                continue  # the last line is incomplete if nvidia-smi was ended while it wrote
             samples.setdefault(row[1], []).append([watts, clock, temperature])
     rates = {}
     for index, rows in sorted(samples.items()):

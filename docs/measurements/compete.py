@@ -1,4 +1,4 @@
-"""Slow down one GPU by matrix products of another process, to test whether a criterion detects it.
+"""Run matrix products on one GPU beside a benchmark, to test whether a criterion detects that the GPU is slower.
 
 Usage: python docs/measurements/compete.py GPU SHARE SECONDS      e.g. 2 0.05 60
 """

@@ -1,9 +1,9 @@
-"""Measure the load of the exporter during training: its share of a core, and the loss of training throughput.
+"""Measure the cost of the exporter during training: its share of a CPU core, and the loss of training throughput.
 
 Usage: python docs/measurements/exporter_cost.py [SECONDS] [ROUNDS]
 
-All GPUs of this machine (or two CPUs) train without a pause. By turns there is no exporter for SECONDS, and one that samples ten
-times a second and is scraped once a second; each round begins with the other of the two.
+All GPUs of this machine (or two CPU processes) train without a pause. A round measures SECONDS without an exporter and SECONDS
+with one, which samples ten times per second and is scraped once per second. The order alternates from round to round.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cpu_s(process: int) -> float:
 
 
 def exported(seconds: float) -> tuple[float, float, float]:
-    """Run the exporter; return begin and end of that time, and its share of a core."""
+    """Run the exporter; return begin and end of the measured time, and the exporter's share of a core."""
     command = [sys.executable, str(ROOT / "rackproof"), "export", "--listen", "127.0.0.1", "--port", str(PORT)]
     exporter = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -99,7 +99,9 @@ def main(seconds: float, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "steps"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        error_file = Path(directory) / "told"  # torchrun prints a traceback when a signal ends it
+        error_file = (
+            Path(directory) / "errors"
+        )  # not the terminal, because torchrun prints a traceback when a signal ends it
         with error_file.open("w") as file:
             training = subprocess.Popen([*launch, __file__, "--train", str(log)], stderr=file)
         try:
@@ -119,7 +121,7 @@ def main(seconds: float, rounds: int) -> None:
             training.terminate()
             training.wait()
     print(
-        f"training beside the exporter / alone, {processes} ranks: median {statistics.median(ratios):.4f} "
+        f"throughput with the exporter / without, {processes} ranks: median {statistics.median(ratios):.4f} "
         f"({min(ratios):.4f} to {max(ratios):.4f}), {rounds} rounds of {seconds:g} s; exporter: median "
         f"{statistics.median(shares):.2%} of a core"
     )

@@ -1,12 +1,12 @@
-"""Run a gang of simulated hosts on one machine with several GPUs; NCCL treats them as separate hosts.
+"""Run a gang (the hosts of one multi-node launch) of simulated hosts on one machine. NCCL treats them as separate hosts.
 
 Usage: python docs/measurements/gangs.py RUN_DIR DEVICES PROFILE [FAULT]
     DEVICES  the GPUs of each host, e.g. 0/1/2/3 or 0,1/2,3
-    PROFILE  a name or a .yml file; its gang stage is run
-    FAULT    stop:RANK or kill:RANK, a signal to that rank once it measures; slow:GPU:SHARE, another process that
-             computes on that GPU for a share of its time (compete.py), three times over
+    PROFILE  name or .yml file of a profile, whose stage `gang` is run
+    FAULT    stop:RANK or kill:RANK sends a signal to that rank while it measures; slow:GPU:SHARE starts three other processes,
+             each of which computes on that GPU for a share of the time (compete.py)
 
-RUN_DIR becomes a run directory as the playbooks leave one, and the fleet's report is written and printed.
+RUN_DIR becomes a run directory like that of the playbooks. The report is written to it and printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from schemas.records import to_json  # noqa: E402
 
 PORT = 29600
 COMPETITORS = 3
-"""Competing processes per GPU. A single one gets half of the GPU, which hardly slows a transfer over sockets."""
+"""Number of competing processes on the GPU. One alone gets half of the GPU, which hardly slows a transfer over sockets."""
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
 
 
 def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
-    """Send the signal once the rank runs an operation; return the time of the signal."""
+    """Wait until the rank runs an operation, then send the signal; return the time of the signal."""
     while not (state := [directory for directory in hosts.values() if measuring(directory, rank)]):
         time.sleep(0.1)
     time.sleep(2)

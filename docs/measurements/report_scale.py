@@ -1,12 +1,12 @@
-"""Measure time and memory of `rackproof report` for simulated fleets of growing size, on two processors.
+"""Measure time and memory of `rackproof report` for simulated fleets of increasing size, on two processors.
 
     .venv/bin/python docs/measurements/report_scale.py 100 1000 10000
 
-One row per fleet: bytes of the records, seconds of the complete command (read, validate, judge, write every format), records per
-second, and two figures that hardly depend on the machine and its load. `anchor` is the CPU time of all processes relative to
-`json.loads` of the same bytes in one process. `linear` is the CPU time per host relative to the first row; 1.0 or less is linear.
-Memory is the sum over all processes of the command, sampled 20 times a second from /proc: `PSS` counts a shared page once, `RSS`
-once per process. Compare the larger with a limit.
+It prints one row per fleet. `MB` is the size of the records, and `s` the time of the complete command (read, validate, judge,
+write every format). Two figures hardly depend on the machine and its load: `anchor` is the CPU time of all processes relative to
+`json.loads` of the same bytes in one process, and `linear` is the CPU time per host relative to the first row (at most 1.0 means
+linear). Memory is the sum over all processes of the command, sampled 20 times per second from /proc. `PSS` counts a shared page
+once, `RSS` once per process. Compare the larger one with a memory limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 COMMAND = Path(__file__).parents[2] / "rackproof"
 SAMPLE_S = 0.05
 ANCHORS = 300
-"""Records parsed for the anchor; its time is extrapolated to all bytes."""
+"""Number of records that are parsed for the anchor. Their time is extrapolated to the bytes of all records."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Compare the HTTP server of the exporter with that of prometheus_client under load: many scrapers, then half-open clients.
+"""Compare the HTTP server of the exporter with that of prometheus_client under load: first many scrapers, then half-open clients.
 
 Usage: python docs/measurements/scrape_load.py [SCRAPERS] [HALF_OPEN]      default: 100 and 1000
 The page imitates that of a host with sixteen GPUs. Each server runs in its own process, which reports its memory.
@@ -30,7 +30,7 @@ GPUS, FAMILIES, LINKS = 16, 60, 18
 
 
 class FakeCollector:
-    """A collector with as many readings as a host with sixteen GPUs has."""
+    """A collector with as many readings as on a host with sixteen GPUs."""
 
     name = "made"
 

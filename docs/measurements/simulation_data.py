@@ -1,4 +1,4 @@
-"""Make the data file of `rackproof simulate` from the records in this directory: median, extremes and spread of each figure.
+"""Create the data file of `rackproof simulate` from the records in this directory: median, extremes and spread of each figure.
 
     python docs/measurements/simulation_data.py > fleet/simulate/h200-sxm.json
 
@@ -26,21 +26,21 @@ FIGURE_RECORDS = (
     "reference-second-host/h200.json",
     "h200x4-beside-references/hosts/h200.json",
 )
-"""Records of four GPUs each. Figures of a GPU come from all of them, figures of a host from the first.
+"""Records of four GPUs each. Figures of GPUs come from all records, figures of hosts only from the first.
 
-The hosts differ in their CPUs, so differences between them do not show how hosts of one type vary. The spread of a figure of a
-host is that of its repetitions.
+These hosts have different CPUs, so they do not show how hosts of one type differ. The spread of a figure of a host is therefore
+that of its repetitions.
 """
 READINGS_RECORD = "h200x4-burnin/hosts/h200.json"
-"""The record with the snapshots."""
+"""The record from which the readings in snapshots are taken."""
 HOST_PREFIXES = ("dataloader.",)
 """Figures of a GPU that depend on its host, and are treated as figures of the host."""
 SMALL_BYTES = 1 << 20
-"""Below this size, the time to launch it on the host determines the duration of a collective."""
+"""Below this size, the duration of a collective depends on the kernel launch by the host."""
 MIN_SIGMA, MAX_SIGMA, DEFAULT_SIGMA = 0.002, 0.02, 0.01
-"""Standard deviation of a figure of a host, as a share of it: minimum, maximum, and value if it was not repeated."""
+"""Standard deviation of a host's figure, relative to the figure: minimum, maximum, and the value used without repetitions."""
 SEPARATE_PARAMS = ("numa",)
-"""Parameters that make different figures although they are not settings of the benchmark."""
+"""Parameters that distinguish figures although they are not settings of the benchmark."""
 OUTCOME_PARAMS = (
     "world_size",
     "devices",
@@ -59,7 +59,7 @@ _SETTINGS = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() f
 Doc = dict[str, Any]
 
 
-# --- figures that no record contains
+# --- figures that are in no record
 
 _ASSUMED = "assumed: not in any record of an H200"
 _ASSUMED_STEP = (
@@ -69,7 +69,7 @@ _ASSUMED_FABRIC = "assumed: an NDR port of 400 Gb/s at 97 % of its line rate; th
 
 
 def _assumed_figure(name: str, unit: str, median: float, deviation: float, source: str) -> Doc:
-    """Return a figure with `deviation`, a share of its median, to either side. A third of it is the standard deviation."""
+    """Return a figure that varies by ±`deviation` (relative to its median); a third of that is its standard deviation."""
     numbers = [median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3]
     return {"name": name, "unit": unit, "spread": [float(f"{number:.6g}") for number in numbers], "source": source}
 
@@ -105,7 +105,7 @@ ASSUMED_FIGURES = [
 
 
 def data_file() -> str:
-    """Return the data file, with one line for each figure, curve and metric so that diffs are readable."""
+    """Return the text of the data file, with one line for each figure, curve and metric, so that diffs are readable."""
     members = []
     for key, value in make_data().items():
         text = _to_json(value)
@@ -209,7 +209,7 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 
 def _samples(items: Sequence[Doc]) -> Doc:
-    """Return the samples of the first part that has some, with the extremes as shares of the value."""
+    """Return the samples of the first part that has samples, with the extremes relative to the value."""
     item = next((item for item in items if item.get("samples")), None)
     if item is None or not item["value"]:
         return {}
@@ -298,7 +298,7 @@ def _readings(record: Doc) -> Iterable[Doc]:
 
 
 def _merge_gpus(metric: Doc, gpus_by_address: Mapping[str, int]) -> Doc:
-    """Return the values by scope. `gpu=*` and `pci=*` mean all GPUs, `[minimum, maximum]` values that differ."""
+    """Return the values by scope. `gpu=*` and `pci=*` mean all GPUs; `[minimum, maximum]` means values that differ."""
     merged: Doc = {}
     for kind in ("values", "absent"):
         values_by_scope: dict[str, list[Any]] = defaultdict(list)
