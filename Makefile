@@ -1,18 +1,18 @@
-# `make acceptance` and `make test` set up everything they need. They need Python 3.11 or newer.
+# `make acceptance` and `make test` install everything that they need, except Python 3.11 or newer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# --no-compile: only imported modules are compiled, on first use. --no-warn-conflicts: targets install in parallel, so a package may be
-# missing for a moment.
+# --no-compile, because modules are compiled when they are first imported, and most never are. --no-warn-conflicts, because targets install
+# in parallel, so a dependency may be missing for a moment.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-warn-conflicts
 unexport PYTHONDONTWRITEBYTECODE
 MADE := $(BIN)/pip
 TOOLS := $(VENV)/.tools
 TORCHES := $(VENV)/.torch
 STAMP := $(VENV)/.ready
-# The torch of rehearsals and tests. Hosts with GPUs have their own, or install it from the wheelhouse.
+# The torch for rehearsals and tests. Hosts with GPUs have their own torch, or install it from the wheelhouse.
 TORCH ?= torch==2.13.0 numpy pillow
-# Counted on the PCI bus, because a broken driver must not turn an acceptance into a rehearsal.
+# GPUs are counted on the PCI bus, because a broken driver must not turn an acceptance into a rehearsal.
 GPUS := $(shell grep -ls '^PCI_ID=10DE:' /sys/bus/pci/devices/*/uevent | xargs -r grep -lE '^PCI_CLASS=30[02]00$$' | wc -l)
 ifeq ($(GPUS),0)
 INVENTORY ?= inventory/local/rehearsal.yml
@@ -26,13 +26,13 @@ RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
+acceptance: $(STAMP) ## Accept the hosts of INVENTORY (default: this machine; if it has no GPU, a rehearsal)
 	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); journal=runs/$$RACKPROOF_RUN/journal.jsonl; before=$$(cat $$journal 2>/dev/null | wc -l); \
 	trap 'echo "interrupted: stages that were started continue on the hosts; resume with make acceptance RACKPROOF_RUN=$$RACKPROOF_RUN, or stop with" \
 	  "$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/stop.yml -e rackproof_run_id=$$RACKPROOF_RUN" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was started or resumed: see the error above" >&2; exit 2; fi; \
-	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # not an older report, if the playbook failed
+	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, its records must not give a success
 
 # A simulated fleet of 64 hosts, with one fault of each kind that rejects a rack. PROFILE=standard takes longer.
 DEMO_FAULTS := xid79:r01-h03:5 ecc:r01-h07:2 nvlink_down:r02-h04:6 slow_nic:r03-h02:5 thermal:r03-h08:0 slow_hbm:r04-h01:3 \
@@ -54,7 +54,7 @@ $(TOOLS): pyproject.toml | $(MADE)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-# Without dependencies, because it is installed in parallel with the tools; $(STAMP) installs them.
+# Without dependencies, because this runs in parallel with the installation of the tools. $(STAMP) installs the dependencies.
 $(TORCHES): | $(MADE)
 	$(PIP) --no-deps $(TORCH) torchvision==0.28.0
 	touch $@
@@ -75,14 +75,14 @@ lint-code: $(STAMP)
 	$(BIN)/yamllint --strict .
 	$(BIN)/rackproof criteria lint
 
-# Compiles the tests and the modules that they import once, before each worker would.
+# Compiles the tests and the modules that they import once. Otherwise each pytest worker would compile them.
 collect-tests: $(STAMP)
 	@output=$$($(BIN)/pytest --collect-only --quiet 2>&1) || { echo "$$output" >&2; exit 1; }
 
 lint-ansible: $(TOOLS)
 	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible ANSIBLE_INVENTORY_UNPARSED_FAILED=false $(BIN)/ansible-lint --offline --strict
 
-# Dependencies of the agent as wheels, because lab hosts have no network.
+# Wheels of the agent's dependencies, because the hosts of the lab tests have no network.
 WHEELHOUSE := build/wheelhouse/.ready
 $(WHEELHOUSE): pyproject.toml | $(MADE)
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --wheel-dir $(@D) .
@@ -101,24 +101,24 @@ test: ## Run all linters, and all tests that need no GPU
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-golden: $(STAMP) ## Write the catalogue of readings, docs/metrics.md, docs/checks.md, the alert rules and the role READMEs from the code
+golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/checks.md, the alert rules and the role READMEs
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/agent/exporter/test_metrics_page.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/fleet/integrations/test_alerts.py # with the new catalogue
 	$(BIN)/python -m deploy.galaxy.role_readmes
 
-fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED): no crash, no wrong acceptance, no write outside its directory
+fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and stray writes
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)
 
-mutate: $(STAMP) ## Mutation-test judge, plan and supervisor: the share of mutants that the tests find (SAMPLE per file, FILES)
+mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the share of detected mutants (SAMPLE per file, FILES)
 	$(BIN)/python -m tests.mutate --sample $(or $(SAMPLE),100) $(FILES)
 
-test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (six minutes)
+test-image: $(STAMP) ## Build and run the container image (six minutes; needs root, buildah and debootstrap)
 	$(BIN)/pytest -m image tests/image
 
 test-gpu: $(STAMP) ## Run the tests that need GPUs, on a host that has them
 	$(BIN)/pytest -m gpu tests/gpu
 
-bench-report: $(STAMP) ## Measure time and memory of the report by the number of hosts: HOSTS="100 1000 10000"
+bench-report: $(STAMP) ## Measure time and memory of the report for fleets of several sizes: HOSTS="100 1000 10000"
 	$(BIN)/python docs/measurements/report_scale.py $(HOSTS)
 
 screenshots: $(STAMP) ## Update the screenshots in docs/images
