@@ -214,7 +214,7 @@ def not_known(shown: Sequence[Verdict]) -> str:
 
 
 def identity(shown: Sequence[Verdict]) -> str:
-    """Return that a part is not the one that it should be, or that two parts have one identity."""
+    """Return that a part is the wrong one, or that two parts have the same identity."""
     first = shown[0]
     if first.criterion.startswith("manifest"):
         return f"differs from the manifest: {label(first.name)} {first.value}"

@@ -105,7 +105,7 @@ class Criterion:
     within: float = 0.0
     """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
     prefer: Value = None
-    """With `same_as_fleet`: a value that always passes, and that is the right one if another is equally common."""
+    """With `same_as_fleet`: a value that always passes. If another value is equally common, this one is required."""
     among: str = ""
     """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
     the hosts of the same gang."""
@@ -126,7 +126,8 @@ class Criterion:
     severity: str = ""
     """`critical`: unfit for use. `warning`: inspect it. The default follows from the action."""
     replaces: str = ""
-    """Id of a criterion of an earlier pack, which this one replaces. Without it, a pack cannot reuse an id (`read_packs`)."""
+    """Id of the criterion of an earlier pack that this criterion replaces. Without `replaces`, a pack cannot reuse an id
+    (`read_packs`)."""
     origin: str = ""
     """Name of the pack whose file defines it. Packs that include this file have it too."""
 
@@ -275,7 +276,7 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 
 
 def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
-    """Yield each criterion of the operator that reuses an id without `replaces`, or that replaces a criterion that is unknown.
+    """Yield each criterion of the operator that reuses an id without `replaces`, or whose `replaces` names an unknown id.
 
     Shipped criteria that a named pack includes never replace others (`pack_selection`).
     """

@@ -285,7 +285,7 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU or adapter with an identity that another one has too; it names the other."""
+    """Return a failure for each GPU or adapter that shares its identity with another one. The failure names the other one."""
     verdicts = []
     for host, of_host in evidence.items():
         for gpu, identity in _identities(of_host.gpus()):

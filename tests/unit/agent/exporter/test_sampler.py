@@ -23,7 +23,7 @@ Exported = dict[str, float]
 
 
 def exported(samples: GpuHistory) -> Exported:
-    """Return sample name, with labels other than those of the GPU -> value."""
+    """Return the value of each sample by its name and its labels, except the labels of the GPU."""
     metrics: Exported = {}
 
     def add(name: str, value: float, suffix: str = "", **labels: str) -> None:
