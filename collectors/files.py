@@ -32,7 +32,7 @@ class Files:
     """
 
     def __init__(self, root: Path, *, cached: bool = False) -> None:
-        # Strings, because a scrape reads hundreds of files, and to join Path objects takes as long as to read the file.
+        # Paths are strings here: a scrape reads hundreds of files, and joining Path objects takes as long as reading the file.
         self._prefix = f"{root}".rstrip("/") + "/"
         self._cache: dict[tuple[str, int], str] | None = {} if cached else None
 

@@ -121,7 +121,7 @@ _ANY = re.compile(
         )
     )
 )
-"""All patterns in one, to skip the many lines that are no event fast."""
+"""All patterns in one pattern, which quickly rejects the many lines without an event."""
 _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
 """Maximum number of pairs of event and part. Events of further parts are counted for the host, to limit the memory."""

@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# Before torch is imported, which takes seconds, so that errors in the launcher's variables are reported at once.
+# The import of torch takes seconds. This comes first, so that errors in the launcher's variables are reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # an eighth of torch's import time would be garbage collection, which frees nothing here

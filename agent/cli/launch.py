@@ -32,8 +32,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--launcher",
         choices=LAUNCHERS,
         default=TORCHRUN,
-        help="what started this process: mpi (mpirun) or slurm (srun), whose variables also name the other hosts; "
-        "torchrun (default): nothing, so this command starts torchrun",
+        help="mpi or slurm: mpirun or srun started this process, and its variables also name the other hosts; "
+        "torchrun (default): this command starts torchrun itself",
     )
     parser.add_argument(
         "--members",

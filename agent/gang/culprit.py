@@ -113,13 +113,13 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
         return _find_absent_host(gang, unfinished)
     silence = f"for {HOST_SILENT_S:g} s"
     if len(gang.members) == 2:
-        text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}: the link, one of the hosts"
-        return Culprit(kind="host_silent", hosts=gang.members, text=f"{text}, or its supervisor")
+        text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}; check the link, both hosts"
+        return Culprit(kind="host_silent", hosts=gang.members, text=f"{text}, and their supervisors")
     if len(silent) == len(unfinished) > 1:
-        text = f"host {gang.me}: no messages from any other host {silence}: its own link, or the links of all others"
+        text = f"host {gang.me}: no messages from any other host {silence}; its own link failed, or the links of all others"
         return Culprit(kind="cut_off", hosts=(gang.me,), text=text)
     possessive = "its" if len(silent) == 1 else "their"
-    text = f"{_host_list(silent)}: no messages {silence}: {possessive} link, host or supervisor"
+    text = f"{_host_list(silent)}: no messages {silence}; check {possessive} link, host and supervisor"
     running = [rank for host in silent for rank in gang.statuses[host].ranks if rank.ended_s is None]
     if running:
         text += f"; last seen {'; '.join(_describe_rank(rank) for rank in running)}"

@@ -13,7 +13,7 @@ from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
 
 COLLECT_DEADLINE_S = 20.0
-"""A hung driver may block forever. A collector that has not returned by then is reported as an error."""
+"""A collector that has not returned within this time is reported as an error, because a hung driver may block forever."""
 
 Stuck = dict[str, PendingCall[Any]]
 """Collector -> its call that has exceeded the deadline."""

@@ -1,4 +1,4 @@
-"""A host's part in a run during a soak: the progress of the soak, and the record, into which each round is aggregated."""
+"""A host's part in a run during a soak: save the progress of the soak, and aggregate each round into the record."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class SoakRun(HostRun):
         return f"a round was interrupted; its {len(valid)} figures measured so far are kept"
 
     def begin_round(self) -> int:
-        """Return the number of the next round, and save it, so that after a kill it is known whether the record has it."""
+        """Return the number of the next round, and save it. After a kill the number shows whether the record has that round."""
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number

@@ -48,7 +48,7 @@ class HostCollector:
         yield host_family("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", gpus)
 
     def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
-        """Read a constant only once. On some kernels, opening /proc/cpuinfo takes 10 ms, to measure the processors' clocks."""
+        """Read a constant only once. Some kernels take 10 ms to open /proc/cpuinfo, because they then measure the clocks."""
         if name not in self._constants:
             value = read()
             if isinstance(value, Absent):

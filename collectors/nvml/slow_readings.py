@@ -16,7 +16,7 @@ from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.readings import SLOW_KINDS, Sample, read_slow
 
 REFRESH_S = 300.0
-"""Age at which readings are refreshed. During a training run a refresh takes 0.17 s of CPU time per GPU, so 0.06 % of a CPU."""
+"""Age at which readings are refreshed. During a training run a refresh takes 0.17 s of CPU time per GPU: 0.06 % of a CPU."""
 STALE_S = 900.0
 """Age at which readings expire."""
 

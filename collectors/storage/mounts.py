@@ -35,7 +35,10 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return each local file system once, if possible with the mount of all of it, and the overlay of a container's root."""
+    """Return each local file system once, and the overlay of a container's root.
+
+    If a file system has several mounts, the mount of the whole file system is preferred.
+    """
     best: dict[str, Mount] = {}
     for mount in mounts:
         if mount.kind not in LOCAL and not (mount.target == "/" and mount.kind == "overlay"):

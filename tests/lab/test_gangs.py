@@ -143,7 +143,7 @@ def test_host_whose_link_is_cut_is_excluded_and_the_others_are_measured(lab: Lab
     }
     (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
     assert (fault["host"], fault["name"]) == (LOST, "gang.fault")
-    assert fault["reason"].startswith(f"host {LOST}: no messages for 10 s: its link, host or supervisor")
+    assert fault["reason"].startswith(f"host {LOST}: no messages for 10 s; check its link, host and supervisor")
     relaunched = [("failed", 3), ("finished", 2)]
     assert {host["name"]: launches(host) for host in report["hosts"]} == {**dict.fromkeys(others, relaunched), LOST: []}
     lost = next(host for host in report["hosts"] if host["name"] == LOST)

@@ -1,4 +1,4 @@
-"""An all_reduce at the same time as matrix products: how much of it they hide, and how much the two slow each other down.
+"""An all_reduce at the same time as matrix products: the share of its time that they hide, and the slowdown of both.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
 bandwidth. The number of products is chosen so that they take about as long as the all_reduce. Ideally both together take
@@ -20,7 +20,7 @@ from schemas.records import SKIPPED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the hidden share and the slowdown. Both are 1 if running both takes no longer than the longer one alone."""
+    """Report the hidden share and the slowdown. Both figures are 1 if both operations together take no longer than one alone."""
     if context.world_size == 1:
         raise CannotMeasureError(SKIPPED, "a collective needs two ranks")
     size, size_bytes = settings["size"], settings["size_bytes"]
@@ -62,7 +62,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def overlap_figures(computation: float, communication: float, both: float) -> tuple[float, float]:
-    """Return hidden share and slowdown from the seconds of each alone, and of both at once.
+    """Return hidden share and slowdown, given the seconds of each operation alone and of both at once.
 
     A share below 0 (slower than running them one after the other) is reported as 0, a share above 1 (noise) as 1. The
     slowdown is not limited.

@@ -33,7 +33,7 @@ MAX_CALLS = 20
 TRIAL_SHARE = 32
 """The first exchanges, which estimate the speed of the pair, send 1/TRIAL_SHARE of the buffer."""
 TRIALS = 3
-"""Number of exchanges for the estimate, which is the time of the fastest."""
+"""Number of exchanges for the estimate. The time of the fastest one is used."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -266,7 +266,7 @@ class NcclTransport:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._communicator = Communicator.connect(context, "pairs")
-        self._flag = torch.ones(1, device=context.device)  # kept as an attribute: the operation only has the address
+        self._flag = torch.ones(1, device=context.device)  # an attribute, because the operation keeps only its address
         self._all_reduce = self._communicator.operation("all_reduce", self._flag, self._flag)
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:

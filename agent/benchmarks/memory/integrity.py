@@ -61,7 +61,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield chunks of `wanted` bytes in all, or as much as can be allocated. Raises RuntimeError if nothing can."""
+    """Yield chunks of `wanted` bytes in total, or as much as can be allocated. Raises RuntimeError if nothing can."""
     count, words, allocated = CHUNK, max(1, wanted // 8), 0
     while words > 0 and count >= 1 << 16:
         try:

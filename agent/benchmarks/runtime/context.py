@@ -76,7 +76,7 @@ class Context(Timing):
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this rank reports what all ranks measured together: one rank on each host, so that every record has it."""
+        """Whether this rank reports what all ranks measured together. One rank on each host does, so that every record has it."""
         return self.local_rank == 0
 
     def set_phase(self, phase: str, exit_code: int | None = None) -> None:
@@ -90,7 +90,7 @@ class Context(Timing):
 
     @property
     def progress_due(self) -> bool:
-        """Whether this rank reports the progress of a training and did not do so for more than `SAVE_S`."""
+        """Whether this rank reports the progress of trainings, and last did so more than `SAVE_S` ago."""
         return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
     def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:

@@ -35,7 +35,7 @@ from schemas import documents
 from schemas.records import ERROR
 
 EDGE_DIVISOR = 10
-"""The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss that over the last ones."""
+"""The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

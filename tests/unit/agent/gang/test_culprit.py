@@ -109,7 +109,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}),
         "host_silent",
         ("h3",),
-        "host h3: no messages for 10 s: its link, host or supervisor; last seen gpu=0 rank 4 in phase "
+        "host h3: no messages for 10 s; check its link, host and supervisor; last seen gpu=0 rank 4 in phase "
         '"collective all_reduce 8 B"; gpu=1 rank 5 in phase "collective all_reduce 8 B"',
     ),
     "two lost hosts": (
@@ -122,13 +122,13 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(hosts=2, ages={"h2": LOST_STATUS_AGE_S}),
         "host_silent",
         ("h1", "h2"),
-        "hosts h1 and h2: no messages between them for 10 s: the link, one of the hosts, or its supervisor",
+        "hosts h1 and h2: no messages between them for 10 s; check the link, both hosts, and their supervisors",
     ),
     "the first host lost all others": (
         gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LOST_STATUS_AGE_S}),
         "cut_off",
         ("h1",),
-        "host h1: no messages from any other host for 10 s: its own link, or the links of all others",
+        "host h1: no messages from any other host for 10 s; its own link failed, or the links of all others",
     ),
     "a host lost both watchers": (
         gang_snapshot(me="h3", ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
@@ -508,7 +508,7 @@ def test_lost_host_is_reported_with_its_running_ranks() -> None:
     assert text.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
     all_ended = {f"r{number}": rank_state(number, ended_s=60.0, exit_code=0) for number in (4, 5)}
     assert culprit_text(gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}, **all_ended)).endswith(
-        "its link, host or supervisor"
+        "its link, host and supervisor"
     )
 
 
