@@ -55,7 +55,7 @@ def _earlier_states(directories: Sequence[Path], run: Run) -> tuple[Mapping[str,
     for earlier in runs:
         other = baseline_store.kind_of(earlier.plan)
         if other != kind:
-            raise RunError(f"run {earlier.plan.run_id} is of another kind ({other}) than the new run ({kind})")
+            raise RunError(f"run {earlier.plan.run_id} is of kind {other}, but the new run is of kind {kind}")
         if earlier.plan.nonce in nonces:
             raise UsageError(f"run {earlier.plan.run_id} is given twice: comparing it with itself would show no change")
         nonces.add(earlier.plan.nonce)

@@ -1,4 +1,4 @@
-"""`rackproof diff`: compare runs: parts, versions, regressions."""
+"""`rackproof diff`: compare the parts, versions and figures of runs."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
 
 @cache
 def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
-    """Return why the unit is wrong (empty: it is right), and the bounds of the value. Readings of other versions have none."""
+    """Return why the unit is wrong (empty: it is right), and the bounds of the value. An unknown reading may be negative."""
     reading = READINGS.get(name)
     right = "s" if name.startswith(COLLECTOR) else reading.unit if reading else unit
     if unit != right:

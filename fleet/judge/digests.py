@@ -85,7 +85,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
 
 
 def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -> list[tuple[str, str]]:
-    """Return (stage, scope) of each measured digest of the host without a comparable digest of another GPU."""
+    """Return (stage, scope) of each digest of the host that cannot be compared with the digest of another GPU."""
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)

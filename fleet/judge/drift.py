@@ -26,7 +26,7 @@ REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
 WINDOW = 3
 """Number of buckets whose median is a level, so that one slow round is not a drift."""
 MIN_BUCKETS = 2 * WINDOW
-"""Number of buckets with a value below which drift is not evaluated."""
+"""Drift is not evaluated if fewer buckets than this have a value."""
 MAX_CUT_ROUNDS = 3
 """Number of rounds that may be cut off together with their supervisor. More than these need an explanation."""
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
@@ -176,7 +176,7 @@ def judge_soak(view: HostView) -> Iterator[Verdict]:
 
 
 def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
-    planned_s = view.plan.stage(SOAK).duration_s  # not what the host reports
+    planned_s = view.plan.stage(SOAK).duration_s  # from the plan, because the host's own value may be wrong
     lasted = f"{format_span(soak.soaked_s)} of {format_span(planned_s)}"
     if soak.planned_s != planned_s:
         yield f"the host planned to soak {format_span(soak.planned_s)}, the plan says {format_span(planned_s)}"

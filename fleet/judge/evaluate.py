@@ -141,7 +141,7 @@ def _judge_series(
 
 
 def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
-    """Yield inconclusive verdicts for the host or its GPUs without any reading; `groups` come from `series`."""
+    """Yield an inconclusive verdict for the host, or each of its GPUs, that has no reading; `groups` come from `series`."""
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
@@ -158,7 +158,7 @@ def _judge_measured(
     """Return the verdict on measured values: on the worst of them, the best, or the change over the run.
 
     None if the criterion is optional and the fleet is too small to compare with, or if it is for NVLinks and none joins the
-    GPUs; the report lists what no other criterion judges.
+    GPUs. If no other criterion judges the values, the report lists them as not judged.
     """
     if criterion.baseline is not None:
         return _judge_against_baseline(view, criterion, measured)
@@ -225,7 +225,7 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
 
 
 def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
-    """Return the verdict on the increase of a counter; a failure names the stage with most of it."""
+    """Return the verdict on the increase of a counter; a failure names the stage with the largest part of the increase."""
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]
     if len(measured) < 2 or phases != [view.first_snapshot, view.last_snapshot]:
@@ -246,7 +246,7 @@ def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Obser
 
 
 def _deciding_observation(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
-    """Return the observation that decides: the last failing one; with `best_of_run` the first that holds."""
+    """Return the observation that decides: the last one that fails; with `best_of_run` the first one that passes."""
     failing = [item for item in measured if not holds(criterion.operator, item.value, limit)]
     holding = [item for item in measured if item not in failing]
     return (holding or failing)[0] if criterion.best_of_run else (failing or holding)[-1]
@@ -283,7 +283,7 @@ def _verdict(
 def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> Value:
     """Return the limit of an observation by a criterion that needs neither the fleet nor an accepted record.
 
-    None if the limit depends on the NVLinks between the GPUs, and none joins them or the host did not report it.
+    None if the limit depends on the number of NVLinks between the GPUs, and that number is zero or was not reported.
     """
     if criterion.links:
         links = view.nvlinks_between(observation.scope)
@@ -306,7 +306,7 @@ def describe_comparison(criterion: Criterion, value: Value, limit: Value) -> str
 
 
 def holds(comparison: str, value: Value, limit: Value) -> bool:
-    """Return whether the comparison holds; never for a value of another type than its limit."""
+    """Return whether the comparison is true. It is false if the value has another type than the limit."""
     if isinstance(value, int | float) and isinstance(limit, int | float):
         return isinstance(value, bool) == isinstance(limit, bool) and COMPARE[comparison](value, limit)
     return comparison == "eq" and value is not None and type(value) is type(limit) and value == limit

@@ -1,7 +1,7 @@
 """Add up the InfiniBand and Ethernet ports of a host: how many are up, and their rate.
 
-The totals are observations of the host in each snapshot, like readings. They are compared with the inventory; single ports are
-compared with those of other hosts.
+The totals are observations of the host in each snapshot, like readings. They are compared with the inventory. Each port
+is also compared with the same port of other hosts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gather the statistics of a fleet host by host. What many hosts report alike is computed once."""
+"""Gather the statistics of a fleet host by host. Readings that many hosts have in common are evaluated once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_PENDING = 256
 
 @dataclass(kw_only=True)
 class _Readings:
-    """What equal readings add to the statistics, and the number of hosts that have them."""
+    """Readings that several hosts have in common: what they add to the statistics, and the number of these hosts."""
 
     parts: list[tuple[PartValue, int]]
     """Each value, with the number of equal parts of the host that have it."""

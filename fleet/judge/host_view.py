@@ -100,7 +100,7 @@ class HostView:
         It is the most that either GPU reported in any snapshot: a link that is down at one end still belongs to the pair.
         """
         links: dict[str, int] = {}
-        # Snapshots that read the same share one metric.
+        # Snapshots with equal readings share one object.
         metrics = {id(metric): metric for _, metric in self.observations.metrics.get("gpu.peer.link", ())}
         for metric in metrics.values():
             for scope, path in metric.values.items():

@@ -29,7 +29,7 @@ L = TypeVar("L")
 class HostValues:
     """The benchmark observations of one host, as a layout and its values.
 
-    Of observations on pairs of hosts (`partner=`) the layout has only the kinds, because the scopes differ from host to host.
+    The layout has only the kinds of observations on pairs of hosts (`partner=`), because their scopes differ from host to host.
     """
 
     def __init__(self, view: HostView) -> None:

@@ -55,7 +55,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         ]
 
     def by_scope(self, name: str) -> dict[str, list[Observation]]:
-        """Return the readings of that name by scope; empty if benchmarks report the name, whose figures differ in parameters."""
+        """Return the readings of that name by scope; empty for figures of benchmarks, because these also differ in parameters."""
         if name in self._others:
             return {}
         by_scope = self._by_scope.get(name)

@@ -56,7 +56,7 @@ class _Check:
     operator: str
     row: TallyRow
     is_number: bool
-    """Whether the row counts passing numbers without their limit."""
+    """Whether passes are counted by their numbers alone (`TallyRow.add_pass`); the row then already has the limit."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -475,7 +475,7 @@ class PassCounter:
 
 
 def _counts_numbers(row: TallyRow, criterion: Criterion, limit: Value) -> bool:
-    """Return whether the row counts passing numbers without their limit."""
+    """Return whether the row counts passes by their numbers alone (`TallyRow.add_pass`)."""
     is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
     return is_number and criterion.operator != "eq" and row.operator == criterion.operator
 

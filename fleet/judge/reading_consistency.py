@@ -21,7 +21,7 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 FULL_PHASES = ("before", "after")
-"""Phases of the snapshots that have every reading; one taken during a launch has only the fast ones."""
+"""Phases of the snapshots that have every reading. A snapshot during a launch has only the readings that take little time."""
 IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
 """Reading -> field of the record that states the same."""
 REPORTED_AS_IDENTITY = ("gpu.serial", "gpu.uuid", "gpu.name")
@@ -188,7 +188,7 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
 def _is_there(scope: str, present: set[str]) -> bool:
     """Return whether the part of that scope was there when the snapshot was taken.
 
-    A remote volume or a virtual interface may go and come by design, with all its readings; an error code appears with the error.
+    A remote volume or a virtual interface may disappear and return, with all its readings. An error code appears with its error.
     """
     parsed = Scope.parse(scope)
     if parsed.kind in EVENT_LABELS:

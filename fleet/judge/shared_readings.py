@@ -12,10 +12,10 @@ Step = TypeVar("Step")
 
 
 class SharedReadings(Generic[Step]):
-    """Steps, each with the names of its readings, while all hosts of a layout have the same readings of these names."""
+    """The steps of the judge, such as criteria, whose readings are equal on all hosts of a layout so far."""
 
     def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
-        """Share the steps of `names` unless a reading of the first host has no key."""
+        """Share each step of `names` (step -> names of its readings), unless one of its readings has no key on the first host."""
         self.steps = {step: of_step for step, of_step in names.items() if values.readings_key(of_step) is not None}
         self._tokens = {name: values.tokens[name] for names in self.steps.values() for name in names}
 

@@ -125,7 +125,7 @@ def with_straggler_causes(
 
 
 def _launch_series(view: HostView, kind: Kind, views: Iterable[HostView]) -> dict[str, list[float]]:
-    """Return figure -> values of all ranks of the launch of this host's ranks, including these."""
+    """Return figure -> values of all ranks in the launch of this host, including the ranks of this host."""
     series: dict[str, list[float]] = defaultdict(list)
     for other in views:
         same_launch = other is view or (kind[1] == "gang" and other.host.gang == view.host.gang)

@@ -112,7 +112,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
 
 
 def without_left_out(changes: Iterable[VerdictChange], old: Document) -> tuple[VerdictChange, ...]:
-    """Return the changes without passed verdicts that the old report of a large fleet left out: they are not new."""
+    """Return the changes, except passes that seem new only because the old report of a large fleet left them out."""
     if not old.get("left_out"):
         return tuple(changes)
     return tuple(item for item in changes if not (item.kind == "new" and item.about["verdict"] == PASS))

@@ -56,7 +56,7 @@ class Attempt:
 
     @property
     def worked(self) -> bool:
-        """Return whether the hosts work together: a launch finished and measured something, a probe completed everything."""
+        """Return whether the hosts work together: a launch must finish and measure something, a probe must be `complete`."""
         if self.stage == PROBE or not self.joint_benchmarks:
             return self.complete
         return self.finished and any(

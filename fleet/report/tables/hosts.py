@@ -92,8 +92,9 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the worst verdict on each GPU of a host.
 
-    A GPU without verdicts is inconclusive. If the report leaves out passes, such a GPU passed, unless the host has fewer
-    inconclusive verdicts than missing observations. No GPU passes on a host that left no record, or no result of a whole stage.
+    A GPU without verdicts is inconclusive. If the report leaves out passes, such a GPU passed, provided that the host has an
+    inconclusive verdict for each missing observation. On a host without a record, or without any result of a stage, no GPU
+    passes.
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:

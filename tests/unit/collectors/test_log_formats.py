@@ -279,7 +279,7 @@ def paragraphs() -> list[tuple[set[str], list[str]]]:
 
 
 def everything_read(lines: list[str]) -> set[str]:
-    """Return the readings in the form of the first lines of the excerpts."""
+    """Return the readings in the form that the first line of each paragraph has."""
     result = counts(*lines)
     xids = {f"xid {code} {pci}{' fatal' if result.fatal[pci, code] else ''}" for pci, code in result.xid}
     sxids = {f"sxid {fatal} {code} {pci}" for pci, fatal, code in result.sxid}

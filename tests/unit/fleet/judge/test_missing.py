@@ -1,4 +1,4 @@
-"""Test which slot of a missing GPU is reported; the driver renumbers the remaining GPUs from 0."""
+"""Test which slot is reported for a missing GPU, although the driver renumbers the remaining GPUs from 0."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
 
 def test_contradictory_slots_name_no_slot() -> None:
     more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
-    assert count_details(findings(h2=more)) == {DRIVER: ""}, "which of the three should be there"
+    assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three may be the missing one"
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
     assert count_details(findings(h2=elsewhere)) == {DRIVER: on_bus(7), BUS: ""}
     numbered_anew = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
@@ -230,7 +230,9 @@ def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
     )
     assert count_details(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
     unnamed = change_gpus(host_with_slots("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
-    assert count_details(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "the PCI bus shows which"
+    assert count_details(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, (
+        "the PCI bus shows which slot is empty"
+    )
 
 
 @pytest.mark.parametrize("missing", [0, 2])
