@@ -1,4 +1,7 @@
-"""Gather the statistics of a fleet host by host. Readings that many hosts have in common are evaluated once."""
+"""Gather the statistics of a fleet host by host.
+
+Hosts whose benchmarks made the same observations share a layout (`layout`). Readings that they have in common are evaluated once.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +82,8 @@ class _Layout:
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
     bandwidths: list[_Bandwidth] = field(default_factory=list)
-    readings: list[_Step] = field(default_factory=list)
-    """The steps that are not shared."""
+    steps: list[_Step] = field(default_factory=list)
+    """The steps that are applied to each host: all except the shared ones."""
     shared: SharedReadings[_Step]
     hosts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Gang and rack -> number of its hosts, which all have the shared readings."""
@@ -123,9 +126,9 @@ class Gatherer:
         self._add_bandwidths(layout, host)
         if changed := layout.shared.remove_changed(host):
             self._count_shared(layout, changed)
-            layout.readings += changed
+            layout.steps += changed
         layout.hosts[(view.host.gang, view.host.rack)] += 1
-        for step in layout.readings:
+        for step in layout.steps:
             self._add_readings(layout, host, step)
 
     def finish(self) -> FleetStats:
@@ -218,7 +221,7 @@ class Gatherer:
             number=number,
             is_plain=is_plain,
             shared=shared,
-            readings=[step for step in steps if step not in shared.steps],
+            steps=[step for step in steps if step not in shared.steps],
         )
         try:
             self._compile_figures(host, layout)

@@ -1,8 +1,8 @@
 """Count the criteria that a host passes without building their verdicts.
 
 Most verdicts of a fleet are passes, and many of them are alike. This module counts only certain passes; `judge` evaluates
-everything else. Equal readings are evaluated once. Numbers are compared with limits that were computed once for all hosts of a
-layout.
+everything else. Equal readings are evaluated once. Hosts whose benchmarks made the same observations share a layout (`layout`),
+and their numbers are compared with limits that were computed once for the layout.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Check:
 
 @dataclass(kw_only=True, eq=False)
 class _Step:
-    """How one criterion is applied to the hosts of a layout: by `checks`, or by the readings of `names`."""
+    """How one criterion is applied to the hosts of a layout: by `checks`, by `partners`, or by the readings of `names`."""
 
     criterion: Criterion
     number: int = 0
@@ -70,7 +70,7 @@ class _Step:
     partners: PartnerCheck | None = None
     """The check of a figure that is measured between pairs of hosts."""
     names: tuple[str, ...] | None = None
-    """Without checks and names, the criterion is evaluated in full."""
+    """The readings that decide. Without checks, partners and names, the criterion is evaluated in full."""
     readings: ReadingCheck | None = None
     """How the readings of further hosts are compared, after one host has passed."""
     passes: list[Verdict] = field(default_factory=list)

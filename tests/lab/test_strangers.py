@@ -21,7 +21,7 @@ RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
 FIRST_ON_MANAGEMENT = "10.88.0.11"
 """Address of the first host on the management network."""
-REFUSED, DROPPED, IN = "refused", "dropped", "in"
+REFUSED, DROPPED, ADMITTED = "refused", "dropped", "admitted"
 SECONDS = 14.0
 """Duration of the benchmark, during which the foreign machines connect."""
 SECONDS_UNTIL_KILLED = 100.0
@@ -30,7 +30,7 @@ KNOCK = """
 import socket, sys
 try:
     socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5).close()
-    print("in")
+    print("admitted")
 except TimeoutError:
     print("dropped")
 except OSError:
@@ -122,7 +122,7 @@ class Strangers:
         return run(command, timeout=120).stdout.strip()
 
     def try_connection(self, namespace: str, address: str, port: int) -> str:
-        """Connect from a namespace; return REFUSED, DROPPED or IN."""
+        """Connect from a namespace; return REFUSED, DROPPED or ADMITTED."""
         return self._python(namespace, KNOCK, address, str(port))
 
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
@@ -171,9 +171,9 @@ def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, strange
     assert {
         port: strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, port) for port in ports
     } == dict.fromkeys(ports, REFUSED)
-    assert strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, 22) == IN
+    assert strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, 22) == ADMITTED
 
-    assert strangers.try_connection(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == IN
+    assert strangers.try_connection(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == ADMITTED
     strangers.send_nonsense(strangers.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
     strangers.send_nonsense(strangers.fabric, lab.host("node2").address, HEARTBEATS[1])
     gang.check_finished()
@@ -189,12 +189,12 @@ def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind
     print("foreign machine on the fabric:", results)
     assert results == dict.fromkeys(ours, DROPPED)
     strangers.route_fabric_over_management()
-    assert strangers.try_connection(strangers.management, first, 22) == IN
+    assert strangers.try_connection(strangers.management, first, 22) == ADMITTED
     results = {endpoint: strangers.try_connection(strangers.management, *endpoint) for endpoint in ours[:2]}
     print("foreign machine that reaches the fabric address over the management network:", results)
     assert results == dict.fromkeys(ours[:2], DROPPED)
     member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
-    assert (member, strangers.try_connection(strangers.fabric, first, 22)) == (IN, IN)
+    assert (member, strangers.try_connection(strangers.fabric, first, 22)) == (ADMITTED, ADMITTED)
 
     supervisor = gang.pid("node2", "rackproof.* launch --run-dir")
     since = time.monotonic()

@@ -173,7 +173,7 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
         "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
     }
-    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # a third of the time
+    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # takes a third of the time
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]

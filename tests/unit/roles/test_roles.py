@@ -446,7 +446,7 @@ COMMANDS = {"judge": "report", "scaling": "scaling"}
 def failed_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """Run each command with a `rackproof` that writes no report and exits with 2 or 74.
 
-    Return the directory of the plays, and play -> output. A play is called `judge-2`.
+    Return the directory of the plays, and play -> output. A play is named after its tasks file and its exit code: `judge-2`.
     """
     directory = tmp_path_factory.mktemp("failed_reports")
     program = "import sys; print(f'rackproof: {sys.argv[2]}: {sys.argv[1]}: No space left on device', file=sys.stderr)"

@@ -96,7 +96,7 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
 
 
 def test_finding_in_the_kernel_log_says_what_clears_it(tmp_path: Path) -> None:
-    """After the reset that we asked for, the driver writes XID 154, and XID 119 stays in the log."""
+    """After the reset, the driver writes a second XID 154, but XID 119 stays in the log."""
     messages = (
         "NVRM: Xid (PCI:0000:5d:00): 119, pid=1234, name=python, Timeout after 6s of waiting for RPC response from GPU3 GSP!",
         "NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",

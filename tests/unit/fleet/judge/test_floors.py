@@ -1,4 +1,4 @@
-"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, half of them fails, and no floor needs a fleet.
+"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, half a figure fails, no floor needs a fleet.
 
 Healthy figures are measured by us or published; each row has its source. The grid of all models and counts takes them from the
 shares of the datasheet that the weakest part of a class reaches.
@@ -364,7 +364,7 @@ SMALL = (
     *_copies("rtx-pro-6000-server", "PIX", (52, 56.6, 36, 40), (101, 111, 52), "local-inference-lab/rtx6kpro"),
     *_copies("a10", "NODE", (26.3, 21.8), (), "NVIDIA/nvbandwidth issue 50, A6000 with the same link"),
 )
-"""Healthy figures whose floors find a wrong transport or a gross fault, not a half."""
+"""Healthy figures whose floors find only a wrong transport or a gross fault: half of such a figure may pass."""
 
 
 def linked_figures(row: Linked, factor: float) -> list[Observation]:

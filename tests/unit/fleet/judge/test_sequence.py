@@ -198,7 +198,7 @@ def soak_record(
     events: tuple[Event, ...] = (),
     **fields: Any,
 ) -> Change:
-    """Return the record of a soak with these rounds, of which each kept one finished."""
+    """Return the record of a soak with `finished` rounds; it keeps the launches of the rounds `numbers`."""
     soak = Soak(
         began=builders.WHEN,
         planned_s=60.0,

@@ -47,7 +47,7 @@ def slow_verdict(**over: Any) -> Verdict:
 
 
 def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
-    """Return the annotated verdict on a slow rank with these figures; its three peers are usual."""
+    """Return the annotated verdict on a slow rank with these figures; by default its three peers have normal figures."""
     views = [
         host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(host_view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
