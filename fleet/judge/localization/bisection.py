@@ -24,7 +24,10 @@ from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of
 from schemas.tournament import chosen, pairs_of
 
 WITNESSES = 2
-"""Failures that make a host bad (with different good hosts) or a link bad. A single failure may be chance, or the link's."""
+"""Failures that make a host bad (with different good hosts) or a link bad.
+
+A single failure may be due to chance or to the link.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class SuspectBuilder:
         self._quantity, self._edges, self._slow = quantity, edges, slow_parts
         self._failed_alone = failed_alone
         self._rails_of_host: dict[str, set[int]] = defaultdict(set)
-        """Host -> its rails, without the slow ones."""
+        """Host -> its rails, except those in `SlowParts.rails`."""
         for host, rail in slow_parts.edges_of_end:
             if rail not in slow_parts.rails:
                 self._rails_of_host[host].add(rail)
@@ -71,8 +71,8 @@ class SuspectBuilder:
             f"rail {rail}",
             indexes,
             rule_of_succession(slow, len(ends)),
-            f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} that of the other rails "
-            f"with {slow} of {len(ends)} hosts",
+            f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} that of the other rails, "
+            f"on {slow} of {len(ends)} hosts",
             rails=(rail,),
         )
 

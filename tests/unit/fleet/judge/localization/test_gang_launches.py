@@ -262,14 +262,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a rail is slow": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of that of the other rails with 4 of 4 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails, on 4 of 4 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a rail is slow and a NIC on it slower": [
         (
             "rail", "rail 1", 0.857,
-            "bandwidth on rail 1 is 50% of that of the other rails with 5 of 5 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails, on 5 of 5 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
@@ -496,14 +496,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "three hosts, a rail slow": [
         (
             "rail", "rail 1", 0.8,
-            "bandwidth on rail 1 is 50% of that of the other rails with 3 of 3 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails, on 3 of 3 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "one of two rails is slow": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of that of the other rails with 4 of 4 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails, on 4 of 4 hosts",
             "", (1,), "bandwidth", 50.0, 75.0, 66.0,
         ),
     ],
@@ -549,7 +549,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a rail is slow, and all have a best partner": [
         (
             "rail", "rail 1", 0.917,
-            "bandwidth on rail 1 is 53% of that of the other rails with 10 of 10 hosts",
+            "bandwidth on rail 1 is 53% of that of the other rails, on 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 72.5, 63.8,
         ),
     ],
@@ -613,14 +613,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a host is the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of that of the other rails with 9 of 10 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails, on 9 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 84.4, 74.272,
         ),
     ],
     "a host is barely the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.917,
-            "bandwidth on rail 1 is 50% of that of the other rails with 10 of 10 hosts",
+            "bandwidth on rail 1 is 50% of that of the other rails, on 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 82.5, 72.6,
         ),
     ],
