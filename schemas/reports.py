@@ -290,7 +290,7 @@ class SummaryLine:
     kind: str
     """One of LINES."""
     text: str
-    """For people, after the title."""
+    """Text for people, shown after the title."""
     title: str = ""
     verdict: str = ""
     """Verdict of a check or a reason: pass, fail or inconclusive; empty if nothing was judged."""
@@ -346,9 +346,9 @@ class Replaced:
     """Id of the criterion that replaces it."""
     by_pack: str
     new: str
-    """The same of the new criterion."""
+    """Observation, limit, severity and action of the new criterion, in words."""
     changed: tuple[str, ...] = ()
-    """Settings in which the two differ."""
+    """Settings in which the two criteria differ."""
     source: str = ""
     """The reason that the operator's pack gives."""
     hosts: int = 0
