@@ -66,8 +66,8 @@ def call(options: argparse.Namespace) -> int:
     run = load(options.run_dir)
     if report["run_id"] != run.plan.run_id:
         raise RunError(
-            f"{options.run_dir}: report.json is of run {clean(report['run_id'])}, the plan of {run.plan.run_id}: "
-            f"rackproof report {options.run_dir}"
+            f"{options.run_dir}: report.json is of run {clean(report['run_id'])}, but the plan is of run {run.plan.run_id}: "
+            f"run rackproof report {options.run_dir}"
         )
     verdicts, causes, facts = [_verdict(item) for item in report["verdicts"]], _causes(report), _facts(report)
     failed = failed_parts(causes, verdicts)

@@ -222,4 +222,4 @@ def too_few_reason(peers: PeerGroup, criterion: Criterion | None = None) -> str:
         if needs_deviation
         else f"a median needs at least {MIN_PEERS_FOR_MEDIAN}"
     )
-    return f"the run has {peers.count} of {peers.model} with this figure, and {needs}"
+    return f"the run has {peers.count} of {peers.model} with this figure, but {needs}"

@@ -97,11 +97,12 @@ def _is_earlier(moment: str, other: str) -> bool:
 def _launch_order_problems(record: Record) -> Iterator[Problem]:
     for earlier, later in itertools.pairwise(record.launches):
         if _seconds(later.began) < _seconds(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
-            reason = f"a launch began at {later.began}, and the one before it at {earlier.began} took {earlier.duration_s:.0f} s"
+            previous = f"began at {earlier.began} and took {earlier.duration_s:.0f} s"
+            reason = f"a launch began at {later.began}, but the one before it {previous}"
             yield f"stage.{later.stage}", "host", reason, later.stage
             continue
         if _is_earlier(later.began, earlier.began):
-            reason = f"a launch began at {later.began}, and the one before it at {earlier.began}"
+            reason = f"a launch began at {later.began}, but the one before it began later, at {earlier.began}"
             yield f"stage.{later.stage}", "host", reason, later.stage
 
 
@@ -111,11 +112,11 @@ def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
     for launch in record.launches:
         is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
         if launch.succeeded and is_watched and launch.stage not in read:
-            reason = f"the launch took {launch.duration_s:.0f} s, and the record has no snapshot during it"
+            reason = f"the launch took {launch.duration_s:.0f} s, but the record has no snapshot during it"
             yield f"stage.{launch.stage}", "host", reason, launch.stage
     is_watched = record.soak is not None and any(series.name == POWER for series in record.soak.timeline.series)
     if record.soak and is_watched and record.soak.soaked_s > UNREAD_S and SOAK not in read:
-        reason = f"the soak took {record.soak.soaked_s:.0f} s, and the record has no snapshot during it"
+        reason = f"the soak took {record.soak.soaked_s:.0f} s, but the record has no snapshot during it"
         yield f"stage.{SOAK}", "host", reason, SOAK
 
 
@@ -147,9 +148,9 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """Check the rounds of a soak, whose record keeps the first and the last launches, each with the number of its round."""
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
-        yield f"the launches have {finished} finished rounds, the soak has {soak.finished}"
+        yield f"the record has launches of {finished} finished rounds, but the soak counts {soak.finished}"
     if len(launches) < min(soak.finished, KEPT_ROUNDS):
-        yield f"{soak.finished} rounds finished, and the record has {len(launches)} launches"
+        yield f"{soak.finished} rounds finished, but the record has only {len(launches)} launches"
     numbers = [launch.number for launch in launches]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         yield f"the rounds are not in order: {', '.join(map(str, numbers))}"
@@ -159,6 +160,10 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     if len(set(soak.timeline.events)) < len(soak.timeline.events):
         yield "the timeline has a duplicate event"
     if max(numbers, default=0) > soak.rounds:
-        yield f"the record has a launch of round {max(numbers)}, and {soak.rounds} rounds began"
+        yield f"the record has a launch of round {max(numbers)}, but only {soak.rounds} rounds began"
     if bool(soak.ended) != bool(soak.ended_by):
-        yield f"the soak ended at {soak.ended or 'no time'}, by {soak.ended_by or 'nothing'}"
+        yield (
+            f"the soak ended at {soak.ended}, but the record does not say what ended it"
+            if soak.ended
+            else f"the soak was ended by {soak.ended_by}, but the record does not say when"
+        )

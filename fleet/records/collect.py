@@ -84,7 +84,7 @@ class RecordCollector:
         ):
             if actual != framed:
                 raise documents.DocumentError(
-                    f"{item.source}: the record is of {key} {actual or 'none'}, its frame says {framed or 'none'}"
+                    f"{item.source}: the record is of {key} {actual or 'none'}, but its frame says {framed or 'none'}"
                 )
         return record
 

@@ -81,7 +81,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
             record,
             launches=(replace(record.launches[0], began=LATER), replace(record.launches[0], number=2)),
         ),
-        f"a launch began at {builders.WHEN}, and the one before it at {LATER}",
+        f"a launch began at {builders.WHEN}, but the one before it began later, at {LATER}",
     ),
     "member twice": (
         True,
@@ -97,7 +97,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
                 replace(record.launches[0], began=LATER, number=2),
             ),
         ),
-        f"a launch began at {LATER}, and the one before it at {builders.WHEN} took 100 s",
+        f"a launch began at {LATER}, but the one before it began at {builders.WHEN} and took 100 s",
     ),
     "two snapshots of one moment": (
         False,
@@ -107,7 +107,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "no snapshot during a long launch": (
         False,
         launches(lambda item: replace(item, duration_s=100.0, timeline=Trace(bucket_s=2.0))),
-        "the launch took 100 s, and the record has no snapshot during it",
+        "the launch took 100 s, but the record has no snapshot during it",
     ),
     "culprit of a finished launch": (
         True,
@@ -220,21 +220,24 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "more launches than rounds": (
         soak_record((1, 2, 3), 2),
         [
-            "the launches have 3 finished rounds, the soak has 2",
-            "the record has a launch of round 3, and 2 rounds began",
+            "the record has launches of 3 finished rounds, but the soak counts 2",
+            "the record has a launch of round 3, but only 2 rounds began",
         ],
     ),
     "a launch is missing": (
         soak_record((1, 8, 9), 9),
-        ["9 rounds finished, and the record has 3 launches"],
+        ["9 rounds finished, but the record has only 3 launches"],
     ),
     "a round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
     "two rounds exchanged": (soak_record((2, 1), 2), ["the rounds are not in order: 2, 1"]),
     "a round that was cut off": (soak_record((1, 3), 2, cut=1), []),
-    "more rounds than began": (soak_record((1, 3), 2), ["the record has a launch of round 3, and 2 rounds began"]),
+    "more rounds than began": (soak_record((1, 3), 2), ["the record has a launch of round 3, but only 2 rounds began"]),
     "ended without a cause": (
         soak_record((1,), 1, ended=LATER),
-        ["the record has no snapshot after the last round of the soak", f"the soak ended at {LATER}, by nothing"],
+        [
+            "the record has no snapshot after the last round of the soak",
+            f"the soak ended at {LATER}, but the record does not say what ended it",
+        ],
     ),
     "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),
     "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a duplicate series"]),
