@@ -52,7 +52,7 @@ def call(options: argparse.Namespace) -> int:
         print("\n".join(problems), end="\n" if problems else "")
         return 1 if problems else 0
     if options.kind is None:
-        raise UsageError(f"--kind is missing: one of {', '.join(KINDS)}")
+        raise UsageError(f"--kind is missing: choose one of {', '.join(KINDS)}")
     try:
         nodes = documents.parse(sys.stdin.buffer.read(), source="standard input")
     except documents.DocumentError as error:

@@ -19,7 +19,7 @@ from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
-"""`certain`: a reading shows the cause; `likely`: figures suggest it; `unknown`: evidence is missing, maybe without a fault."""
+"""`certain`: a reading shows the cause; `likely`: figures suggest it; `unknown`: evidence is missing; there may be no fault."""
 STOPPED = (VerdictKind.MISSING, ERROR, SKIPPED, VerdictKind.UNFINISHED, VerdictKind.CONTRADICTORY)
 """Kinds of verdicts without a value, because something ended or disturbed the measurement."""
 

@@ -78,7 +78,7 @@ class SlotMap:
 
 
 def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdict:
-    """Return the verdict; if it fails because of missing GPUs, with what identifies them."""
+    """Return the verdict. A failure because of missing GPUs gets the texts that identify them."""
     is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict

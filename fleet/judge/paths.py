@@ -108,7 +108,7 @@ def _is_number(value: Value) -> bool:
 
 
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
-    """Return the verdict; if it fails a bandwidth and a slow transport explains it, with this reason and the action `configure`.
+    """Return the verdict. A failed bandwidth that a slow transport explains gets this reason and the action `configure`.
 
     The action stays the same if a link of the host fails by itself. If NVLS is missing, the verdict gets a remedy.
 
