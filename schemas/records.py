@@ -96,9 +96,20 @@ class Metric:
         return frozenset(tuple(Scope.parse(scope).labels) for scope in self.values)
 
     @cached_property
+    def is_whole(self) -> bool:
+        """Whether all its numbers are whole."""
+        return all(type(value) is int or value.is_integer() for value in self._numbers)
+
+    @cached_property
+    def absent_shapes(self) -> frozenset[tuple[str, ...]]:
+        """Return the labels of the scopes that have no value, in the form of `shapes`."""
+        return frozenset(tuple(Scope.parse(scope).labels) for scope in self.absent)
+
+    @cached_property
     def gpus(self) -> frozenset[str]:
-        """Return the indices of the GPUs in the scopes of its values."""
-        labels = [scope.labels for scope in map(Scope.parse, self.values) if scope.device_kind == "gpu"]
+        """Return the indices of the GPUs in its scopes, with or without a value."""
+        scopes = map(Scope.parse, (*self.values, *self.absent))
+        labels = [scope.labels for scope in scopes if scope.device_kind == "gpu"]
         return frozenset(each[label] for each in labels for label in GPU_LABELS if label in each)
 
     @property

@@ -24,6 +24,8 @@ DEADLINE_GRACE_S = 120.0
 """A supervisor that ends its ranks at the deadline needs at most this long."""
 FIRST_READING_S = LAST_READING_S = 3600.0
 """An agent reads the host at its beginning, and ends once it has read the host for the last time."""
+SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
+"""What ranks on GPUs use, and report the version of."""
 CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 
@@ -48,7 +50,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
         yield from _identity_problems(record)
         yield from reading_problems(record)
         yield from relation_problems(view, record)
-        yield from _software_problems(record)
+        yield from _software_problems(view, record)
     yield from _figure_problems(view, figures)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)
@@ -151,9 +153,11 @@ def _identity_problems(record: Record) -> Iterator[Problem]:
                 yield f"gpu.{field}", "host", f"{count} GPUs of this host have {field} {value}", ""
 
 
-def _software_problems(record: Record) -> Iterator[Problem]:
-    if any(launch.outcome == "finished" for launch in record.launches) and not record.software.get("torch"):
-        yield "launch.torch", "host", "the launch finished, and the ranks reported no version of torch", ""
+def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
+    if any(launch.outcome == "finished" for launch in record.launches):
+        for name in ("torch",) if view.plan.rehearsal else SOFTWARE:
+            if not record.software.get(name):
+                yield f"launch.{name}", "host", f"the launch finished, and the ranks reported no version of {name}", ""
 
 
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:

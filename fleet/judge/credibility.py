@@ -31,6 +31,8 @@ SIGNED_READINGS = frozenset(
     }
 )
 """Readings that may be negative. No figure of a benchmark is."""
+FRACTIONS = frozenset({"host.load"})
+"""Readings with the unit 1 that are not whole numbers."""
 LEAST = {"Cel": 2.0, "W": 1.0}
 """Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A part
 without a sensor reports 0."""
@@ -66,6 +68,10 @@ def incredible(snapshot: Snapshot) -> Iterator[Problem]:
         reason, least, most = _bounds_of_reading(metric.name, metric.unit)
         if reason:
             yield metric.name, "host", reason, snapshot.stage
+        elif metric.unit == "1" and metric.name in READINGS and metric.name not in FRACTIONS and not metric.is_whole:
+            for scope, value in metric.values.items():
+                if isinstance(value, float) and not value.is_integer():
+                    yield metric.name, scope, f"{value:g} is not credible: it is a whole number", snapshot.stage
         elif metric.least < least or metric.greatest > most:
             for scope, value in metric.values.items():
                 is_number = type(value) in (int, float) and bool(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleet.judge.baseline import outcome_params
 from fleet.judge.bounded_cache import BoundedCache
@@ -41,6 +41,8 @@ COMPARED_TIMES = ("straggler.compute",)
 """Times that are compared like rates: no device waits for another in them."""
 LATENCIES, LEAST_LATENCY_S = ("peer_copy.latency", "pairs.latency"), 1e-7
 """A message takes longer than light needs for 20 m of cable and back, and than a GPU needs to read its own memory."""
+DURATION_TOLERANCE_S = 1.0
+"""Benchmarks follow each other within their launch; times are rounded."""
 RELATIVE = 1e-3
 FACTORS = {
     ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",
@@ -76,6 +78,8 @@ class FigureStructure:
     """Positions of two figures -> the first divided by the second."""
     latencies: tuple[int, ...] = ()
     """Positions of the times of one message."""
+    durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False
     """The figures are aggregates of several rounds."""
 
@@ -171,6 +175,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         factors=tuple(_factors(items)),
         ratios=tuple(ratios),
         latencies=tuple(position for position, item in enumerate(items) if item.name in LATENCIES),
+        durations={} if is_soak else _durations(items),
         is_soak=is_soak,
     )
 
@@ -207,6 +212,12 @@ def figure_problems(
             yield _problem(items[position], f"{value:g} s is not credible: no message takes so little time")
     for group in structure.siblings:
         yield from _different_magnitude([items[position] for position in group])
+    for stage, positions in structure.durations.items():
+        launches = [launch.duration_s for launch in view.evidence.launches() if launch.stage == stage]
+        times = [value for position in positions if isinstance(value := items[position].value, int | float)]
+        if launches and sum(times) > sum(launches) + DURATION_TOLERANCE_S:
+            reason = f"the benchmarks took {sum(times):.0f} s, and their launches {sum(launches):.0f} s"
+            yield DURATION.name, "host", reason, stage
 
 
 def _problem(item: Observation, reason: str) -> Problem:
@@ -344,6 +355,14 @@ def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
         for (first, second), product in FACTORS.items():
             if first in of_device and second in of_device and product in of_device:
                 yield of_device[first], of_device[second], of_device[product]
+
+
+def _durations(items: Sequence[Observation]) -> dict[str, tuple[int, ...]]:
+    positions: dict[str, list[int]] = defaultdict(list)
+    for position, item in enumerate(items):
+        if item.name == DURATION.name and item.status == MEASURED:
+            positions[item.stage].append(position)
+    return {stage: tuple(each) for stage, each in positions.items()}
 
 
 def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:

@@ -49,13 +49,17 @@ PARTS = {
     "host.numa.": "host.numa.memory_total",
     "infiniband.": "infiniband.state",
     "network.": "network.operstate",
+    "pcie.": "pcie.kind",
     "storage.disk.": "storage.disk.rotational",
     "storage.mount.": "storage.mount.size",
     "storage.nvme.": "storage.disk.rotational",
 }
 """Readings of one kind of part -> the reading of theirs that each part of the host has."""
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
-PEER, NVLINK, BOND = "gpu.peer.link", "gpu.nvlink.", "network.bond."
+PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
+OTHER_PARTS = ("network.bond.", "pcie.acs.")
+"""Readings of parts that no reading lists: a bond is no adapter, and ACS is a setting of bridges."""
+GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS = frozenset(PARTS.values())
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
 """Labels of readings of events. The log does not name the part of each of them."""
@@ -80,13 +84,22 @@ def _problems_of_snapshot(snapshot: Snapshot) -> Iterator[Problem]:
     readings = {metric.name: metric for metric in snapshot.metrics}
     for metric in snapshot.metrics:
         shapes = _shapes(metric.name)
-        if shapes is not None and not metric.shapes <= shapes:
-            for scope in (scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes):
+        if shapes is not None and not (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes)):
+            wrong = [scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes]
+            wrong += [scope for scope in metric.absent if tuple(Scope.parse(scope).labels) not in _wider(shapes)]
+            for scope in wrong:
                 reason = f"read in the scope {scope}, and this is a reading of {_part_of(metric.name)}"
                 yield metric.name, scope, reason, snapshot.stage
         if metric.name in COUNTS or metric.name in WHOLES:
             for scope, reason in _exceeding(metric, readings):
                 yield metric.name, scope, reason, snapshot.stage
+    if GPUS_ON_BUS in readings and KIND in readings:
+        listed = [scope for scope, kind in readings[KIND].values.items() if kind == "gpu"]
+        for scope, stated in readings[GPUS_ON_BUS].values.items():
+            if (
+                listed and isinstance(stated, int) and stated > len(listed)
+            ):  # fewer: one fell off the bus, and is judged
+                yield GPUS_ON_BUS, scope, f"is {stated}, and {KIND} lists {len(listed)} GPUs", snapshot.stage
     for scope in readings[PEER].values if PEER in readings else ():
         labels = Scope.parse(scope).labels
         if labels.get("gpu") == labels.get("peer"):
@@ -106,18 +119,19 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
             listed[metric.name].update(metric.values, metric.absent, (HOST,))
     for snapshot in record.snapshots:
         for metric in snapshot.metrics:
-            parts = listed.get(_list_of(metric.name))
-            if parts is not None and not metric.values.keys() <= parts:
-                for scope in sorted({Scope.parse(scope).part for scope in metric.values} - parts - {HOST}):
+            parts = listed.get(list_of(metric.name))
+            if parts is not None and not (metric.values.keys() <= parts and metric.absent.keys() <= parts):
+                scopes = (*metric.values, *metric.absent)
+                for scope in sorted({Scope.parse(scope).part for scope in scopes} - parts - {HOST}):
                     if not any(Scope.parse(each).part == scope for each in parts):
-                        reason = f"was read of {scope}, of which {_list_of(metric.name)} was not"
+                        reason = f"was read of {scope}, of which {list_of(metric.name)} was not"
                         yield metric.name, scope, reason, snapshot.stage
 
 
 @cache
-def _list_of(name: str) -> str:
+def list_of(name: str) -> str:
     """Return the reading that lists the parts which have this reading; an empty string if none does."""
-    if name.startswith(BOND):  # a bond is no adapter
+    if name.startswith(OTHER_PARTS):
         return ""
     return next((reading for prefix, reading in PARTS.items() if name.startswith(prefix)), "")
 
@@ -139,6 +153,12 @@ def _exceeding(metric: Metric, readings: Mapping[str, Metric]) -> Iterator[tuple
             most = whole.values.get(scope)
             if isinstance(value, int | float) and isinstance(most, int | float) and value > most:
                 yield scope, f"is {value:g}, and {whole.name} is {most:g}"
+
+
+@cache
+def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
+    """Return these labels and those of the parts that contain them: a host without a reading has it for none of its parts."""
+    return frozenset(labels[:number] for labels in shapes for number in range(len(labels) + 1))
 
 
 @cache

@@ -63,7 +63,7 @@ def digest(value: str, **over: Any) -> Observation:
 
 
 def healthy_record(host: str, plan: Plan = PLAN) -> Record:
-    record = host_evidence(plan, host, *healthy_readings(), software={"torch": "2.11.0", "nccl": "2.28"}).records[0]
+    record = host_evidence(plan, host, *healthy_readings(), software=builders.SOFTWARE).records[0]
     return replace(record, observations=(*record.observations, digest("c0ffee")))
 
 
@@ -224,7 +224,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
         with_readings(last=healthy_readings(version=reading(absent="error: gone", name="driver.version", scope="host"))), [ODD]),
     "a flag instead of the number of links": (with_constant_readings(links=True), [ODD]),
     "fewer links": (with_constant_readings(links=17), [ODD]),
-    "another NCCL": (lambda made: replace(made, software={"nccl": "2.20"}), [ODD]),
+    "another NCCL": (lambda made: replace(made, software={**made.software, "nccl": "2.20"}), [ODD]),
     "no NCCL": (lambda made: replace(made, software={}), [ODD]),
     "another digest": (with_digest("badc0de"), [ODD]),
     "a missing digest": (without("digest.value"), []),
@@ -235,7 +235,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a collector that failed": (with_constant_readings(more=reading(absent="error: x", name="collector.ok",
         scope="collector=nvml")), [ODD]),
     "a collector that worked": (with_constant_readings(more=reading(1.0, name="collector.thing", scope="host")), []),
-    "versions among the readings": (with_constant_readings(more=reading("2.28", name="launch.nccl", scope="host")), []),
+    "versions among the readings": (with_constant_readings(more=reading("2.28.9", name="launch.nccl", scope="host")), []),
     "a GPU without any observation": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
     "a wrong reading of an unplanned GPU": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
     "a clock lost later": (with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),

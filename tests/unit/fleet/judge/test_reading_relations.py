@@ -8,7 +8,7 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import host_views
-from fleet.judge.reading_relations import COUNTS, WHOLES, relation_problems
+from fleet.judge.reading_relations import COUNTS, WHOLES, list_of, relation_problems
 from schemas.readings import READINGS
 from schemas.records import Metric, Value
 from tests import builders
@@ -61,6 +61,31 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "nic=eth1",
         "of which network.operstate was not",
     ),
+    "a device that the bus does not have": (
+        [metric("pcie.kind", pci_0="gpu"), metric("pcie.width", pci_1=16)],
+        "pci=1",
+        "of which pcie.kind was not",
+    ),
+    "no reading of an adapter that the host does not have": (
+        [metric("network.operstate", nic_eth0="up"), replace(metric("network.speed"), absent={"nic=eth1": "error: x"})],
+        "nic=eth1",
+        "of which network.operstate was not",
+    ),
+    "no reading of a GPU that the host does not have": (
+        [replace(metric("gpu.fan.speed"), absent={"gpu=7": "unsupported: x"})],
+        "gpu=7",
+        "the record does not list this GPU",
+    ),
+    "no reading in a scope of another kind": (
+        [replace(metric("clock.source"), absent={"gpu=0": "unsupported: x"})],
+        "gpu=0",
+        "this is a reading of the host",
+    ),
+    "more GPUs than the bus has": (
+        [metric("gpu.pci_count", host=3), metric("pcie.kind", pci_0="gpu", pci_1="network")],
+        "host",
+        "is 3, and pcie.kind lists 1 GPUs",
+    ),
     "links that no GPU has": (
         [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],
         "gpu=0",
@@ -93,8 +118,8 @@ def test_count_is_the_number_of_parts(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLES)
 def test_part_is_at_most_the_whole(name: str) -> None:
     scope = AT[READINGS[name].labels]
-    listed = metric("storage.mount.size", mount_a=10)
-    more = [listed] if name.startswith("storage.mount.") and WHOLES[name] != listed.name else []
+    listing = list_of(name)
+    more = [Metric(name=listing, unit="1", values={scope: 10})] if listing not in ("", name, WHOLES[name]) else []
 
     def found(value: int) -> list[tuple[str, str, str]]:
         reading = Metric(name=name, unit="1", values={scope: value})

@@ -26,7 +26,7 @@ from tests import builders
 
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack of the uniformity criteria only."""
-OF_EVERY_HOST = ("gpu.peer.link", "launch.torch", "launch.nccl")
+OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
 """Compared readings that the hosts of `builders` have. A test adds its own."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
@@ -469,8 +469,7 @@ def test_report_has_collected_and_compared_versions() -> None:
     evidence["h1"] = with_readings(evidence["h1"], readings)
     first, second = merge(plan, evidence, (PACK,)).hosts
     assert first.software == {
-        "torch": "2.11.0",
-        "nccl": "2.28.9",
+        **builders.SOFTWARE,
         "driver.version": "580.159.04",
         "gpu.vbios_version[gpu=0]": NEW,
         "gpu.vbios_version[gpu=1]": OLD,
@@ -478,7 +477,7 @@ def test_report_has_collected_and_compared_versions() -> None:
         "gpu.power_limit_default": "700",
         "host.cpu.count": "192",
     }
-    assert second.software == {"torch": "2.11.0", "nccl": "2.28.9"}
+    assert second.software == builders.SOFTWARE
 
 
 @pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), FOUR])
