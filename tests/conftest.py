@@ -27,8 +27,9 @@ settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
     # Each of the four workers starts with one of these. The first installs the agent on lab hosts, which other labs wait for.
-    *("lab/test_resume", "lab/test_roles", "unit/fleet/records/test_hostile", "browser/test_report"),
-    # These follow, in an order in which the workers with the two longest files above get short ones next.
+    *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
+    "lab/test_roles",
+    # These follow, in an order in which the workers with the longest files above get short ones next.
     *("lab/test_mpi", "lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_hostile_host", "lab/test_strangers", "lab/test_monitoring", "lab/test_run_host"),
@@ -56,6 +57,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: positions.get(str(item.path.relative_to(ROOT / "tests").with_suffix("")), len(positions))
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tables that tests recorded."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "table":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(str(value))
 
 
 def pytest_collection_finish() -> None:

@@ -182,6 +182,11 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     """The records of one host were made by one agent, with the same software."""
+    for record in records:
+        stages = {item.stage for item in record.observations}
+        if (GANG in stages) != bool(record.gang) and stages:
+            whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
+            yield "record", "host", f"the record of {whose} has figures of {', '.join(sorted(stages))}", ""
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
         yield "record", "host", f"its records are of Rackproof {' and '.join(sorted(versions))}", ""

@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fleet.judge.baseline import outcome_params
 from fleet.judge.bounded_cache import BoundedCache
@@ -31,8 +32,8 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 """Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
-SIZES = ("size", "size_bytes")
-"""Parameters that the plan states. A pair of hosts chooses the size of its messages itself (`outcome_params`)."""
+CHANGED_SETTINGS = frozenset({"learning_rate"})
+"""Settings that a benchmark adapts to the number of ranks. A pair of hosts selects its message size itself (`outcome_params`)."""
 CREDIBLE_RATIO = 20.0
 """A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
@@ -44,6 +45,8 @@ LATENCIES, LEAST_LATENCY_S = ("peer_copy.latency", "pairs.latency"), 1e-7
 DURATION_TOLERANCE_S = 1.0
 """Benchmarks follow each other within their launch; times are rounded."""
 RELATIVE = 1e-3
+STEP_TIMES = ("training.step_time", "transformer.step_time")
+"""Times of trainings whose throughput counts the images or tokens of a batch."""
 FACTORS = {
     ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",
     ("stress.efficiency", "stress.power"): "stress.throughput",
@@ -226,18 +229,19 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 def _wrong_param(view: HostView, item: Observation) -> str:
     """Return why a parameter of a figure cannot be right; empty if all can."""
+    chosen = _settings(view, item.stage, item.name.partition(".")[0])
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
-        if key in SIZES and key not in outcome_params(item.name):
-            planned = _planned_sizes(view, item.stage, item.name.partition(".")[0]).get(key)
-            if planned is not None and value != planned:
+        if key not in CHANGED_SETTINGS and key not in outcome_params(item.name):
+            planned = chosen.get(key, value)
+            if value != planned and not (isinstance(planned, list | tuple) and value in planned):
                 return f"{key} is {value}, and the plan has {planned}"
     return ""
 
 
-def _planned_sizes(view: HostView, stage: str, benchmark: str) -> Mapping[str, Value]:
-    """Return the sizes with which a stage of the plan runs a benchmark."""
+def _settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, Any]:
+    """Return the settings with which a stage of the plan runs a benchmark."""
     planned = next((item.benchmarks for item in view.plan.stages if item.name == stage), {})
     return settings_of(benchmark, planned[benchmark]) if benchmark in planned else {}
 
@@ -331,17 +335,18 @@ def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float
 
 
 def _training_steps(items: Sequence[Observation]) -> Iterator[tuple[int, int, float]]:
-    """Yield the positions of rate and time of each training -> the samples of one step of all ranks."""
-    rates = {_training(item): position for position, item in enumerate(items) if item.name == "training.throughput"}
+    """Yield the positions of rate and time of each training -> the images or tokens of one step of all ranks."""
+    rates = {_training(item): position for position, item in enumerate(items) if item.name.endswith(".throughput")}
     for position, item in enumerate(items):
-        size, ranks = item.params.get("batch_size"), item.params.get("world_size")
-        is_step = item.name == "training.step_time" and item.status == MEASURED
-        if is_step and _training(item) in rates and isinstance(size, int) and isinstance(ranks, int):
-            yield rates[_training(item)], position, float(size * ranks)
+        params = item.params
+        size, ranks, length = params.get("batch_size"), params.get("world_size"), params.get("sequence", 1)
+        is_step = item.name in STEP_TIMES and item.status == MEASURED and _training(item) in rates
+        if is_step and isinstance(size, int) and isinstance(ranks, int) and isinstance(length, int):
+            yield rates[_training(item)], position, float(size * length * ranks)
 
 
-def _training(item: Observation) -> tuple[str, str, Value, Value]:
-    return item.stage, item.scope, item.params.get("network"), item.params.get("data")
+def _training(item: Observation) -> tuple[str, str, str, Value, Value]:
+    return (*_measurement(item), item.params.get("network"), item.params.get("data"))
 
 
 def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:

@@ -71,6 +71,8 @@ INFORMATIONAL: Mapping[str, str] = {
     "gpu.remapped_rows.banks_high": "follows from the number of remapped rows, which is judged",
     "gpu.remapped_rows.banks_max": "follows from the number of remapped rows, which is judged",
     "gpu.utilization": _LOAD,
+    "gpu.throttle.active reason=hw_slowdown": "its causes, hw_thermal and hw_power_brake, are judged",
+    "gpu.throttle.active reason=power_cap": "a healthy GPU reaches its power limit under load",
     "host.cpu.clock_now_median": "idle processors lower their clocks",
     "host.cpu.clock_now_min": "idle processors lower their clocks",
     "host.dimm.label": _NAME,

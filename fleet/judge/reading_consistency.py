@@ -32,6 +32,8 @@ REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
 """Device kinds that may be replaced by another one of the same name while the host runs."""
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
+ALL_EVENTS = "kernel.event.last_seen"
+"""Has each kind of event, also those that have not occurred."""
 CONSTANT_OF_OTHERS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
     "compute_capability", "brand", "id",
@@ -181,18 +183,18 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
                 continue
             metric = here[name]
             for scope in sorted(scopes - metric.values.keys() - metric.absent.keys()):
-                if _is_there(scope, present):
+                if _is_there(name, scope, present):
                     yield name, scope, when, snapshot.stage
 
 
-def _is_there(scope: str, present: set[str]) -> bool:
+def _is_there(name: str, scope: str, present: set[str]) -> bool:
     """Return whether the part of that scope was there when the snapshot was taken.
 
     A remote volume or a virtual interface may disappear and return, with all its readings. An error code appears with its error.
     """
     parsed = Scope.parse(scope)
     if parsed.kind in EVENT_LABELS:
-        return False
+        return name == ALL_EVENTS
     return scope in present or parsed.device_kind in LASTING_LABELS
 
 

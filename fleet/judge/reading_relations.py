@@ -60,7 +60,7 @@ PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
 OTHER_PARTS = ("network.bond.", "pcie.acs.")
 """Readings of parts that no reading lists: a bond is no adapter, and ACS is a setting of bridges."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
-LISTS = frozenset(PARTS.values())
+LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
 """Labels of readings of events. The log does not name the part of each of them."""
 
@@ -70,17 +70,22 @@ def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
     # A planned GPU that the record does not list has a verdict of its own.
     known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
     unlisted: dict[str, str] = {}
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
+        if metric.name in COUNTED:
+            numbers[metric.name].add(_number_of_parts(metric))
     for snapshot in record.snapshots:
         for metric in snapshot.metrics:
             for index in metric.gpus - known:
                 unlisted.setdefault(index, snapshot.stage)
-        yield from _problems_of_snapshot(snapshot)
+        yield from _problems_of_snapshot(snapshot, numbers)
     yield from _unknown_parts(record)
     for index, stage in sorted(unlisted.items()):
         yield "gpu.serial", f"gpu={index}", "has readings, and the record does not list this GPU", stage
 
 
-def _problems_of_snapshot(snapshot: Snapshot) -> Iterator[Problem]:
+def _problems_of_snapshot(snapshot: Snapshot, numbers: Mapping[str, set[int]]) -> Iterator[Problem]:
+    """`numbers`: reading -> the number of parts that have it, in each snapshot."""
     readings = {metric.name: metric for metric in snapshot.metrics}
     for metric in snapshot.metrics:
         shapes = _shapes(metric.name)
@@ -91,15 +96,8 @@ def _problems_of_snapshot(snapshot: Snapshot) -> Iterator[Problem]:
                 reason = f"read in the scope {scope}, and this is a reading of {_part_of(metric.name)}"
                 yield metric.name, scope, reason, snapshot.stage
         if metric.name in COUNTS or metric.name in WHOLES:
-            for scope, reason in _exceeding(metric, readings):
+            for scope, reason in _exceeding(metric, readings, numbers):
                 yield metric.name, scope, reason, snapshot.stage
-    if GPUS_ON_BUS in readings and KIND in readings:
-        listed = [scope for scope, kind in readings[KIND].values.items() if kind == "gpu"]
-        for scope, stated in readings[GPUS_ON_BUS].values.items():
-            if (
-                listed and isinstance(stated, int) and stated > len(listed)
-            ):  # fewer: one fell off the bus, and is judged
-                yield GPUS_ON_BUS, scope, f"is {stated}, and {KIND} lists {len(listed)} GPUs", snapshot.stage
     for scope in readings[PEER].values if PEER in readings else ():
         labels = Scope.parse(scope).labels
         if labels.get("gpu") == labels.get("peer"):
@@ -114,11 +112,18 @@ def _problems_of_snapshot(snapshot: Snapshot) -> Iterator[Problem]:
 def _unknown_parts(record: Record) -> Iterator[Problem]:
     """Yield each reading of a part that the list of the parts of its kind does not have in any snapshot."""
     listed: dict[str, set[str]] = defaultdict(set)
+    gpus: set[str] = set()
     for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
         if metric.name in LISTS:
             listed[metric.name].update(metric.values, metric.absent, (HOST,))
+        if metric.name == KIND:
+            gpus.update(scope for scope, kind in metric.values.items() if kind == "gpu")
     for snapshot in record.snapshots:
         for metric in snapshot.metrics:
+            if gpus and metric.name == GPUS_ON_BUS:
+                for scope, stated in metric.values.items():
+                    if isinstance(stated, int) and stated > len(gpus):  # fewer: one fell off the bus, and is judged
+                        yield GPUS_ON_BUS, scope, f"is {stated}, and {KIND} lists {len(gpus)} GPUs", snapshot.stage
             parts = listed.get(list_of(metric.name))
             if parts is not None and not (metric.values.keys() <= parts and metric.absent.keys() <= parts):
                 scopes = (*metric.values, *metric.absent)
@@ -126,6 +131,10 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
                     if not any(Scope.parse(each).part == scope for each in parts):
                         reason = f"was read of {scope}, of which {list_of(metric.name)} was not"
                         yield metric.name, scope, reason, snapshot.stage
+
+
+def _number_of_parts(metric: Metric) -> int:
+    return len(metric.values.keys() | (metric.absent.keys() - {HOST}))
 
 
 @cache
@@ -141,13 +150,17 @@ def _part_of(name: str) -> str:
     return f"each {' and '.join(labels)}" if labels else f"the {HOST}"
 
 
-def _exceeding(metric: Metric, readings: Mapping[str, Metric]) -> Iterator[tuple[str, str]]:
+def _exceeding(
+    metric: Metric, readings: Mapping[str, Metric], numbers: Mapping[str, set[int]]
+) -> Iterator[tuple[str, str]]:
     """Yield scope and reason of a count that is not the number of parts, or of a value above its whole."""
-    parts, whole = readings.get(COUNTS.get(metric.name, "")), readings.get(WHOLES.get(metric.name, ""))
-    if parts and HOST in metric.values:
-        number, stated = len(parts.values.keys() | (parts.absent.keys() - {HOST})), metric.values[HOST]
-        if stated != number:
-            yield HOST, f"is {stated}, and {parts.name} was read of {number}"
+    counted, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
+    if HOST in metric.values and counted in numbers:
+        # Short snapshots have counts without their parts.
+        own, stated = readings.get(counted), metric.values[HOST]
+        possible = {_number_of_parts(own)} if own else numbers[counted]
+        if stated not in possible:
+            yield HOST, f"is {stated}, and {counted} was read of {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():
             most = whole.values.get(scope)

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "of which network.operstate was not",
     ),
     "a device that the bus does not have": (
-        [metric("pcie.kind", pci_0="gpu"), metric("pcie.width", pci_1=16)],
+        [metric("pcie.kind", pci_0="nvme"), metric("pcie.width", pci_1=16)],
         "pci=1",
         "of which pcie.kind was not",
     ),
@@ -82,9 +82,9 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "this is a reading of the host",
     ),
     "more GPUs than the bus has": (
-        [metric("gpu.pci_count", host=3), metric("pcie.kind", pci_0="gpu", pci_1="network")],
+        [metric("gpu.pci_count", host=3), metric("pcie.kind", pci_0="gpu", pci_1="gpu", pci_2="network")],
         "host",
-        "is 3, and pcie.kind lists 1 GPUs",
+        "is 3, and pcie.kind lists 2 GPUs",
     ),
     "links that no GPU has": (
         [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],

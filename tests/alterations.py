@@ -1,0 +1,640 @@
+"""Alter one element of the evidence of an accepted run: the altered run is never accepted, and nothing crashes.
+
+    make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
+    .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
+
+The elements are found by walking a record along its JSON schema, so that a new field is altered the day it is added. An
+element is removed, duplicated or swapped with that of another part; a number gets another sign or scale, a unit another name, a
+time another day. `ALLOWED` lists the alterations that may be accepted, each with its reason.
+
+An altered record is judged beside the statistics of the other hosts, as a host of a large fleet is. An alteration that is
+accepted in this way is judged again from files, as `rackproof report` judges them; so are a few of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.judge.criteria import Pack, read_packs
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.gather import gather
+from fleet.judge.informational import reason_of
+from fleet.judge.judge import by_criterion, host_views, judge_hosts
+from fleet.judge.passes import PassCounter
+from fleet.judge.tally import Tally
+from fleet.records.load import Run, load
+from fleet.report.hosts import decide, units
+from fleet.report.merge import merge
+from schemas.catalogue import BENCHMARKS
+from schemas.decode import observation_from_json, record_from_parts
+from schemas.documents import compiled, part
+from schemas.readings import READINGS
+from schemas.records import MEASURED, Metric, Observation, Record
+from schemas.reports import ACCEPTED
+from schemas.run_directory import record_names
+from schemas.scopes import Scope
+from schemas.semantic_validation import COLLECTOR, metric_problem, record_problem
+from schemas.times import epoch_seconds
+from tests import ROOT, accepted
+
+Json = Any
+Place = tuple[str | int, ...]
+"""Keys and positions that lead from a record to one of its elements."""
+
+REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT = "remove", "duplicate", "swap", "negate", "scale", "unit", "shift"
+FACTOR = 1000
+"""A number in a unit with another prefix."""
+DAY = timedelta(days=1)
+CHECKED_FROM_FILES = 500
+"""One in this many alterations that the quick judgement finds is judged from files too."""
+PART = 500
+"""Alterations per task of the process pool."""
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+LEAST_TO_COMPARE = 3
+"""Hosts of a run of which most can agree."""
+UNITS = sorted(
+    {reading.unit for reading in READINGS.values()}
+    | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
+)
+NAMED_BY = {"metrics": ("name",), "observations": ("name",), "snapshots": ("stage", "phase"), "launches": ("stage",)}
+"""List -> fields of its items that name their kind."""
+SIMULATED = {
+    "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
+    "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
+    "three hosts": ("--hosts", 3, "--gpus", 4, "--profile", "smoke"),
+}
+KEPT = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
+"""Runs on real GPUs in docs/measurements."""
+WEIGHTS = {"one GPU": 10, "two hosts": 4, "three hosts": 1, "h200x1": 3, "h200x2": 1}
+"""Run -> its share of the alterations; 1 for the others. Those of small runs are judged faster, and have the same kinds."""
+
+_EXTRA = "adds a part or a name that no list has, and takes nothing away"
+_DRAWN = "the report draws the time line of a launch and does not judge it"
+_SPREAD = "describes how a figure varied; the figure itself is judged"
+_LIKE = "the values of two like parts are both within the limits, so another healthy run has them the other way around"
+_DESCRIBES = "describes the measurement; the figure is expected and judged with the settings that distinguish it"
+_NCCL = "is known only if NCCL could write its log"
+ALLOWED: Mapping[str, str] = {
+    r"duplicate snapshots/.*/metrics/(container\.runtime\.present|storage\.mount\.size)/.*": _EXTRA,
+    r"duplicate snapshots/.*/metrics/(gpu\.nvlink|gpu\.throttle|kernel\.event|pcie\.acs)\..*": _EXTRA,
+    r"duplicate software/.*": _EXTRA,
+    r"duplicate observations/.*/params/.*": _EXTRA,
+    r".* launches/[^/]+/timeline.*": _DRAWN,
+    r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
+    r"swap observations/.*": _LIKE,
+    r"swap snapshots/.*/metrics/gpu\.(memory\.)?temperature.*": _LIKE,
+    r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
+    r"swap snapshots/.*/metrics/storage\.disk\..*/absent/disk": "the reasons why two disks have no value",
+    r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "more than the others have is no fault",
+    r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
+    r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
+    r"swap (ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "hosts of one run are measured at about the same time",
+    r"remove snapshots/[^/]+ during": "a launch of less than a minute may have none; longer ones must (`sequence.py`)",
+    r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
+    r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
+    r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
+    r"(remove|negate|scale) observations/.*/params/(bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
+    r"(remove|negate|scale) observations/.*/params/(learning_rate|places|repetitions)": _DESCRIBES,
+    r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
+    r"(remove|scale) launches/[^/]+/number": "only tells launches of one stage apart, of which this run has one each",
+    r"scale launches/[^/]+/deadline_s": "a shorter deadline only ends a launch earlier",
+    r"scale snapshots/[^/]+/duration_s": "how long the readings took is not judged",
+}
+"""Operation and kind of element, as a regular expression, -> why an altered run may still be accepted.
+
+Readings and figures without criterion need no entry: `fleet/judge/informational.py` has their reasons."""
+
+INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
+FAILURES = ("accepted", "crashed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Element:
+    """One element of a record."""
+
+    place: Place
+    kind: str
+    """`snapshots/preflight before/metrics/gpu.power/values/gpu`."""
+    value: Json
+    is_entry: bool
+    """Whether it is an item of a list, or an entry of a mapping whose keys are not fields."""
+    is_time: bool
+
+
+def elements(document: Json, schema: Json, place: Place = (), kind: str = "") -> Iterator[Element]:
+    """Yield every element of a document, walking it along its schema."""
+    if isinstance(document, dict):
+        fields = schema.get("properties", {})
+        for key, value in document.items():
+            inner = fields.get(key) or schema.get("additionalProperties") or {}
+            name = key if key in fields else _kind_of_key(key)
+            yield from _element(value, inner, (*place, key), f"{kind}/{name}" if kind else name, key not in fields)
+    elif isinstance(document, list):
+        named_by = NAMED_BY.get(str(place[-1]), ())
+        for position, value in enumerate(document):
+            name = " ".join(str(value[field]) for field in named_by) if named_by else "each"
+            yield from _element(value, schema.get("items", {}), (*place, position), f"{kind}/{name}", True)
+
+
+def _element(value: Json, schema: Json, place: Place, kind: str, is_entry: bool) -> Iterator[Element]:
+    is_time = isinstance(value, str) and place[-1] in ("began", "ended", "at")
+    yield Element(place=place, kind=kind, value=value, is_entry=is_entry, is_time=is_time)
+    yield from elements(value, schema, place, kind)
+
+
+def _kind_of_key(key: str) -> str:
+    """Return `gpu` for `gpu=0`, and `each` for a number."""
+    return "each" if key.isdecimal() else Scope.parse(key).kind if "=" in key else key
+
+
+def part_of_record(kind: str) -> str:
+    """Return which part of the evidence an element belongs to, for the table of what was altered."""
+    first, *rest = kind.split("/")
+    inner = next((name for name in ("values", "absent", "unit", "params", "samples", "timeline") if name in rest), "")
+    match first:
+        case "gpus":
+            return "identity of a GPU"
+        case "software":
+            return "version"
+        case "snapshots" if "metrics" in rest:
+            return {"values": "value of a reading", "absent": "reason without reading", "unit": "unit"}.get(
+                inner, "reading"
+            )
+        case "observations":
+            return {"unit": "unit", "params": "setting of a figure", "samples": "samples of a figure"}.get(
+                inner, "figure"
+            )
+        case "launches" if inner == "timeline":
+            return "time line"
+        case "launches" if "ranks" in rest:
+            return "rank"
+        case "launches" if "members" in rest:
+            return "participant"
+    if rest[-1:] in (["began"], ["at"]) or first in ("began", "ended"):
+        return "time"
+    return {"snapshots": "snapshot", "launches": "launch"}.get(first, "identity of the record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alteration:
+    """One change of one record of a run."""
+
+    record: str
+    """Path of the record in its run."""
+    operation: str
+    kind: str
+    place: Place
+    other: tuple[str, Place] | None = None
+    """Record and place of the element to swap with."""
+    seed: int = 0
+
+    def __str__(self) -> str:
+        other = f" with {self.other[0]} {_text(self.other[1])}" if self.other else ""
+        return f"{self.operation} {self.record} {_text(self.place)}{other} ({self.kind}, seed {self.seed})"
+
+    def apply(self, documents: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the changed records. Unchanged parts of them are the same objects as before."""
+        document, draw = documents[self.record], random.Random(self.seed)  # noqa: S311 - alterations are repeatable
+        value = _at(document, self.place)
+        if self.other:
+            record, place = self.other
+            changed = {self.record: _set(document, self.place, _at(documents[record], place))}
+            changed[record] = _set(changed.get(record, documents[record]), place, value)
+            return changed
+        if self.operation == REMOVE:
+            return {self.record: _set(document, self.place, _REMOVED)}
+        if self.operation == DUPLICATE:
+            return {self.record: _duplicated(document, self.place)}
+        return {self.record: _set(document, self.place, _OPERATIONS[self.operation](value, draw))}
+
+    def reason_allowed(self, documents: Mapping[str, Json], expected: AbstractSet[str]) -> str:
+        """Return why the altered run may be accepted; empty if it must not. `expected`: figures that the plan requires."""
+        if reason := _allowed(f"{self.operation} {self.kind}"):
+            return reason
+        if self.kind.startswith("observations/"):
+            figure = _at(documents[self.record], self.place[:2])
+            if figure["status"] != MEASURED or figure["name"] not in expected:
+                return "the plan does not require this figure of the host"
+            name, settings = figure["name"], figure.get("params", {})
+            is_value = self.place[2:] == ("value",)
+        else:
+            name, settings = re.sub(".*/metrics/([^/]+).*", r"\1", self.kind), {}
+            is_value = "/values/" in self.kind
+            if is_value:
+                settings = Scope.parse(str(self.place[-1])).labels
+        if not is_value or self.operation not in (NEGATE, SCALE, SWAP):
+            return ""
+        if name.startswith(COLLECTOR):
+            return "how long a collector took is not judged"
+        if len({Path(record).name for record in documents}) < LEAST_TO_COMPARE and _is_only_compared(name):
+            return "is compared with other hosts, of which this run has too few"
+        return reason_of(name, settings)
+
+
+@cache
+def _is_only_compared(name: str) -> bool:
+    """Return whether a reading or figure has criteria, and all of them compare it with other hosts or an earlier run."""
+    criteria = [item for pack in read_packs([]) if pack.gpu_names for item in pack.criteria if item.matches_name(name)]
+    return bool(criteria) and all(item.same_as_fleet or item.vs_fleet or item.baseline for item in criteria)
+
+
+@cache
+def _allowed(what: str) -> str:
+    return next((reason for pattern, reason in ALLOWED.items() if re.fullmatch(pattern, what)), "")
+
+
+def _text(place: Place) -> str:
+    return "/".join(map(str, place))
+
+
+def _at(document: Json, place: Place) -> Json:
+    for key in place:
+        document = document[key]
+    return document
+
+
+_REMOVED = object()
+
+
+def _set(document: Json, place: Place, value: Json) -> Json:
+    """Return a document with another value at one place; only what lies on the way to it is copied."""
+    key, *rest = place
+    copied = document.copy()
+    if rest:
+        copied[key] = _set(document[key], tuple(rest), value)
+    elif value is _REMOVED:
+        del copied[key]
+    else:
+        copied[key] = value
+    return copied
+
+
+def _duplicated(document: Json, place: Place) -> Json:
+    *above, key = place
+    container = _at(document, tuple(above)).copy()
+    if isinstance(container, list):
+        container.insert(int(key), container[int(key)])
+    else:
+        container[_other_key(str(key), container)] = container[key]
+    return _set(document, tuple(above), container)
+
+
+def _other_key(key: str, keys: Mapping[str, Json]) -> str:
+    """Return the key of a part that the mapping does not have: `gpu=2` after `gpu=1`."""
+    head = key.rpartition("=")[0]
+    if head:
+        number = next(number for number in itertools.count() if f"{head}={number}" not in keys)
+        return f"{head}={number}"
+    return "gpu=0" if key == "host" else str(len(keys)) if key.isdecimal() else f"{key}_2"
+
+
+def _negated(value: Json, draw: random.Random) -> Json:
+    return not value if isinstance(value, bool) else -value if value else -1
+
+
+def _scaled(value: Json, draw: random.Random) -> Json:
+    return value * FACTOR if draw.random() < 0.5 else value / FACTOR
+
+
+def _other_unit(value: Json, draw: random.Random) -> Json:
+    return draw.choice([unit for unit in UNITS if unit != value])
+
+
+def _shifted(value: Json, draw: random.Random) -> Json:
+    moment = datetime.fromtimestamp(epoch_seconds(value), UTC) + draw.choice((DAY, -DAY))
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+_OPERATIONS: Mapping[str, Callable[[Json, random.Random], Json]] = {
+    NEGATE: _negated,
+    SCALE: _scaled,
+    UNIT: _other_unit,
+    SHIFT: _shifted,
+}
+
+
+def operations(element: Element) -> Iterator[str]:
+    """Yield what can be done to an element. It can be swapped with one that has another value."""
+    yield from (REMOVE, SWAP)
+    if element.is_entry:
+        yield DUPLICATE
+    if isinstance(element.value, int | float):
+        yield NEGATE
+        if element.value and not isinstance(element.value, bool):
+            yield SCALE
+    if element.place[-1] == "unit":
+        yield UNIT
+    if element.is_time:
+        yield SHIFT
+
+
+class AcceptedRun:
+    """An accepted run whose records are altered."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read the run.
+
+        Raises:
+            ValueError: it is not accepted.
+        """
+        self._directory = directory
+        self._run = load(directory)
+        self._plan, self._packs = self._run.plan, read_packs([])
+        names = record_names(self._plan)
+        self._hosts = {name: host for name, (host, _) in names.items() if (directory / name).exists()}
+        self._bytes = {name: (directory / name).read_bytes() for name in self._hosts}
+        self.documents = {name: json.loads(text) for name, text in self._bytes.items()}
+        self._reader = PartReader(self.documents.values())
+        self._units = {name: unit for unit in units(self._plan) for name in unit}
+        self._judges: dict[str, _HostJudge] = {}
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        decision = self._decision(self._run)
+        if decision != ACCEPTED:
+            raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
+
+    def alterations(self, count: int, seed: int) -> Iterator[Alteration]:
+        """Yield alterations: first one for each operation and place in the schema, then others at random."""
+        draw = random.Random(seed)  # noqa: S311 - alterations are repeatable
+        kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
+        for record, document in self.documents.items():
+            for element in elements(document, part("record")):
+                kinds[element.kind].append((record, element))
+        choices = [(operation, kind) for kind, found in kinds.items() for operation in operations(found[0][1])]
+        draw.shuffle(choices)
+        first = {(operation, _place_in_schema(kind)): (operation, kind) for operation, kind in choices}
+        made = 0
+        for operation, kind in itertools.chain(first.values(), itertools.cycle(choices)):
+            if made == count:
+                return
+            record, element = draw.choice(kinds[kind])
+            other = None
+            if operation == SWAP:
+                another = [each for each in draw.choices(kinds[kind], k=20) if each[1].value != element.value]
+                if not another:
+                    continue
+                other = another[0][0], another[0][1].place
+            made += 1
+            yield Alteration(
+                record=record,
+                operation=operation,
+                kind=kind,
+                place=element.place,
+                other=other,
+                seed=draw.getrandbits(32),
+            )
+
+    def outcome(self, alteration: Alteration) -> str:
+        """Return what became of an altered run: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed`, `without effect`."""
+        changed = alteration.apply(self.documents)
+        decision = self.quick_decision(changed)
+        if decision == ACCEPTED:
+            host = self._plan.host(self._hosts[alteration.record])
+            if alteration.reason_allowed(self.documents, {item.name for item in self._plan.expected_of(host)}):
+                return ALLOWED_CHANGE
+            if all(_content(changed[name]) == _content(self.documents[name]) for name in changed):
+                return WITHOUT_EFFECT
+            decision = self.decision_from_files(changed)
+        elif alteration.seed % CHECKED_FROM_FILES == 0 and self.decision_from_files(changed) == ACCEPTED:
+            decision = ACCEPTED
+        return decision.lower()
+
+    def decision_from_files(self, changed: Mapping[str, Json]) -> str:
+        """Return the decision on the run with these records in place of its own, as `rackproof report` finds it."""
+        if self._copy is None:
+            self._copy = tempfile.TemporaryDirectory(dir=MEMORY)
+            shutil.copytree(self._directory, self._copy.name, dirs_exist_ok=True)
+        copy = Path(self._copy.name)
+        for name, document in changed.items():
+            (copy / name).write_bytes(msgspec.json.encode(document))
+        try:
+            return self._decision(load(copy))
+        finally:
+            for name in changed:
+                (copy / name).write_bytes(self._bytes[name])
+
+    def _decision(self, run: Run) -> str:
+        return merge(run.plan, run.evidence, self._packs, events=run.events, quarantined=run.quarantined).decision
+
+    def quick_decision(self, changed: Mapping[str, Json]) -> str:
+        """Return the decision on the hosts of the changed records that launch together, or `invalid`."""
+        evidence = dict(self._run.evidence)
+        host = ""
+        for name, document in changed.items():
+            record, host = self._reader.record(document), self._hosts[name]
+            run = (self._plan.run_id, self._plan.nonce)
+            if record is None or record.host != host or (record.run_id, record.nonce) != run:
+                return INVALID
+            before = evidence[host]
+            if record.gang not in {each.gang for each in before.records}:
+                return INVALID
+            records = tuple(record if each.gang == record.gang else each for each in before.records)
+            evidence[host] = replace(before, records=records)
+        if host not in self._judges:
+            self._judges[host] = _HostJudge(self._run, self._packs, self._units[host], host)
+        return self._judges[host].decision(evidence)
+
+
+def _place_in_schema(kind: str) -> str:
+    """Return a kind without the names of readings and figures."""
+    return re.sub(r"(metrics|observations|values|absent|params|software)/[^/]+", r"\1/*", kind)
+
+
+def _content(document: Json) -> Json:
+    """Return what a document says: the order of items with several fields, and empty mappings, say nothing."""
+    if isinstance(document, dict):
+        said = {key: _content(value) for key, value in document.items() if value != {}}
+        return {key: said[key] for key in sorted(said)}
+    if isinstance(document, list):
+        items = [_content(item) for item in document]
+        return sorted(items, key=repr) if items and isinstance(items[0], dict) else items
+    return document
+
+
+class _HostJudge:
+    """Judges the hosts that launch together with one, whose record is altered, beside the statistics of all other hosts."""
+
+    def __init__(self, run: Run, packs: Sequence[Pack], unit: tuple[str, ...], host: str) -> None:
+        self._plan, self._packs = run.plan.only(unit), packs
+        others = [view for view in host_views(run.plan, run.evidence, packs) if view.host.name != host]
+        self._stats = stats = gather(Planned(run.plan), others)
+        positions = {each.name: position for position, each in enumerate(run.plan.hosts)}
+        tally = Tally(Planned(run.plan), positions)
+        self._passes = PassCounter(
+            stats, tally, positions, lambda view, criterion: by_criterion(view, criterion, stats)
+        )
+
+    def decision(self, evidence: Mapping[str, Evidence]) -> str:
+        views = host_views(self._plan, evidence, self._packs)
+        remaining = {view.host.name: self._passes.count(view) for view in views}
+        verdicts = judge_hosts(self._plan, views, self._stats, remaining)
+        return decide(verdicts) if any(verdict.blocks_acceptance for verdict in verdicts) else ACCEPTED
+
+
+class PartReader:
+    """Reads records that share most of their parts with those of an accepted run. These parts are decoded once."""
+
+    def __init__(self, documents: Iterable[Json]) -> None:
+        self._metrics: dict[int, Metric] = {}
+        self._observations: dict[int, Observation] = {}
+        for document in documents:
+            for metric in (metric for taken in document.get("snapshots", ()) for metric in taken["metrics"]):
+                if read := _metric(metric):
+                    self._metrics[id(metric)] = read
+            for item in document.get("observations", ()):
+                self._observations[id(item)] = observation_from_json(item)
+
+    def record(self, document: Json) -> Record | None:
+        """Return the record, or None if it is invalid."""
+        outer, observations = dict(document), []
+        if "observations" in document:
+            outer["observations"] = []
+            for item in document["observations"]:
+                observation = self._observations.get(id(item)) or _observation(item)
+                if observation is None:
+                    return None
+                observations.append(observation)
+        taken = document.get("snapshots", ())
+        if taken:
+            outer["snapshots"] = [{**each, "metrics": []} if "metrics" in each else each for each in taken]
+        if not compiled("record").is_valid(outer):
+            return None
+        snapshots = []
+        for each, without in zip(taken, outer.get("snapshots", ()), strict=True):
+            metrics = [self._metrics.get(id(metric)) or _metric(metric) for metric in each["metrics"]]
+            if None in metrics:
+                return None
+            snapshots.append((without, tuple(metrics)))
+        record = replace(record_from_parts(outer, snapshots, ()), observations=tuple(observations))  # type: ignore[arg-type]
+        return None if record_problem(record) else record
+
+
+_TOKENS = itertools.count(1 << 40)
+"""Numbers of the metrics that are read here: unlike those of a reader of whole records. Metrics without one are judged slowly."""
+
+
+def _metric(document: Json) -> Metric | None:
+    if not compiled("record#/$defs/snapshot/properties/metrics/items").is_valid(document):
+        return None
+    metric = Metric(**document)
+    vars(metric)["token"] = next(_TOKENS)
+    return None if metric_problem(metric) else metric
+
+
+def _observation(document: Json) -> Observation | None:
+    return observation_from_json(document) if compiled("observation").is_valid(document) else None
+
+
+def simulated_run(name: str, directory: Path) -> Path:
+    """Write one of the simulated runs into a directory, and return its own."""
+    run = directory / name.replace(" ", "-")
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = accepted.call("simulate", *SIMULATED[name], run)
+    if code:
+        raise RuntimeError(f"rackproof simulate failed with exit code {code}")
+    return run
+
+
+@cache
+def _accepted_run(directory: Path) -> AcceptedRun:
+    return AcceptedRun(directory)
+
+
+Counts = Counter[tuple[str, str, str]]
+"""Part of the evidence, operation, and what became of it -> number of alterations."""
+
+
+def alter(directory: Path, count: int, seed: int) -> tuple[Counts, list[str]]:
+    """Alter a run that many times. Return the counts, and a text for each alteration that was accepted or crashed."""
+    run, counts, failures = _accepted_run(directory), Counts(), []
+    for alteration in run.alterations(count, seed):
+        try:
+            outcome = run.outcome(alteration)
+        except Exception:  # noqa: BLE001 - any exception is a failure of the reader or the judge
+            outcome = "crashed"
+            failures.append(f"{directory.name}: crashed: {alteration}\n{traceback.format_exc()}")
+        if outcome == "accepted":
+            failures.append(f"{directory.name}: accepted: {alteration}")
+        counts[part_of_record(alteration.kind), alteration.operation, outcome] += 1
+    return counts, failures
+
+
+def shares(names: Sequence[str], count: int) -> dict[str, int]:
+    """Return the number of alterations of each run."""
+    weights = {name: WEIGHTS.get(name, 1) for name in names}
+    return {name: round(count * weight / sum(weights.values())) for name, weight in weights.items()}
+
+
+def table(counts: Counts) -> str:
+    """Return how many elements of each part of the evidence were altered, by operation, and what became of them."""
+    parts = sorted({which for which, _, _ in counts})
+    made = (REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT)
+    outcomes = sorted({outcome for *_, outcome in counts} | set(FAILURES))
+    rows = [["", *made, *outcomes]]
+    for which in [*parts, "all"]:
+        own = [(operation, outcome, n) for (of, operation, outcome), n in counts.items() if which in (of, "all")]
+        sums = [sum(n for operation, _, n in own if operation == name) for name in made]
+        rows.append([which, *map(str, sums), *(str(sum(n for _, o, n in own if o == name)) for name in outcomes)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if not i else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def main() -> int:
+    """Print the counts. Return 1 if an altered run was accepted, or crashed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="*", type=Path, help="more accepted runs")
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    counts, failures = Counts(), []
+    with tempfile.TemporaryDirectory(dir=MEMORY) as made, ProcessPoolExecutor(options.jobs) as pool:
+        directories = {name: simulated_run(name, Path(made)) for name in SIMULATED}
+        directories |= {name: ROOT / "docs" / "measurements" / name for name in KEPT}
+        directories |= {str(run): run for run in options.runs}
+        tasks = [
+            pool.submit(alter, directories[name], min(PART, share - at), options.seed + at)
+            for name, share in shares([*directories], options.count).items()
+            for at in range(0, share, PART)
+        ]
+        for done, task in enumerate(as_completed(tasks), 1):
+            more, found = task.result()
+            counts += more
+            failures += found
+            if done % max(1, len(tasks) // 20) == 0:
+                print(f"… {counts.total()} alterations, {len(failures)} failures", flush=True)
+    print("\n".join(failures[:20]))
+    print(table(counts))
+    print(f"{counts.total()} alterations, seed {options.seed}: {len(failures)} accepted or crashed")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""No altered run is accepted: 20 000 alterations of simulated and of kept runs, found along the schema of the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schemas.documents import part
+from tests import ROOT, alterations
+from tests.alterations import DUPLICATE, NEGATE, REMOVE, SCALE, SHIFT, SWAP, UNIT
+
+COUNT = 20_000
+SHARES = {"one GPU": 0.72, "two hosts": 0.05, "three hosts": 0.01, "h200x1": 0.18, "h200x2": 0.04}
+"""Run -> its share of the alterations. Those of small runs are judged faster; each run has each kind at least once."""
+KINDS = {
+    "identity of a GPU": {REMOVE, DUPLICATE, SWAP},
+    "identity of the record": {REMOVE, SWAP},
+    "launch": {REMOVE, DUPLICATE, SWAP, SCALE},
+    "participant": {REMOVE, DUPLICATE, SWAP},
+    "rank": {REMOVE, DUPLICATE, SWAP, NEGATE},
+    "snapshot": {REMOVE, DUPLICATE, SWAP},
+    "reading": {REMOVE, DUPLICATE, SWAP},
+    "value of a reading": {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE},
+    "reason without reading": {REMOVE, DUPLICATE, SWAP},
+    "unit": {REMOVE, UNIT},
+    "figure": {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE},
+    "setting of a figure": {REMOVE, DUPLICATE, SWAP, SCALE},
+    "samples of a figure": {REMOVE, SWAP, SCALE},
+    "version": {REMOVE, DUPLICATE},
+    "time": {REMOVE, SHIFT},
+}
+"""Part of the evidence -> what must be done to it at least."""
+
+
+def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+    counts, failures = alterations.Counts(), []
+    for name, share in SHARES.items():
+        is_simulated = name in alterations.SIMULATED
+        kept = ROOT / "docs" / "measurements" / name
+        run = alterations.simulated_run(name, tmp_path) if is_simulated else kept
+        more, found = alterations.alter(run, round(COUNT * share), seed=1)
+        counts += more
+        failures += found
+    record_property("table", f"{alterations.table(counts)}\n{counts.total()} alterations")
+    assert not failures, "\n".join(failures[:20])
+    assert counts.total() >= COUNT
+    made = {(which, operation) for which, operation, _ in counts}
+    assert {(which, each) for which, operations in KINDS.items() for each in operations} <= made
+
+
+def test_every_field_of_the_schema_is_an_element() -> None:
+    """A field that is added to the schema is altered, although this module does not name it."""
+    schema = {"properties": {"added": {"type": "object", "additionalProperties": {"type": "number"}}}}
+    found = {
+        each.kind: [*alterations.operations(each)] for each in alterations.elements({"added": {"gpu=0": 4}}, schema)
+    }
+    assert found == {"added": [REMOVE, SWAP], "added/gpu": [REMOVE, SWAP, DUPLICATE, NEGATE, SCALE]}
+    named = {
+        each.place[0] for each in alterations.elements(dict.fromkeys(part("record")["properties"], 1), part("record"))
+    }
+    assert named == part("record")["properties"].keys()
+
+
+def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test can fail: without the check of units, a reading in another unit is accepted."""
+    run = alterations.simulated_run("one GPU", tmp_path)
+    monkeypatch.setattr("fleet.judge.consistency.incredible", lambda snapshot: ())
+    monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())
+    _, failures = alterations.alter(run, 600, seed=1)
+    assert any(": accepted: unit" in failure for failure in failures)
+
+
+def test_run_that_is_not_accepted_cannot_be_altered(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="only accepted runs can be altered"):
+        alterations.AcceptedRun(ROOT / "docs" / "measurements" / "h200x1-slowed-0.2")
