@@ -21,7 +21,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image alter fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -105,6 +105,9 @@ golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/ch
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/agent/exporter/test_metrics_page.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/fleet/integrations/test_alerts.py # with the new catalogue
 	$(BIN)/python -m deploy.galaxy.role_readmes
+
+alter: $(STAMP) ## Alter the evidence of accepted runs a million times (ALTERATIONS, SEED, RUNS), and check that none is accepted
+	$(BIN)/python -m tests.alterations --count $(or $(ALTERATIONS),1000000) --seed $(or $(SEED),1) $(RUNS)
 
 fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and stray writes
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)

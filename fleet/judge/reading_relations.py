@@ -70,22 +70,22 @@ def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
     # A planned GPU that the record does not list has a verdict of its own.
     known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
     unlisted: dict[str, str] = {}
-    numbers: dict[str, set[int]] = defaultdict(set)
+    parts_read: dict[str, set[int]] = defaultdict(set)
     for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
         if metric.name in COUNTED:
-            numbers[metric.name].add(_number_of_parts(metric))
+            parts_read[metric.name].add(_number_of_parts(metric))
     for snapshot in record.snapshots:
         for metric in snapshot.metrics:
             for index in metric.gpus - known:
                 unlisted.setdefault(index, snapshot.stage)
-        yield from _problems_of_snapshot(snapshot, numbers)
+        yield from _problems_of_snapshot(snapshot, parts_read)
     yield from _unknown_parts(record)
     for index, stage in sorted(unlisted.items()):
         yield "gpu.serial", f"gpu={index}", "has readings, and the record does not list this GPU", stage
 
 
-def _problems_of_snapshot(snapshot: Snapshot, numbers: Mapping[str, set[int]]) -> Iterator[Problem]:
-    """`numbers`: reading -> the number of parts that have it, in each snapshot."""
+def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]) -> Iterator[Problem]:
+    """`parts_read`: reading -> the number of parts that have it, in each snapshot."""
     readings = {metric.name: metric for metric in snapshot.metrics}
     for metric in snapshot.metrics:
         shapes = _shapes(metric.name)
@@ -96,7 +96,7 @@ def _problems_of_snapshot(snapshot: Snapshot, numbers: Mapping[str, set[int]]) -
                 reason = f"read in the scope {scope}, and this is a reading of {_part_of(metric.name)}"
                 yield metric.name, scope, reason, snapshot.stage
         if metric.name in COUNTS or metric.name in WHOLES:
-            for scope, reason in _exceeding(metric, readings, numbers):
+            for scope, reason in _exceeding(metric, readings, parts_read):
                 yield metric.name, scope, reason, snapshot.stage
     for scope in readings[PEER].values if PEER in readings else ():
         labels = Scope.parse(scope).labels
@@ -151,14 +151,14 @@ def _part_of(name: str) -> str:
 
 
 def _exceeding(
-    metric: Metric, readings: Mapping[str, Metric], numbers: Mapping[str, set[int]]
+    metric: Metric, readings: Mapping[str, Metric], parts_read: Mapping[str, set[int]]
 ) -> Iterator[tuple[str, str]]:
     """Yield scope and reason of a count that is not the number of parts, or of a value above its whole."""
     counted, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
-    if HOST in metric.values and counted in numbers:
+    if HOST in metric.values and counted in parts_read:
         # Short snapshots have counts without their parts.
         own, stated = readings.get(counted), metric.values[HOST]
-        possible = {_number_of_parts(own)} if own else numbers[counted]
+        possible = {_number_of_parts(own)} if own else parts_read[counted]
         if stated not in possible:
             yield HOST, f"is {stated}, and {counted} was read of {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
