@@ -181,7 +181,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         ended="2026-11-14T10:14:52Z",
         rackproof="1.0.0",
         gpus=() if plan.rehearsal else gpus_of(number, len(host.devices)),
-        software={"driver": "580.159.04", "torch": "2.11.0"},
+        software={"driver": "580.159.04", **builders.SOFTWARE},
         snapshots=snapshots,
         observations=tuple(observations),
         launches=(launch,),
@@ -1030,7 +1030,7 @@ def one_of_everything() -> FleetReport:
         reason="not finished after 600 s (rank 1 in collective all_reduce 8 B)",
         ranks=(Rank(rank=1, local_rank=1, phase="collective", exit_code=None, log_tail="NCCL WARN\n  peer is gone"),),
     )
-    older = {"driver": "550.90.07", "torch": "2.11.0"}
+    older = {**builders.SOFTWARE, "driver": "550.90.07"}
     ordered = tuple(
         Part(host=host.name, kind="gpu", serial=gpu.serial, origin=f"order.csv line {line}")
         for line, (host, gpu) in enumerate(
