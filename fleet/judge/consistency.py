@@ -15,7 +15,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import relation_problems
 from fleet.judge.sequence import sequence_problems
-from schemas.records import Launch, Record
+from schemas.records import MEASURED, Launch, Record
 from schemas.reports import Verdict, VerdictKind
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
@@ -183,7 +183,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     """The records of one host were made by one agent, with the same software."""
     for record in records:
-        stages = {item.stage for item in record.observations}
+        stages = {item.stage for item in record.observations if item.status == MEASURED}
         if (GANG in stages) != bool(record.gang) and stages:
             whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
             yield "record", "host", f"the record of {whose} has figures of {', '.join(sorted(stages))}", ""

@@ -96,7 +96,7 @@ class PartLabels:
         current = self.info
         for label, source in self.sources.items():
             if label != source:
-                current = f'label_replace({current}, "{label}", "$1", "{source}", "(.+)")'
+                current = f'label_replace({current},\n    "{label}", "$1", "{source}", "(.+)")'
         labels = ", ".join(dict.fromkeys(("instance", self.key, *self.sources)))
         return (
             f"topk by (instance, {self.key}) (1, max by ({labels}) ({current}))\n"

@@ -814,7 +814,7 @@ def copy_figure(
         ((copy_figure("error"), copy_figure(numa="local")), []),
         ((copy_figure(), copy_figure("error", op="odd")), ["error: why"]),
         ((copy_figure(), copy_figure("error", op="odd"), copy_figure(op="odd")), []),
-        ((copy_figure(), copy_figure("error", op="odd"), copy_figure(op="odd", stage="gang")), ["error: why"]),
+        ((copy_figure(), copy_figure("error", op="odd"), copy_figure(op="odd", stage="soak")), ["error: why"]),
         ((copy_figure(), copy_figure("skipped", op="odd")), []),
     ],
 )
