@@ -69,7 +69,7 @@ FACTOR = 1000
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
 """One in this many alterations that the quick judgement finds is judged from files too."""
-PART = 500
+PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 LEAST_TO_COMPARE = 3
