@@ -1,4 +1,4 @@
-"""What a host's evidence must contain, and where its parts contradict each other. A contradiction is inconclusive, never a pass.
+"""Check that the evidence of a host is complete and does not contradict itself. A contradiction is inconclusive, never a pass.
 
 Nothing here is compared with a limit. Each check names the elements that disagree, so that the cause can be found: a record that
 was edited, an agent that lost a part of it, or a host whose clock or parts changed during the run.
@@ -23,9 +23,9 @@ from schemas.times import epoch_seconds
 DEADLINE_GRACE_S = 120.0
 """A supervisor that ends its ranks at the deadline needs at most this long."""
 FIRST_READING_S = LAST_READING_S = 3600.0
-"""An agent reads the host at its beginning, and ends once it has read the host for the last time."""
+"""An agent reads the host within this time after its record begins, and within this time before its record ends."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
-"""What ranks on GPUs use, and report the version of."""
+"""Software whose versions ranks on GPUs report."""
 CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 
@@ -86,22 +86,22 @@ def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
     stage = next((item for item in view.plan.stages if item.name == launch.stage), None)
     deadline_s = min(launch.deadline_s, stage.deadline_s) if stage else launch.deadline_s
     if launch.duration_s > deadline_s + DEADLINE_GRACE_S:
-        yield f"the launch took {launch.duration_s:.0f} s, and its deadline was {deadline_s:.0f} s"
+        yield f"the launch took {launch.duration_s:.0f} s, but its deadline was {deadline_s:.0f} s"
     if stage and launch.deadline_s > stage.deadline_s:
-        yield f"the launch had a deadline of {launch.deadline_s:g} s, and the plan has {stage.deadline_s:g} s"
+        yield f"the launch had a deadline of {launch.deadline_s:g} s, but the plan has {stage.deadline_s:g} s"
     if view.host.name not in launch.members:
-        yield f"the launch was of {', '.join(launch.members)}, not of this host"
+        yield f"the launch had the members {', '.join(launch.members)}, but not this host"
     if launch.stage in (BENCHMARK, SOAK) and launch.members != (view.host.name,):
         yield f"a launch of one host had the members {', '.join(launch.members)}"
     if launch.outcome != "finished" or launch.stage not in (BENCHMARK, SOAK, GANG):
         return
     planned = len(view.host.devices)
     if len(launch.ranks) != planned:
-        yield f"the launch finished with {len(launch.ranks)} ranks, and the plan has {planned} devices"
+        yield f"the launch finished with {len(launch.ranks)} ranks, but the plan has {planned} devices"
     failed = [rank for rank in launch.ranks if rank.exit_code != 0]
     if failed:
         codes = ", ".join(f"rank {rank.rank} with {_code(rank.exit_code)}" for rank in failed[:3])
-        yield f"the launch finished, and {len(failed)} of its ranks failed: {codes}"
+        yield f"the launch finished, but {len(failed)} of its ranks failed: {codes}"
     if sorted(rank.local_rank for rank in launch.ranks) != list(range(len(launch.ranks))):
         yield "the local ranks of the launch are not numbered from 0"
     ranks = sorted(rank.rank for rank in launch.ranks)
@@ -122,7 +122,7 @@ def _time_problems(record: Record) -> Iterator[Problem]:
         try:
             times[what] = epoch_seconds(text)
         except ValueError:
-            yield "record", "host", f"{what} has the time {text!r}, which is no time", ""
+            yield "record", "host", f"{what} has the time {text!r}, which is not a valid time", ""
             return
     first, last = times["its beginning"] - CLOCK_TOLERANCE_S, times["its end"] + CLOCK_TOLERANCE_S
     read = [epoch_seconds(snapshot.at) for snapshot in record.snapshots]
@@ -130,7 +130,7 @@ def _time_problems(record: Record) -> Iterator[Problem]:
     if times["its end"] < times["its beginning"]:
         yield "record", "host", "the record ends before it begins: the clock of the host was set back", ""
     elif outside:
-        yield "record", "host", f"the record covers {record.began} to {record.ended}, and {outside[0]} is outside", ""
+        yield "record", "host", f"the record covers {record.began} to {record.ended}, but {outside[0]} is outside", ""
     elif read and times["its end"] - max([*read, *_ends_of_launches(record)]) > LAST_READING_S:
         yield "record", "host", f"the record ends at {record.ended}, more than an hour after its last snapshot", ""
     elif read and min(read) - times["its beginning"] > FIRST_READING_S:
@@ -145,7 +145,7 @@ def _ends_of_launches(record: Record) -> Iterator[float]:
 
 
 def _identity_problems(record: Record) -> Iterator[Problem]:
-    """A GPU has an index and an address of its own."""
+    """Yield a problem for each index or PCI address that two GPUs share."""
     for field in ("index", "pci_bus_id"):  # a serial or UUID that two GPUs share fails as a duplicate
         values = Counter(getattr(gpu, field) for gpu in record.gpus)
         for value, count in values.items():
@@ -157,11 +157,11 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
     if any(launch.outcome == "finished" for launch in record.launches):
         for name in ("torch",) if view.plan.rehearsal else SOFTWARE:
             if not record.software.get(name):
-                yield f"launch.{name}", "host", f"the launch finished, and the ranks reported no version of {name}", ""
+                yield f"launch.{name}", "host", f"the launch finished, but the ranks reported no version of {name}", ""
 
 
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
-    """The host was read at the beginning, and before and after each launch: a change without its first reading is unknown."""
+    """Check that the host was read at the beginning, and before and after each launch. Otherwise changes are unknown."""
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]
     if (PREFLIGHT, "before") not in phases and any(record.launches for record in alone):
@@ -181,7 +181,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
-    """The records of one host were made by one agent, with the same software."""
+    """Check that one agent made the records of the host, with the same software."""
     for record in records:
         stages = {item.stage for item in record.observations if item.status == MEASURED}
         if (GANG in stages) != bool(record.gang) and stages:

@@ -71,7 +71,7 @@ def incredible(snapshot: Snapshot) -> Iterator[Problem]:
         elif metric.unit == "1" and metric.name in READINGS and metric.name not in FRACTIONS and not metric.is_whole:
             for scope, value in metric.values.items():
                 if isinstance(value, float) and not value.is_integer():
-                    yield metric.name, scope, f"{value:g} is not credible: it is a whole number", snapshot.stage
+                    yield metric.name, scope, f"{value:g} is not credible: it must be a whole number", snapshot.stage
         elif metric.least < least or metric.greatest > most:
             for scope, value in metric.values.items():
                 is_number = type(value) in (int, float) and bool(value)

@@ -1,7 +1,7 @@
-"""Whether the figures of a host's benchmarks can be right, and agree with each other.
+"""Check that the figures of a host's benchmarks are possible and agree with each other.
 
-What does not depend on the values (units, settings, how often a figure is there) is the same for all hosts of a layout, and is
-found once as a `FigureStructure`. After that only numbers are compared.
+Units, settings and the number of figures are the same for all hosts of a layout. They are checked once, and the result is a
+`FigureStructure`. After that only numbers are compared.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ CHANGED_SETTINGS = frozenset({"learning_rate"})
 CREDIBLE_RATIO = 20.0
 """A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
-collective are one measurement, and agree as closely."""
+collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
-"""Times that are compared like rates: no device waits for another in them."""
+"""Times that are compared like rates, because they do not include waiting for other devices."""
 LATENCIES, LEAST_LATENCY_S = ("peer_copy.latency", "pairs.latency"), 1e-7
-"""A message takes longer than light needs for 20 m of cable and back, and than a GPU needs to read its own memory."""
+"""Every message takes longer: in this time, light passes 20 m of cable, and a GPU cannot even read its own memory."""
 DURATION_TOLERANCE_S = 1.0
-"""Benchmarks follow each other within their launch; times are rounded."""
+"""The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
 STEP_TIMES = ("training.step_time", "transformer.step_time")
 """Times of trainings whose throughput counts the images or tokens of a batch."""
@@ -55,7 +55,7 @@ FACTORS = {
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
 """Figure -> the parameter of other figures of its benchmark that states the same."""
 LEAST_FOR_PRECISION = 6
-"""Samples that the 95 % interval of a median takes."""
+"""Smallest number of samples that gives a 95 % confidence interval of the median."""
 MAX_STRUCTURES = 100
 
 
@@ -66,7 +66,7 @@ class FigureStructure:
     problems: tuple[tuple[int, str], ...]
     """Position of a figure -> a reason why it cannot be right, whatever its value."""
     most: tuple[float | None, ...]
-    """The value below which nothing has to be looked at, for each figure; None: its value is not judged."""
+    """For each figure: the value up to which it is certainly possible; None: its value is not checked."""
     siblings: tuple[tuple[int, ...], ...]
     """Positions of the same rate on several devices."""
     sampled: tuple[int, ...]
@@ -121,7 +121,7 @@ class PartnerStructures:
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
     """Return the structure of figures of a host. Those of a soak are aggregates of its rounds."""
-    # A launch of the stage that was repeated has its figures itself. The figures of a soak are in the record once for all rounds.
+    # A launch that was repeated later holds its own figures. The figures of a soak are in the record once for all rounds.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -207,7 +207,7 @@ def figure_problems(
     for position, value in structure.stated:
         item = items[position]
         if item.value != value and not (isinstance(item.value, str) and str(value) in item.value):
-            yield _problem(item, f"it is {item.value}, and other figures of the benchmark state {value}")
+            yield _problem(item, f"it is {item.value}, but other figures of the benchmark state {value}")
     yield from _wrong_relations(items, structure)
     for position in structure.latencies:
         value = items[position].value
@@ -219,7 +219,7 @@ def figure_problems(
         launches = [launch.duration_s for launch in view.evidence.launches() if launch.stage == stage]
         times = [value for position in positions if isinstance(value := items[position].value, int | float)]
         if launches and sum(times) > sum(launches) + DURATION_TOLERANCE_S:
-            reason = f"the benchmarks took {sum(times):.0f} s, and their launches {sum(launches):.0f} s"
+            reason = f"the benchmarks took {sum(times):.0f} s, but their launches took only {sum(launches):.0f} s"
             yield DURATION.name, "host", reason, stage
 
 
@@ -236,7 +236,7 @@ def _wrong_param(view: HostView, item: Observation) -> str:
         if key not in CHANGED_SETTINGS and key not in outcome_params(item.name):
             planned = chosen.get(key, value)
             if value != planned and not (isinstance(planned, list | tuple) and value in planned):
-                return f"{key} is {value}, and the plan has {planned}"
+                return f"{key} is {value}, but the plan has {planned}"
     return ""
 
 
@@ -254,7 +254,7 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
         params = items[position].params
         for key in EQUAL_PARAMS:
             if key not in outcomes and key in first.params and key in params and params[key] != first.params[key]:
-                yield position, f"{key} is {params[key]}, and {first.params[key]} at {first.scope}"
+                yield position, f"{key} is {params[key]}, but {first.params[key]} at {first.scope}"
                 break
 
 
@@ -284,7 +284,7 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
             continue
         reported.add((item.stage, size))
         expected = " or ".join(map(str, sorted(sizes[item.stage]))) or "no"
-        yield position, f"measured by {size} ranks, and the launch had {expected}"
+        yield position, f"measured by {size} ranks, but the launch had {expected}"
 
 
 def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
@@ -371,7 +371,7 @@ def _durations(items: Sequence[Observation]) -> dict[str, tuple[int, ...]]:
 
 
 def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the figures of all ranks without their number, if others of the benchmark state how many ranks measured them."""
+    """Yield the figures of all ranks that do not state the number of ranks, although others of their benchmark do."""
     with_ranks = {_measurement(item) for item in items if "world_size" in item.params}
     for position, item in enumerate(items):
         if "world_size" not in item.params and item.status == MEASURED and _measurement(item) in with_ranks:
@@ -392,7 +392,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
             continue
         product = rate.value * time.value
         if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
-            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} give {product:g}, and the settings {amount:g}"
+            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} give {product:g}, but the settings {amount:g}"
             yield _problem(rate, reason)
     for first, second, third in structure.factors:
         one, other, whole = items[first], items[second], items[third]
@@ -401,8 +401,8 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
             continue
         share = one.value * other.value / whole.value  # type: ignore[operator]
         if not 1 / CREDIBLE_RATIO <= share <= CREDIBLE_RATIO:
-            factors = f"{one.value:g} {one.unit} with {other.value:g} {other.unit}"
-            yield _problem(one, f"{factors} are not the {whole.value:g} {whole.unit} of {whole.name}")
+            factors = f"{one.value:g} {one.unit} times {other.value:g} {other.unit}"
+            yield _problem(one, f"{factors} is not the {whole.value:g} {whole.unit} of {whole.name}")
     for first, second, ratio in structure.ratios:
         bus, rate = items[first], items[second]
         if isinstance(bus.value, str) or isinstance(rate.value, str) or bus.value is None or not rate.value:
@@ -413,7 +413,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
 
 
 def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
-    """Return why the samples and the value made of them cannot belong together; empty if they can.
+    """Return why the samples and the value derived from them cannot belong together; empty if they can.
 
     `has_rounds`: each sample is the value of a round, averaged with others.
     """

@@ -1,7 +1,7 @@
 """Readings and figures that no criterion judges, each with the reason. docs/checks.md shows this table.
 
-A test (`test_every_reading.py`) gives every reading and figure a bad value. One that no criterion finds must be in this table,
-and one that a criterion finds must not.
+A test (`test_every_reading.py`) gives every reading and figure a bad value. If no criterion finds the bad value, the reading or
+figure must be in this table; otherwise it must not.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
 ALL_EVENTS = "kernel.event.last_seen"
-"""Has each kind of event, also those that have not occurred."""
+"""Reading that has a value for each kind of event, even if it has not occurred."""
 CONSTANT_OF_OTHERS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
     "compute_capability", "brand", "id",
@@ -68,7 +68,7 @@ CHANGING = (
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
-"""Factor by which such a size may change. A larger change is a wrong unit."""
+"""Factor by which such a size may change. A larger change means a wrong unit."""
 COUNTING_DELAY_S = 120.0
 """Drivers add throttled time to its counter late: on H100 and H200 up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
@@ -173,7 +173,7 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
         yield name, "host", "read only during a launch", ""
     for snapshot in (full[0], *irregular):
         is_full = snapshot.phase in FULL_PHASES
-        when = f"not read {snapshot.phase} {snapshot.stage}, but in other snapshots of the record"
+        when = f"missing in the snapshot {snapshot.phase} {snapshot.stage}, but other snapshots of the record have it"
         here = {metric.name: metric for metric in snapshot.metrics}
         present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
         for name, scopes in known.items():

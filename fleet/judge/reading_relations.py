@@ -1,7 +1,7 @@
-"""Whether the readings of one snapshot agree with each other and with the parts of the host.
+"""Check that the readings of one snapshot agree with each other and with the parts of the host.
 
-Each value belongs to a part of the kind that the collector declares, and each GPU is one that the record lists. A count equals
-the number of parts that were read. A value that is part of a total is at most the total.
+Each value must belong to a part of the kind that the collector declares, and the record must list each GPU. A count must equal
+the number of parts that were read. A value that is part of a total must not exceed the total.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTS = {
     "pcie.device_count": "pcie.kind",
     "storage.disk.count": "storage.disk.rotational",
 }
-"""Number of parts -> a reading that each of them has, if its value or the reason for having none was read."""
+"""Count of parts -> a reading that each of these parts has: a value, or the reason why there is none."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
@@ -54,11 +54,11 @@ PARTS = {
     "storage.mount.": "storage.mount.size",
     "storage.nvme.": "storage.disk.rotational",
 }
-"""Readings of one kind of part -> the reading of theirs that each part of the host has."""
+"""Prefix of the readings of one kind of part -> the reading that every part of this kind has."""
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
 PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
 OTHER_PARTS = ("network.bond.", "pcie.acs.")
-"""Readings of parts that no reading lists: a bond is no adapter, and ACS is a setting of bridges."""
+"""Readings of parts that no reading lists: a bond is not an adapter, and ACS is a setting of bridges."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
@@ -81,11 +81,11 @@ def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
         yield from _problems_of_snapshot(snapshot, parts_read)
     yield from _unknown_parts(record)
     for index, stage in sorted(unlisted.items()):
-        yield "gpu.serial", f"gpu={index}", "has readings, and the record does not list this GPU", stage
+        yield "gpu.serial", f"gpu={index}", "has readings, but the record does not list this GPU", stage
 
 
 def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]) -> Iterator[Problem]:
-    """`parts_read`: reading -> the number of parts that have it, in each snapshot."""
+    """Yield the problems of one snapshot. `parts_read`: reading -> the numbers of parts that have it in the snapshots."""
     readings = {metric.name: metric for metric in snapshot.metrics}
     for metric in snapshot.metrics:
         shapes = _shapes(metric.name)
@@ -93,7 +93,7 @@ def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]
             wrong = [scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes]
             wrong += [scope for scope in metric.absent if tuple(Scope.parse(scope).labels) not in _wider(shapes)]
             for scope in wrong:
-                reason = f"read in the scope {scope}, and this is a reading of {_part_of(metric.name)}"
+                reason = f"read in the scope {scope}, but this is a reading of {_part_of(metric.name)}"
                 yield metric.name, scope, reason, snapshot.stage
         if metric.name in COUNTS or metric.name in WHOLES:
             for scope, reason in _exceeding(metric, readings, parts_read):
@@ -105,12 +105,12 @@ def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]
     if LINK_COUNT in readings and LINKS in readings:
         numbers = Counter(Scope.parse(scope).device for scope in readings[LINKS].values)
         for scope, stated in readings[LINK_COUNT].values.items():
-            if numbers[scope] not in (0, stated):  # the driver may not tell the state of any link
-                yield LINK_COUNT, scope, f"is {stated}, and {LINKS} was read of {numbers[scope]} links", snapshot.stage
+            if numbers[scope] not in (0, stated):  # some drivers report the state of no link
+                yield LINK_COUNT, scope, f"is {stated}, but {LINKS} was read for {numbers[scope]} links", snapshot.stage
 
 
 def _unknown_parts(record: Record) -> Iterator[Problem]:
-    """Yield each reading of a part that the list of the parts of its kind does not have in any snapshot."""
+    """Yield each reading of a part that is in no snapshot's list of the parts of its kind."""
     listed: dict[str, set[str]] = defaultdict(set)
     gpus: set[str] = set()
     for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
@@ -122,14 +122,16 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
         for metric in snapshot.metrics:
             if gpus and metric.name == GPUS_ON_BUS:
                 for scope, stated in metric.values.items():
-                    if isinstance(stated, int) and stated > len(gpus):  # fewer: one fell off the bus, and is judged
-                        yield GPUS_ON_BUS, scope, f"is {stated}, and {KIND} lists {len(gpus)} GPUs", snapshot.stage
+                    if isinstance(stated, int) and stated > len(
+                        gpus
+                    ):  # if there are fewer, a GPU fell off the bus, which is judged
+                        yield GPUS_ON_BUS, scope, f"is {stated}, but {KIND} lists {len(gpus)} GPUs", snapshot.stage
             parts = listed.get(list_of(metric.name))
             if parts is not None and not (metric.values.keys() <= parts and metric.absent.keys() <= parts):
                 scopes = (*metric.values, *metric.absent)
                 for scope in sorted({Scope.parse(scope).part for scope in scopes} - parts - {HOST}):
                     if not any(Scope.parse(each).part == scope for each in parts):
-                        reason = f"was read of {scope}, of which {list_of(metric.name)} was not"
+                        reason = f"was read for {scope}, but {list_of(metric.name)} was not"
                         yield metric.name, scope, reason, snapshot.stage
 
 
@@ -160,12 +162,12 @@ def _exceeding(
         own, stated = readings.get(counted), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[counted]
         if stated not in possible:
-            yield HOST, f"is {stated}, and {counted} was read of {' or '.join(map(str, sorted(possible)))}"
+            yield HOST, f"is {stated}, but {counted} was read for {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():
             most = whole.values.get(scope)
             if isinstance(value, int | float) and isinstance(most, int | float) and value > most:
-                yield scope, f"is {value:g}, and {whole.name} is {most:g}"
+                yield scope, f"is {value:g}, but {whole.name} is {most:g}"
 
 
 @cache

@@ -79,14 +79,14 @@ def failed_ranks(record: Record) -> Record:
 CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "failed ranks of a finished launch": (
         failed_ranks,
-        "the launch finished, and 2 of its ranks failed: rank 0 with exit code 139",
+        "the launch finished, but 2 of its ranks failed: rank 0 with exit code 139",
     ),
-    "no ranks": (change_launch(ranks=()), "the launch finished with 0 ranks, and the plan has 2 devices"),
+    "no ranks": (change_launch(ranks=()), "the launch finished with 0 ranks, but the plan has 2 devices"),
     "launch longer than its deadline": (
         change_launch(duration_s=1e9),
-        "the launch took 1000000000 s, and its deadline was 60 s",
+        "the launch took 1000000000 s, but its deadline was 60 s",
     ),
-    "launch of another host": (change_launch(members=("h9",)), "the launch was of h9, not of this host"),
+    "launch of another host": (change_launch(members=("h9",)), "the launch had the members h9, but not this host"),
     "launch twice": (change_launches(lambda items: (*items, *items)), "the record has a launch twice"),
     "launch outside the record": (change_launch(began="2026-12-24T00:00:00Z"), "is outside"),
     "no snapshot of the beginning": (
@@ -99,11 +99,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "reading gone from the last snapshot": (
         change_last_snapshot(lambda metric: None if metric.name == "gpu.pcie.replays" else metric),
-        "not read after benchmark, but in other snapshots of the record",
+        "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
     "GPU gone from a reading": (
         change_last_snapshot(without_scope),
-        "not read after benchmark, but in other snapshots of the record",
+        "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
     "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "changed during the run: h2-0, then h2-1"),
     "two GPUs at one PCI address": (
@@ -112,7 +112,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "fewer ranks than planned": (
         change_figures(lambda item: replace(item, params={**item.params, "world_size": 1})),
-        "measured by 1 ranks, and the launch had 2",
+        "measured by 1 ranks, but the launch had 2",
     ),
     "figure twice": (
         lambda record: replace(record, observations=(*record.observations, record.observations[0])),
@@ -132,7 +132,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.algbw"),  # type: ignore[operator]
-        "and the settings 8",
+        "but the settings 8",
     ),
     "bus bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.busbw"),  # type: ignore[operator]
@@ -140,7 +140,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "clock in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "stress.clock"),  # type: ignore[operator]
-        "467000 FLOP/cycle with 1.5e+06 Hz are not the 7e+14 FLOP/s of stress.throughput",
+        "467000 FLOP/cycle times 1.5e+06 Hz is not the 7e+14 FLOP/s of stress.throughput",
     ),
     "transport without the number of ranks": (
         change_figures(lambda item: replace(item, params={}), "collective.transport"),
@@ -148,7 +148,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "access that the copies did not have": (
         change_figures(lambda item: replace(item, params={**item.params, "access": False}), "peer_copy.bandwidth"),
-        "it is True, and other figures of the benchmark state False",
+        "it is True, but other figures of the benchmark state False",
     ),
     "negative figure": (
         change_figures(lambda item: replace(item, value=-1.0), "stress.wrong_products"),
@@ -180,7 +180,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "deadline beyond the plan's": (
         change_launch(deadline_s=1e6),
-        "the launch had a deadline of 1e+06 s, and the plan has 180 s",
+        "the launch had a deadline of 1e+06 s, but the plan has 180 s",
     ),
     "negative size": (
         change_figures(lambda item: replace(item, params={**item.params, "size": -8192}), "gemm."),
@@ -188,7 +188,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "size that the plan does not have": (
         change_figures(lambda item: replace(item, params={**item.params, "size": 64}), "gemm."),
-        "size is 64, and the plan has 8192",
+        "size is 64, but the plan has 8192",
     ),
     "latency in another unit": (
         change_figures(lambda item: replace(item, value=2e-9), "peer_copy.latency"),

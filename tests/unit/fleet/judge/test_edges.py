@@ -633,7 +633,7 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     assert judge_criteria(plan, good | {"h1": with_last_metrics(host_evidence(plan, "h1", first), first)}) == []
     two = Metric(name="gpu.uuid", unit="1", values={"gpu=0": "GPU-h1-0", "gpu=1": "b"})
     (unlisted,) = judge_criteria(plan, good | {"h1": host_evidence(plan, "h1", two)})
-    assert (unlisted.scope, unlisted.reason) == ("gpu=1", "has readings, and the record does not list this GPU")
+    assert (unlisted.scope, unlisted.reason) == ("gpu=1", "has readings, but the record does not list this GPU")
     twin = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
     verdicts = judge_criteria(plan, good | {"h2": host_evidence(plan, "h2", reading(1), gpus=(twin,))})
     assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [

@@ -99,7 +99,7 @@ def test_what_may_change_is_no_problem(changes: dict[str, Changes]) -> None:
     assert problems(**changes) == []
 
 
-MISSING = "not read {}, but in other snapshots of the record"
+MISSING = "missing in the snapshot {}, but other snapshots of the record have it"
 WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
     "a reading is missing before": (
         {"before": {"gpu.memory.total": None}},

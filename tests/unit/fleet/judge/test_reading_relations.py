@@ -59,17 +59,17 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
     "adapter that no list has": (
         [metric("network.operstate", nic_eth0="up"), metric("network.carrier", nic_eth0=True, nic_eth1=True)],
         "nic=eth1",
-        "of which network.operstate was not",
+        "but network.operstate was not",
     ),
     "a device that the bus does not have": (
         [metric("pcie.kind", pci_0="nvme"), metric("pcie.width", pci_1=16)],
         "pci=1",
-        "of which pcie.kind was not",
+        "but pcie.kind was not",
     ),
     "no reading of an adapter that the host does not have": (
         [metric("network.operstate", nic_eth0="up"), replace(metric("network.speed"), absent={"nic=eth1": "error: x"})],
         "nic=eth1",
-        "of which network.operstate was not",
+        "but network.operstate was not",
     ),
     "no reading of a GPU that the host does not have": (
         [replace(metric("gpu.fan.speed"), absent={"gpu=7": "unsupported: x"})],
@@ -84,12 +84,12 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
     "more GPUs than the bus has": (
         [metric("gpu.pci_count", host=3), metric("pcie.kind", pci_0="gpu", pci_1="gpu", pci_2="network")],
         "host",
-        "is 3, and pcie.kind lists 2 GPUs",
+        "is 3, but pcie.kind lists 2 GPUs",
     ),
     "links that no GPU has": (
         [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],
         "gpu=0",
-        "gpu.nvlink.active was read of 1 links",
+        "gpu.nvlink.active was read for 1 links",
     ),
 }
 
@@ -112,7 +112,7 @@ def test_count_is_the_number_of_parts(name: str) -> None:
     assert problems(metric(name, host=2), parts) == []
     ((found, scope, why),) = problems(metric(name, host=3), parts)
     assert (found, scope) == (name, "host")
-    assert f"{listing} was read of 2" in why
+    assert f"{listing} was read for 2" in why
 
 
 @pytest.mark.parametrize("name", WHOLES)
@@ -127,4 +127,4 @@ def test_part_is_at_most_the_whole(name: str) -> None:
 
     assert found(10) == []
     ((which, where, why),) = found(11)
-    assert (which, where, why) == (name, scope, f"is 11, and {WHOLES[name]} is 10")
+    assert (which, where, why) == (name, scope, f"is 11, but {WHOLES[name]} is 10")
