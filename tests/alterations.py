@@ -3,12 +3,12 @@
     make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
     .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
 
-The elements are found by walking a record along its JSON schema, so that a new field is altered the day it is added. An
-element is removed, duplicated or swapped with that of another part; a number gets another sign or scale, a unit another name, a
+The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An element is
+removed, duplicated or swapped with that of another part; a number gets another sign or scale, a unit another name, a
 time another day. `ALLOWED` lists the alterations that may be accepted, each with its reason.
 
-An altered record is judged beside the statistics of the other hosts, as a host of a large fleet is. An alteration that is
-accepted in this way is judged again from files, as `rackproof report` judges them; so are a few of the others.
+An altered record is judged with the statistics of the other hosts, like a host of a large fleet. If the run is accepted, it is
+judged again from files, as `rackproof report` does. So are a few of the runs that are not accepted.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ Place = tuple[str | int, ...]
 
 REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT = "remove", "duplicate", "swap", "negate", "scale", "unit", "shift"
 FACTOR = 1000
-"""A number in a unit with another prefix."""
+"""Factor between units with neighbouring prefixes, such as GB and MB."""
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
-"""One in this many alterations that the quick judgement finds is judged from files too."""
+"""One in this many runs that the quick judgement does not accept is judged from files too."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 LEAST_TO_COMPARE = 3
-"""Hosts of a run of which most can agree."""
+"""Smallest number of hosts of which a majority can agree."""
 UNITS = sorted(
     {reading.unit for reading in READINGS.values()}
     | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
@@ -88,7 +88,7 @@ SIMULATED = {
 KEPT = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 10, "two hosts": 4, "three hosts": 1, "h200x1": 3, "h200x2": 1}
-"""Run -> its share of the alterations; 1 for the others. Those of small runs are judged faster, and have the same kinds."""
+"""Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same kinds."""
 
 _EXTRA = "adds a part or a name that no list has, and takes nothing away"
 _DRAWN = "the report draws the time line of a launch and does not judge it"
@@ -124,7 +124,7 @@ ALLOWED: Mapping[str, str] = {
 }
 """Operation and kind of element, as a regular expression, -> why an altered run may still be accepted.
 
-Readings and figures without criterion need no entry: `fleet/judge/informational.py` has their reasons."""
+Readings and figures without a criterion need no entry: `fleet/judge/informational.py` has their reasons."""
 
 INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
 FAILURES = ("accepted", "crashed")
@@ -279,7 +279,7 @@ _REMOVED = object()
 
 
 def _set(document: Json, place: Place, value: Json) -> Json:
-    """Return a document with another value at one place; only what lies on the way to it is copied."""
+    """Return a document with another value at one place; only the containers around it are copied."""
     key, *rest = place
     copied = document.copy()
     if rest:
@@ -336,7 +336,7 @@ _OPERATIONS: Mapping[str, Callable[[Json, random.Random], Json]] = {
 
 
 def operations(element: Element) -> Iterator[str]:
-    """Yield what can be done to an element. It can be swapped with one that has another value."""
+    """Yield the operations that are possible on an element."""
     yield from (REMOVE, SWAP)
     if element.is_entry:
         yield DUPLICATE
@@ -462,7 +462,7 @@ def _place_in_schema(kind: str) -> str:
 
 
 def _content(document: Json) -> Json:
-    """Return what a document says: the order of items with several fields, and empty mappings, say nothing."""
+    """Return the content of a document without empty mappings, and with the objects of lists sorted: neither has a meaning."""
     if isinstance(document, dict):
         said = {key: _content(value) for key, value in document.items() if value != {}}
         return {key: said[key] for key in sorted(said)}
@@ -473,7 +473,7 @@ def _content(document: Json) -> Json:
 
 
 class _HostJudge:
-    """Judges the hosts that launch together with one, whose record is altered, beside the statistics of all other hosts."""
+    """Judges the host of an altered record, and the hosts that launch with it, by the statistics of all other hosts."""
 
     def __init__(self, run: Run, packs: Sequence[Pack], unit: tuple[str, ...], host: str) -> None:
         self._plan, self._packs = run.plan.only(unit), packs
@@ -531,7 +531,7 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Numbers of the metrics that are read here: unlike those of a reader of whole records. Metrics without one are judged slowly."""
+"""Tokens of the metrics that are read here, different from those of whole records. Metrics without a token are judged slowly."""
 
 
 def _metric(document: Json) -> Metric | None:
@@ -547,7 +547,7 @@ def _observation(document: Json) -> Observation | None:
 
 
 def simulated_run(name: str, directory: Path) -> Path:
-    """Write one of the simulated runs into a directory, and return its own."""
+    """Write one of the simulated runs below a directory, and return the directory of the run."""
     run = directory / name.replace(" ", "-")
     with contextlib.redirect_stdout(io.StringIO()):
         code = accepted.call("simulate", *SIMULATED[name], run)

@@ -1,4 +1,4 @@
-"""No altered run is accepted: 20 000 alterations of simulated and of kept runs, found along the schema of the record."""
+"""No altered run is accepted: 20 000 alterations of simulated runs and of runs on real GPUs, for every field of the schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.alterations import DUPLICATE, NEGATE, REMOVE, SCALE, SHIFT, SWAP, UNI
 
 COUNT = 20_000
 SHARES = {"one GPU": 0.72, "two hosts": 0.05, "three hosts": 0.01, "h200x1": 0.18, "h200x2": 0.04}
-"""Run -> its share of the alterations. Those of small runs are judged faster; each run has each kind at least once."""
+"""Run -> its share of the alterations. Small runs are judged faster. Each run gets each kind of alteration at least once."""
 KINDS = {
     "identity of a GPU": {REMOVE, DUPLICATE, SWAP},
     "identity of the record": {REMOVE, SWAP},
@@ -30,7 +30,7 @@ KINDS = {
     "version": {REMOVE, DUPLICATE},
     "time": {REMOVE, SHIFT},
 }
-"""Part of the evidence -> what must be done to it at least."""
+"""Part of the evidence -> the operations that the alterations must include."""
 
 
 def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
