@@ -103,16 +103,20 @@ ALLOWED: Mapping[str, str] = {
     r"duplicate observations/.*/params/.*": _EXTRA,
     r".* launches/[^/]+/timeline.*": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
-    r"swap observations/.*": _LIKE,
+    r"swap observations(/.*)?": _LIKE,
     r"swap snapshots/.*/metrics/gpu\.(memory\.)?temperature.*": _LIKE,
+    r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have started together",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"swap snapshots/.*/metrics/storage\.disk\..*/absent/disk": "the reasons why two disks have no value",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "more than the others have is no fault",
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
-    r"swap (ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "hosts of one run are measured at about the same time",
+    r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
     r"remove snapshots/[^/]+ during": "a launch of less than a minute may have none; longer ones must (`sequence.py`)",
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
+    r"remove observations/[^/]+/params": _DESCRIBES,
+    r"scale observations/.*\.loss_ratio/value": "a training that learned more; no datasheet says how much is too much",
+    r"scale observations/checkpoint\..*_time/value": "faster storage; no datasheet says how fast that of a site is",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
@@ -241,8 +245,8 @@ class Alteration:
             is_value = self.place[2:] == ("value",)
         else:
             name, settings = re.sub(".*/metrics/([^/]+).*", r"\1", self.kind), {}
-            is_value = "/values/" in self.kind
-            if is_value:
+            is_value = "/values/" in self.kind or (self.operation == SWAP and "/metrics/" in self.kind)
+            if "/values/" in self.kind:
                 settings = Scope.parse(str(self.place[-1])).labels
         if not is_value or self.operation not in (NEGATE, SCALE, SWAP):
             return ""
