@@ -32,6 +32,8 @@ REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
 """Device kinds that may be replaced by another one of the same name while the host runs."""
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
+LOG_READ = "xid.last_seen"
+"""Reading that has a value if the kernel log could be read, and otherwise the reason."""
 ALL_EVENTS = "kernel.event.last_seen"
 """Reading that has a value for each kind of event, even if it has not occurred."""
 CONSTANT_OF_OTHERS = (
@@ -175,6 +177,7 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
         is_full = snapshot.phase in FULL_PHASES
         when = f"missing in the snapshot {snapshot.phase} {snapshot.stage}, but other snapshots of the record have it"
         here = {metric.name: metric for metric in snapshot.metrics}
+        is_log_read = LOG_READ in here and bool(here[LOG_READ].values)
         present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
         for name, scopes in known.items():
             if name not in here:
@@ -183,18 +186,18 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
                 continue
             metric = here[name]
             for scope in sorted(scopes - metric.values.keys() - metric.absent.keys()):
-                if _is_there(name, scope, present):
+                if _is_there(name, scope, present, is_log_read=is_log_read):
                     yield name, scope, when, snapshot.stage
 
 
-def _is_there(name: str, scope: str, present: set[str]) -> bool:
+def _is_there(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
     """Return whether the part of that scope was there when the snapshot was taken.
 
     A remote volume or a virtual interface may disappear and return, with all its readings. An error code appears with its error.
     """
     parsed = Scope.parse(scope)
     if parsed.kind in EVENT_LABELS:
-        return name == ALL_EVENTS
+        return is_log_read and name == ALL_EVENTS
     return scope in present or parsed.device_kind in LASTING_LABELS
 
 
