@@ -1,7 +1,8 @@
-"""Merge changes that several hosts report: those of a gang, and those of one host that is slow with all others."""
+"""Merge changes that several hosts report: a slower figure of a gang, and slower links to one host."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,11 @@ _MAX_NAMED_HOSTS = 6
 
 
 def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
-    """Yield one change per gang figure, and one per host that is slow with all its partners."""
+    """Yield the changes with the regressions of several hosts merged.
+
+    The regression of a gang figure, which each of its hosts reports, becomes one change. The regressions of pairs that all have
+    one host in common become one change of that host. Every other change is yielded as it is.
+    """
     slow_hosts: set[str] = set()
     pairs: dict[str, list[Change]] = defaultdict(list)
     gangs: dict[tuple[Value, ...], list[Change]] = defaultdict(list)
@@ -35,9 +40,14 @@ def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
         else:
             yield from group
     for group in gangs.values():
-        worst = min(group, key=lambda item: item.share or 0.0)
-        representative = next((item for item in group if item.host in slow_hosts), worst)
-        yield replace(representative, text=figure_text(worst, representative.scope), share=worst.share, new=worst.new)
+        worst = max(group, key=_size)
+        host = next((item.host for item in group if item.host in slow_hosts), worst.host)
+        yield replace(worst, host=host, text=figure_text(worst, worst.scope))
+
+
+def _size(regression: Change) -> float:
+    """Return how large a regression is. It is positive, because in some figures more is worse."""
+    return math.inf if regression.share is None else abs(regression.share)
 
 
 def _partner(change: Change) -> str:
@@ -54,11 +64,11 @@ def _common_host(changes: Sequence[Change]) -> str:
 
 def _slow_host_change(host: str, changes: Sequence[Change]) -> Change:
     partners = sorted(set().union(*({change.host, _partner(change)} for change in changes)) - {host})
-    worst = min(changes, key=lambda item: item.share or 0.0)
+    worst = max(changes, key=_size)
     partner_names = ", ".join(partners[:_MAX_NAMED_HOSTS]) + (" …" if len(partners) > _MAX_NAMED_HOSTS else "")
     shares = sorted((change.share or 0.0) * 100 for change in changes)
     text = (
-        f"{host}: {worst.what} with {partner_names} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, but not between other "
-        f"hosts, beyond {(worst.noise or 0) * 100:.3g} % noise: {worst.basis}"
+        f"{host}: {worst.what} with {partner_names} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, which is more than "
+        f"the noise of {(worst.noise or 0) * 100:.3g} %, but not between other hosts: {worst.basis}"
     )
     return replace(worst, host=host, scope="host", serial="", text=text)

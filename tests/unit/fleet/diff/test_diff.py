@@ -252,6 +252,43 @@ def test_slow_host_is_listed_once_and_its_partners_not() -> None:
     assert "gang=r1: collective.all_reduce.busbw" in listed[0].text
 
 
+@pytest.mark.parametrize(
+    ("name", "unit", "worse", "worst"), [("busbw", "B/s", 80.0, 40.0), ("latency", "s", 150.0, 300.0)]
+)
+def test_worst_regression_of_a_gang_is_listed_if_less_or_more_is_worse(
+    name: str, unit: str, worse: float, worst: float
+) -> None:
+    name = f"collective.all_reduce.{name}"
+
+    def hosts(**values: float) -> dict[str, HostState]:
+        states = {}
+        for each, value in values.items():
+            measured = figure(value, name=name, scope="gang=r1")
+            states[each] = host(figures=[("", replace(measured, level=replace(measured.level, unit=unit)))])
+        return states
+
+    criterion = replace(CRITERIA[0], name=name, unit=unit)
+    old, new = hosts(h1=100.0, h2=100.0), hosts(h1=worse, h2=worst)
+    (change,) = compare(old, new, {each: [criterion] for each in new}).changes()
+    assert (change.kind, change.host, change.new, change.share) == ("regressed", "h2", worst, worst / 100 - 1)
+
+
+@pytest.mark.parametrize(("name", "unit", "worst"), [("bandwidth", "B/s", 0.5), ("latency", "s", 3.0)])
+def test_worst_pair_of_a_slow_host_is_listed_if_less_or_more_is_worse(name: str, unit: str, worst: float) -> None:
+    name = f"pairs.{name}"
+
+    def hosts(to_h1: float, to_h3: float) -> dict[str, HostState]:
+        partners = {"h1": to_h1, "h3": to_h3}
+        measured = [figure(value, name=name, scope=f"gpu=0,partner={each}") for each, value in partners.items()]
+        figures = [("S1", replace(item, level=replace(item.level, unit=unit))) for item in measured]
+        return {"h2": host(figures=figures)}
+
+    criterion = replace(CRITERIA[0], name=name, unit=unit)
+    (change,) = compare(hosts(1.0, 1.0), hosts((1 + worst) / 2, worst), {"h2": [criterion]}).changes()
+    assert (change.host, change.scope, change.new, change.share) == ("h2", "host", worst, worst - 1)
+    assert "%, which is more than the noise of 2 %, but not between other hosts" in change.text
+
+
 def test_several_runs_are_merged_into_median_and_spread() -> None:
     runs = [host(figures=[("S1", figure(value))]) for value in (100.0, 101.0, 99.0)]
     for number, state in enumerate(runs):
