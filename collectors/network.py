@@ -142,16 +142,16 @@ class NetworkCollector:
         members: dict[str, Value | Absent] = {}
         for slave in slaves.split() if isinstance(slaves, str) else ():
             state = self._files.required(f"{CLASS}/{slave}/bonding_slave/mii_status", str)
-            own = self._files.read(f"{CLASS}/{slave}/bonding_slave/ad_aggregator_id", parse_natural)
+            aggregator = self._files.read(f"{CLASS}/{slave}/bonding_slave/ad_aggregator_id", parse_natural)
             uses_lacp = isinstance(mode, str) and mode.startswith("802.3ad")
-            apart = uses_lacp and isinstance(in_use, int) and isinstance(own, int) and own != in_use
-            members[slave] = state if isinstance(state, Absent) else state == "up" and not apart
+            is_in_other = uses_lacp and isinstance(in_use, int) and isinstance(aggregator, int) and aggregator != in_use
+            members[slave] = state if isinstance(state, Absent) else state == "up" and not is_in_other
         return members
 
     def _team_members(self, name: str) -> dict[str, Value | Absent]:
         """Return for each member of a team whether it has a link; empty for any other interface.
 
-        A team has no device type, unlike every other kind of interface with members (bridge, bond, VRF) except Open vSwitch.
+        A bridge, bond or VRF has a device type. A team has none, nor has Open vSwitch, whose interface is recognized by its name.
         """
         path = f"{CLASS}/{name}"
         lower = self._files.matching(path, r"lower_.+", "no member")
@@ -180,8 +180,8 @@ def parse_bond(text: str) -> dict[str, bool]:
             re.search(r"^MII Status: (.+)$", slave, re.MULTILINE),
             re.search(r"^Aggregator ID: (\d+)", slave, re.MULTILINE),
         )
-        apart = bool(active and aggregator and active[1] != aggregator[1])
-        members[slave.split()[0]] = bool(state) and state[1].strip() == "up" and not apart  # type: ignore[index]
+        is_in_other = bool(active and aggregator and active[1] != aggregator[1])
+        members[slave.split()[0]] = bool(state) and state[1].strip() == "up" and not is_in_other  # type: ignore[index]
     return members
 
 

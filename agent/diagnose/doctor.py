@@ -18,8 +18,8 @@ from schemas.records import Gpu, Record, Snapshot
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
-LOWER_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
-"""Readings that are lower, or flags that are set, while a link saves power."""
+FAULTY_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
+"""Readings that look faulty while a link saves power: the generation is lower, and `pcie.slowed` is set."""
 IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark shows whether the link is faulty"
 KERNEL_LOG = ("xid.", "sxid.", "kernel.event.")
 """Readings that count messages in the kernel log since boot."""
@@ -37,17 +37,18 @@ class Diagnosis:
     gpus: tuple[Gpu, ...]
     packs: tuple[str, ...]
     readings: int
+    """Number of readings in the second snapshot, including those that are absent with a reason."""
     seconds: float
     """Time that the two snapshots took."""
     findings: tuple[Verdict, ...]
     """Failed checks, the most severe action first."""
     not_reported: tuple[Verdict, ...]
-    """Checks that could not be evaluated."""
+    """Checks that could not be evaluated: a reading is missing, or a link is idle."""
     passed: int
 
     @property
     def exit_code(self) -> int:
-        """0: no findings; 1: a check failed; 2: no check failed, but one could not be evaluated."""
+        """0: every check passed; 1: a check failed; 2: no check failed, but one could not be evaluated."""
         return 1 if self.findings else 2 if self.not_reported else 0
 
 
@@ -136,7 +137,7 @@ def _detected_gpu_count(snapshot: Snapshot) -> int:
 def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
     """Change findings about slow links to inconclusive: without load, a link may be in a power-saving state."""
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
-    idle_criteria = {criterion.id for criterion in criteria if criterion.name in LOWER_AT_IDLE}
+    idle_criteria = {criterion.id for criterion in criteria if criterion.name in FAULTY_AT_IDLE}
     for verdict in verdicts:
         if verdict.verdict == FAIL and verdict.criterion in idle_criteria:
             yield replace(verdict, verdict=INCONCLUSIVE, action="none", reason=f"{verdict.reason}; {IDLE_REASON}")
@@ -163,7 +164,7 @@ def table(diagnosis: Diagnosis) -> str:
         f"{diagnosis.readings} readings, two snapshots in {diagnosis.seconds:.1f} s; criteria {', '.join(diagnosis.packs)}"
     ]
     lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in diagnosis.findings])
-    lines += _rows("NOT REPORTED", [("", item) for item in diagnosis.not_reported])
+    lines += _rows("NOT EVALUATED", [("", item) for item in diagnosis.not_reported])
     lines.append(
         f"{diagnosis.passed} checks passed, {len(diagnosis.findings)} failed, "
         f"{len(diagnosis.not_reported)} could not be evaluated; "

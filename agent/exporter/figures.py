@@ -1,4 +1,4 @@
-"""Convert the observations of a stage to Prometheus series, each with its newest figure."""
+"""Convert the observations of a stage to Prometheus series."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def _is_usable(item: Any) -> bool:
 
 
 def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) -> tuple[list[Json], int]:
-    """Return the newest figure of each series, and the number of series beyond MAX_FIGURES, which are left out.
+    """Return the figure of each series, and the number of series beyond MAX_FIGURES, which are left out.
+
+    Wrong results and unmeasured observations are summed. The other series have their newest figure. Of the message sizes
+    of an operation, only the largest is a series.
 
     Args:
         observations: in order of time.
@@ -82,7 +85,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
         for metric, labels, value in _counts(item):
             counts[metric, tuple(labels.items())] += value
         for metric, labels, value in _figures(item):
-            if "size_bytes" in labels and not _replace_smaller(series, largest, metric, labels):
+            if "size_bytes" in labels and not _drop_smaller_sizes(series, largest, metric, labels):
                 continue
             series[metric, tuple(labels.items())] = value
     every = [*counts.items(), *series.items()]
@@ -92,10 +95,10 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
     return figures, len(every) - len(figures)
 
 
-def _replace_smaller(
+def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[tuple[str, str], int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Remove the series of this operation for smaller sizes; return False if a larger size is already known."""
+    """Remove the series of this metric and operation; return False, and remove none, if a larger size is already known."""
     operation, size = _operation(labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
         return False

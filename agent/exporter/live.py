@@ -56,9 +56,9 @@ class Span:
 class LivePublisher(threading.Thread):
     """Context manager that publishes a stage while it runs.
 
-    It has its own thread, so that a blocked driver does not delay the file and a slow disk does not delay the supervisor. If
-    the stage ends with an exception, such as after SIGTERM, it does not wait for the thread: the sender of the signal may wait
-    only a few seconds.
+    It has its own thread, so that a blocked driver does not delay the file and a slow disk does not delay the supervisor. At
+    the end of the stage the supervisor waits up to GRACE_S for the thread. After an exception, for example because of SIGTERM,
+    it does not wait: the process that sent the signal may wait only a few seconds.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LivePublisher(threading.Thread):
     def run(self) -> None:
         try:
             document = None if live_path(self._run) is None else build_document(self._run)
-        except documents.DocumentError:  # code that needs the record reports the error
+        except documents.DocumentError:  # the supervisor reads the record too, and reports the error
             return
         while document:
             stage = next((each for each in document["stages"] if each["name"] == self._stage), None)
@@ -151,7 +151,7 @@ def publish_idle(run: HostRun) -> None:
 
 
 def live_path(run: HostRun) -> Path | None:
-    """Return the path of the file. None if the run directory is not under `runs`, because no exporter reads it there."""
+    """Return the path of the file. None if the run directory is not in a directory `runs`: an exporter reads only that one."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 
@@ -262,6 +262,6 @@ def _rank_fields(state: RankState) -> Json:
 
 
 def phase_label(phase: str) -> str:
-    """Return the benchmark of a rank's phase, or one of PHASES."""
+    """Return the benchmark of a rank's phase, or one of PHASES; the first of them if the phase is unknown."""
     word = re.split(r"[ ,:]", phase, maxsplit=1)[0]
     return word if word in BENCHMARKS else next((known for known in PHASES if phase.startswith(known)), PHASES[0])

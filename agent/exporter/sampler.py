@@ -20,16 +20,21 @@ from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, 
 
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 WINDOW_S = 30.0
-"""Length of the window: more than twice the time for which a page is cached, so that a scrape every 15 s leaves no gap."""
+"""Length of the window. A page is cached for almost 15 s. The window is more than twice as long, so that a scrape every 15 s
+leaves no gap."""
 MAX_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Buckets of both histograms: ratios to the power limit, and to the maximum clock."""
 SLOW_INTERVAL = 5
 """Temperature and memory clock are read in every fifth sample."""
 RETRY_S = 15.0
-"""Time between two attempts to read a GPU or driver that does not answer."""
+"""Interval at which GPUs that failed are sampled again, limits are read again, and new GPUs are searched for."""
 MAX_FAILURES = 50
-CHECK_S, STUCK_S = 1.0, 2.0
+"""Number of failed samples in a row after which a GPU is not sampled for RETRY_S."""
+CHECK_S = 1.0
+"""Interval at which the second thread checks the sampling thread."""
+STUCK_S = 2.0
+"""Time after which a call of the sampling thread counts as hanging."""
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
     ("gpu_power", "watts", lambda sample: sample.power),
     ("gpu_clock_sm", "hertz", lambda sample: sample.clock),
@@ -49,7 +54,7 @@ class GpuHistory:
         self._lock = threading.Lock()
         self._limits: GpuLimits | None = None
         self._failures = self._samples = 0
-        self._last_time = self._last_at = 0.0
+        self._sampled_unix_s = self._sampled_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -78,8 +83,8 @@ class GpuHistory:
                 return
             self.failed_in_a_row = 0
             self._samples += 1
-            elapsed = min(at - self._last_at, MAX_GAP_S) if self._last_at else 0.0
-            self._last_time, self._last_at = time.time(), at
+            elapsed = min(at - self._sampled_at, MAX_GAP_S) if self._sampled_at else 0.0
+            self._sampled_unix_s, self._sampled_at = time.time(), at
             self._window.append((at, sample))
             while self._window[0][0] < at - self._window_s:
                 self._window.popleft()
@@ -102,7 +107,7 @@ class GpuHistory:
             add("rackproof_gpu_window_samples", len(window), **labels)
             if not self._samples:
                 return
-            add("rackproof_gpu_sampled_timestamp_seconds", self._last_time, **labels)
+            add("rackproof_gpu_sampled_timestamp_seconds", self._sampled_unix_s, **labels)
             for reason, seconds in self._throttled_s.items():
                 add("rackproof_gpu_throttle_sampled_seconds_total", seconds, **labels, reason=reason)
             for name, histogram in (("power_of_limit", self._power_of_limit), ("clock_sm_of_max", self._clock_of_max)):
@@ -168,9 +173,10 @@ class GpuSampler:
         self._hz, self._window_s = hz, window_s
         self._gpus: dict[int, GpuHistory] = {}
         self._loop: SamplingLoop | None = None
-        self._abandoned: list[SamplingLoop] = []
-        self._resting: dict[int, float] = {}
-        """GPU -> when it stopped answering. It is sampled again after RETRY_S."""
+        self._replaced_loops: list[SamplingLoop] = []
+        """Loops that were replaced and have not ended yet. A call in one of them may hang."""
+        self._failed_at: dict[int, float] = {}
+        """GPU -> when its samples last failed MAX_FAILURES times, or NVML could not be opened."""
         self._ended_cpu_s = 0.0
         self._indices: list[int] | Absent = []
         self._searched_at = float("-inf")
@@ -210,7 +216,7 @@ class GpuSampler:
         self._ended.set()
 
     def _loops(self) -> list[SamplingLoop]:
-        return [*self._abandoned, *([self._loop] if self._loop else [])]
+        return [*self._replaced_loops, *([self._loop] if self._loop else [])]
 
     def _watch(self) -> None:
         while not self._ended.wait(0.0 if not self._gpus and self._searched_at < 0 else CHECK_S):
@@ -236,22 +242,22 @@ class GpuSampler:
             return
         if loop:
             loop.stop()
-            self._abandoned.append(loop)
+            self._replaced_loops.append(loop)
         self._loop = SamplingLoop(wanted, self._hz) if wanted else None
         if self._loop:
             self._loop.start()
-        for ended in [each for each in self._abandoned if not each.is_alive()]:
+        for ended in [each for each in self._replaced_loops if not each.is_alive()]:
             self._ended_cpu_s += ended.cpu_s
-            self._abandoned.remove(ended)
+            self._replaced_loops.remove(ended)
 
     def _answering_gpus(self) -> dict[int, GpuHistory]:
-        """Return the GPUs that can be sampled: without those in whose call a thread hangs, or that failed within RETRY_S."""
+        """Return the GPUs that can be sampled: those in whose call no thread hangs, and that have not failed for RETRY_S."""
         now = time.monotonic()
         for index, gpu in self._gpus.items():
             if gpu.failed_in_a_row >= MAX_FAILURES:
-                self._resting[index], gpu.failed_in_a_row = now, 0
+                self._failed_at[index], gpu.failed_in_a_row = now, 0
         if self._loop and not self._loop.is_alive():  # NVML could not be opened
-            self._resting |= dict.fromkeys(self._loop.gpus, now)
-        resting = {index for index, since in self._resting.items() if now - since < RETRY_S}
+            self._failed_at |= dict.fromkeys(self._loop.gpus, now)
+        failed = {index for index, at in self._failed_at.items() if now - at < RETRY_S}
         stuck = {loop.stuck_gpu for loop in self._loops()}
-        return {index: gpu for index, gpu in self._gpus.items() if index not in resting | stuck}
+        return {index: gpu for index, gpu in self._gpus.items() if index not in failed | stuck}

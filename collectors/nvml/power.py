@@ -14,11 +14,13 @@ _SHUTDOWN_MARGIN, _SLOWDOWN_MARGIN = 193, 194
 _NO_STATE = 32
 
 
-def _watts(getter: str) -> Getter:
+def _from_milli(getter: str) -> Getter:
+    """Convert milliwatts to watts, and millijoules to joules."""
     return lambda gpu: gpu.query(getter) / 1000
 
 
-def _limit_range(index: int) -> Getter:
+def _limit_bound(index: int) -> Getter:
+    """Return the lowest (0) or highest (1) power limit that can be set."""
     return lambda gpu: gpu.query("PowerManagementLimitConstraints")[index] / 1000
 
 
@@ -49,9 +51,9 @@ POWER_ROWS = (
     Row("gpu.temperature", "Cel", False, "GPU temperature", count("Temperature", nvml.NVML_TEMPERATURE_GPU)),
     Row("gpu.temperature_margin", "Cel", False, "Margin to the temperature at which the GPU slows down",
         count("MarginTemperature"), SNAPSHOT_ONLY),
-    Row("gpu.temperature_margin_slowdown", "Cel", False, "Margin at which the hardware slows down",
+    Row("gpu.temperature_margin_slowdown", "Cel", False, "Value of the temperature margin at which the hardware slows down",
         lambda gpu: field_value(gpu.field(_SLOWDOWN_MARGIN)), SNAPSHOT_ONLY),
-    Row("gpu.temperature_margin_shutdown", "Cel", False, "Margin at which the GPU shuts down",
+    Row("gpu.temperature_margin_shutdown", "Cel", False, "Value of the temperature margin at which the GPU shuts down",
         lambda gpu: field_value(gpu.field(_SHUTDOWN_MARGIN)), SNAPSHOT_ONLY),
     Row("gpu.temperature_slowdown", "Cel", False, "Temperature at which the hardware slows down",
         count("TemperatureThreshold", _SLOWDOWN), SNAPSHOT_ONLY),
@@ -59,14 +61,14 @@ POWER_ROWS = (
         count("TemperatureThreshold", _SHUTDOWN), SNAPSHOT_ONLY),
     Row("gpu.fan.speed", "ratio", False, "Requested share of the maximum fan speed", number("FanSpeed", factor=0.01),
         SLOW),
-    Row("gpu.power", "W", False, "Power drawn", _watts("PowerUsage")),
-    Row("gpu.power_limit", "W", False, "Power limit in force", _watts("EnforcedPowerLimit")),
-    Row("gpu.power_limit_set", "W", False, "Configured power limit", _watts("PowerManagementLimit"), SLOW),
-    Row("gpu.power_limit_default", "W", False, "Default power limit", _watts("PowerManagementDefaultLimit")),
-    Row("gpu.power_limit_min", "W", False, "Lowest configurable power limit", _limit_range(0), ONCE),
-    Row("gpu.power_limit_max", "W", False, "Highest configurable power limit", _limit_range(1), ONCE),
+    Row("gpu.power", "W", False, "Power drawn", _from_milli("PowerUsage")),
+    Row("gpu.power_limit", "W", False, "Power limit in force", _from_milli("EnforcedPowerLimit")),
+    Row("gpu.power_limit_set", "W", False, "Configured power limit", _from_milli("PowerManagementLimit"), SLOW),
+    Row("gpu.power_limit_default", "W", False, "Default power limit", _from_milli("PowerManagementDefaultLimit")),
+    Row("gpu.power_limit_min", "W", False, "Lowest configurable power limit", _limit_bound(0), ONCE),
+    Row("gpu.power_limit_max", "W", False, "Highest configurable power limit", _limit_bound(1), ONCE),
     Row("gpu.power_limit_lowered", "1", False, "The power limit is below the default", _limit_lowered, SLOW),
-    Row("gpu.energy", "J", True, "Energy since driver load", _watts("TotalEnergyConsumption"), SLOW),
+    Row("gpu.energy", "J", True, "Energy since driver load", _from_milli("TotalEnergyConsumption"), SLOW),
     Row("gpu.performance_state", "1", False, "Performance state: 0 is the fastest", _performance_state),
     Row("gpu.clock.sm", "Hz", False, "SM clock", _hertz("ClockInfo", _SM)),
     Row("gpu.clock.memory", "Hz", False, "Memory clock", _hertz("ClockInfo", _MEMORY)),

@@ -44,17 +44,17 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
         if verdict:
             yield verdict
     if not from_benchmark(criterion.name) and not criterion.name.startswith(TOTALS):
-        yield from unobserved(view, criterion, groups)
+        yield from judge_unobserved(view, criterion, groups)
 
 
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
-    """Return whether inventory, plan and datasheet give the criterion a limit; the report lists what was not judged.
+    """Return whether inventory, plan and datasheet give the criterion a limit. Without one, the report lists it as not judged.
 
     NVLinks are not judged if a hypervisor gave the host one GPU without them.
     """
     if criterion.name.startswith("gpu.nvlink.") and view.has_lone_gpu:
         return False
-    if criterion.variable and not stated(view, criterion.variable):
+    if criterion.variable and not inventory_value(view, criterion.variable):
         return False
     if criterion.datasheet and criterion.expected is None:
         return False
@@ -68,8 +68,8 @@ def is_acceptance(plan: Plan) -> bool:
     return bool(plan.stages) and plan.baseline is None and not plan.profile.startswith(REVALIDATE)
 
 
-def stated(view: HostView, variable: str) -> Value:
-    """Return what the inventory states; an empty or zero value if it states nothing."""
+def inventory_value(view: HostView, variable: str) -> Value:
+    """Return the value of a variable of the inventory; empty or zero if the inventory does not set it."""
     host = view.host
     if variable == "gpu_count":
         return len(host.devices)
@@ -119,19 +119,20 @@ def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation
 def _judge_series(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """Return the verdict on one series; None if another step of the judge reports what is missing."""
+    """Return the verdict on one series; None without a value to compare with, or if another step reports what is missing."""
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
-    lost = [item for item in group if item.status == ERROR]
+    absences = [item for item in group if item.status == ERROR]
     if measured and group[-1].status == MEASURED and may_be_transient(group[-1].name):
-        lost = []
+        absences = []
     if measured and group[-1].status == UNSUPPORTED and not criterion.optional:
-        lost.append(group[-1])  # the part supported it earlier in the run
+        absences.append(group[-1])  # the part supported it earlier in the run
     verdict = _judge_measured(view, criterion, measured, figures) if measured else None
-    if verdict and lost and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
-        reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
-        absent = view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
-        return with_absence(absent, lost[-1])
+    if verdict and absences and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
+        absence = absences[-1]
+        reason = f"{absence.status} {absence.params.get('phase', '')} {absence.stage}: {absence.reason}"
+        absent = view.inconclusive(absence.name, absence.scope, reason, absence.stage, criterion=criterion)
+        return with_absence(absent, absence)
     # A measured figure without a verdict has nothing to be compared with.
     if verdict or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
         return verdict
@@ -140,7 +141,9 @@ def _judge_series(
     return with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
-def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
+def judge_unobserved(
+    view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]
+) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for the host, or each of its GPUs, that has no reading; `groups` come from `series`."""
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
@@ -155,7 +158,7 @@ def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[O
 def _judge_measured(
     view: HostView, criterion: Criterion, measured: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """Return the verdict on measured values: on the worst of them, the best, or the change over the run.
+    """Return the verdict on measured values: on one of them (`_deciding_observation`), or on the change over the run.
 
     None if the criterion is optional and the fleet is too small to compare with, or if it is for NVLinks and none joins the
     GPUs. If no other criterion judges the values, the report lists them as not judged.
@@ -246,10 +249,10 @@ def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Obser
 
 
 def _deciding_observation(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
-    """Return the observation that decides: the last one that fails; with `best_of_run` the first one that passes."""
+    """Return the last observation that fails, or else the last; with `best_of_run` the first that passes, or else the first."""
     failing = [item for item in measured if not holds(criterion.operator, item.value, limit)]
-    holding = [item for item in measured if item not in failing]
-    return (holding or failing)[0] if criterion.best_of_run else (failing or holding)[-1]
+    passing = [item for item in measured if item not in failing]
+    return (passing or failing)[0] if criterion.best_of_run else (failing or passing)[-1]
 
 
 def _verdict(
@@ -293,7 +296,7 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
     if criterion.expected is not None:
         return criterion.expected * criterion.fraction
     if criterion.variable:
-        limit = stated(view, criterion.variable)
+        limit = inventory_value(view, criterion.variable)
         return limit * criterion.fraction if isinstance(limit, float) else limit
     return criterion.value
 

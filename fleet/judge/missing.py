@@ -69,7 +69,8 @@ class SlotMap:
         if actual.items() <= usual.items() and len(empty) == missing:
             text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(empty.items()))
             # A missing bridge renumbers the buses behind it. Only module numbers reveal that.
-            return f"nothing at {text}{', known only by its address' if NO_MODULE in usual.values() else ''}, {where}"
+            caution = " (only PCI addresses identify the slots: not every GPU reports a module number)"
+            return f"nothing at {text}, {where}{caution if NO_MODULE in usual.values() else ''}"
         modules, usual_modules = {*actual.values()}, {*usual.values()}
         empty_modules = sorted(usual_modules - modules)
         if modules < usual_modules and len(empty_modules) == missing:

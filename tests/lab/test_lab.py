@@ -45,23 +45,23 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 15) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"not after {timeout} s: {what}"
+        assert time.monotonic() < deadline, f"after {timeout} s it is still not true that {what}"
         time.sleep(0.05)
 
 
-def names(lab_name: str) -> list[str]:
+def paths_of(lab_name: str) -> list[str]:
     """Return the network namespaces and the run directory of a lab."""
     directories = [directory for directory in (machine.NAMESPACES, machine.RUN) if directory.is_dir()]
     return [str(path) for directory in directories for path in directory.iterdir() if path.name.startswith(lab_name)]
 
 
-def own_names() -> set[str]:
-    return set(names(f"rp-{os.getpid()}-"))
+def own_paths() -> set[str]:
+    return set(paths_of(f"rp-{os.getpid()}-"))
 
 
 def processes_of(lab_name: str) -> set[tuple[str, str]]:
     """Return PID and start time of every process in the network namespaces of the lab."""
-    paths = [Path(path) for path in names(lab_name)]
+    paths = [Path(path) for path in paths_of(lab_name)]
     inodes = {path.stat().st_ino for path in paths if path.parent == machine.NAMESPACES}
     pids = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -77,7 +77,7 @@ def stat_fields(pid: str) -> list[str]:
 
 
 def alive(processes: set[tuple[str, str]]) -> list[str]:
-    """Return the processes that still run. The kernel reuses inode numbers of namespaces, so these cannot identify them."""
+    """Return the processes that still run, by PID and start time: the kernel may have reused the number of their namespace."""
     running = []
     for pid, start in processes:
         with contextlib.suppress(OSError):
@@ -267,7 +267,7 @@ def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three_hosts: 
 
 
 def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
-    before = own_names()
+    before = own_paths()
     with Lab(tmp_path, hosts=2) as other:
         lab_name = other.control.removesuffix("-control")
         detach = ["setsid", "--fork", "sh", "-c", "exec sleep 1000 >/dev/null 2>&1"]
@@ -276,15 +276,15 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
         background = other.popen(["sh", "-c", "trap '' TERM; echo deaf; sleep 1000"], stdout=subprocess.PIPE)
         assert background.stdout is not None
         assert background.stdout.readline() == "deaf\n"
-        assert len(names(lab_name)) == 5  # switch, control, two hosts, run directory
+        assert len(paths_of(lab_name)) == 5  # switch, control, two hosts, run directory
         processes = processes_of(lab_name)
         assert len(alive(processes)) > 6
-    assert names(lab_name) == []
+    assert paths_of(lab_name) == []
     assert alive(processes) == []
     assert processes_naming(str(tmp_path)) == []
     assert background.poll() is not None
     assert other.hosts == ()
-    assert own_names() == before
+    assert own_paths() == before
     assert reachable(three_hosts, three_hosts.host("node1").address), "the other lab still runs"
 
 
@@ -292,7 +292,7 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
 def test_host_that_does_not_start_is_reported_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = own_names()
+    before = own_paths()
     broken = tmp_path / "broken-init.sh"
     broken.write_text('if [ "$2" = node2 ]; then echo "no sshd on $2"; exit 1; fi\nexec bash "$0".good "$@"\n')
     shutil.copy(hosts.INIT, f"{broken}.good")
@@ -303,22 +303,22 @@ def test_host_that_does_not_start_is_reported_and_nothing_is_left_behind(
     monkeypatch.setattr(lab, "READY_SECONDS", 0.3)
     with pytest.raises(LabError, match=r"node1 does not answer SSH after 0\.3 s"), Lab(tmp_path / "lab", hosts=1):
         pass
-    assert own_names() == before
+    assert own_paths() == before
     assert processes_naming(str(tmp_path)) == []
 
 
 @pytest.mark.usefixtures("three_hosts")
 def test_interrupt_during_the_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = own_names()
+    before = own_paths()
 
     def interrupt(*arguments: object) -> None:
-        assert own_names() > before
+        assert own_paths() > before
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Lab, "_wait_for_ssh", interrupt)
     with pytest.raises(KeyboardInterrupt), Lab(tmp_path, hosts=2):
         pass
-    assert own_names() == before
+    assert own_paths() == before
     assert processes_naming(str(tmp_path)) == []
 
 
@@ -347,10 +347,10 @@ def command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]
 def test_command_keeps_the_lab_until_interrupted(command: tuple[subprocess.Popen[str], Path, str]) -> None:
     process, inventory, lab_name = command
     assert "ansible_host: 10.77.0.11" in inventory.read_text()
-    assert len(names(lab_name)) == 4
+    assert len(paths_of(lab_name)) == 4
     process.send_signal(signal.SIGINT)
     assert process.wait(15) == 0
-    assert names(lab_name) == []
+    assert paths_of(lab_name) == []
     assert not inventory.exists()
 
 
@@ -374,10 +374,10 @@ def test_next_lab_removes_the_leftovers_of_a_killed_one(
     assert len(alive(processes)) > 2
     process.kill()
     process.wait()
-    # The host ends with the process that holds it; namespaces and programs of the control node remain until the sweep.
+    # The host ends with the process of the lab. The next lab removes the namespaces and processes of the control node.
     wait_until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
     with Lab(tmp_path / "next", hosts=1):
-        assert names(lab_name) == []
+        assert paths_of(lab_name) == []
         assert alive(processes) == []
         assert reachable(three_hosts, three_hosts.host("node1").address), "a running lab is not removed"
 
@@ -394,7 +394,7 @@ def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.M
     assert machine.requirements_missing()[0] == "root (run the tests with sudo)"
 
 
-def test_directories_under_private_mounts_stay_visible(tmp_path: Path) -> None:
+def test_hidden_directories_are_private_or_on_another_file_system(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     assert hosts.hidden([inner, tmp_path, Path("/usr"), Path("/dev/shm")]) == [Path("/dev/shm"), tmp_path]

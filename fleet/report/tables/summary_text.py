@@ -16,8 +16,9 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, LineKind, Sum
 RULE = "=" * 50
 LINE_LIMIT = 600
 _STYLES = {PASS: "green", FAIL: "bold red", INCONCLUSIVE: "yellow"}
-_IN_TABLES = (LineKind.CHECK, LineKind.REASON, LineKind.MORE)
-"""Kinds of lines that the tables of checks and causes show."""
+_NOT_FACTS = (LineKind.CHECK, LineKind.REASON, LineKind.MORE)
+"""Kinds of lines that are not in the table of facts: checks have a table, the table of causes replaces the reasons, and MORE is
+text below the tables."""
 
 
 def render_summary(report: FleetReport) -> str:
@@ -45,7 +46,7 @@ def render_screen(report: FleetReport, *, width: int | None = None, colour: bool
 def summary_blocks(report: FleetReport, *, without: Collection[str] = ()) -> list[Table | Text]:
     """Return the blocks under the status: facts, checks, causes. `without`: kinds of lines to leave out."""
     lines = [line for line in report.acceptance.lines if line.kind not in without]
-    facts = [line for line in lines if line.kind not in _IN_TABLES]
+    facts = [line for line in lines if line.kind not in _NOT_FACTS]
     tables = [
         _facts(facts, timing.summary_line(report)),
         _checks(line for line in lines if line.kind == LineKind.CHECK),

@@ -72,7 +72,7 @@ def host_with_slots(
 
 
 ALL = range(4)
-LEFT = [slot for slot in ALL if slot != MISSING]
+REMAINING = [slot for slot in ALL if slot != MISSING]
 
 
 def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
@@ -87,7 +87,7 @@ def count_details(verdicts: Sequence[Verdict]) -> dict[str, str]:
 
 def test_missing_slot_is_derived_from_identical_hosts() -> None:
     detail = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have a GPU"
-    verdicts = findings(h2=host_with_slots("h2", LEFT))
+    verdicts = findings(h2=host_with_slots("h2", REMAINING))
     assert count_details(verdicts) == {"gpu.count": detail, "gpu.pci_count": detail}
     assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {detail}"}
     (unseen,) = [item.reason for item in verdicts if item.name == "gpu" and item.host == "h2"]
@@ -95,7 +95,7 @@ def test_missing_slot_is_derived_from_identical_hosts() -> None:
 
 
 def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
-    details = count_details(findings(h2=host_with_slots("h2", LEFT, on_bus=[MISSING])))
+    details = count_details(findings(h2=host_with_slots("h2", REMAINING, on_bus=[MISSING])))
     assert details == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
 
 
@@ -110,7 +110,7 @@ def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
     ],
 )
 def test_kernel_log_names_the_cause(kept_on_bus: list[int], name: str, below: list[str], cause: str) -> None:
-    result = host_with_slots("h2", LEFT, on_bus=kept_on_bus)
+    result = host_with_slots("h2", REMAINING, on_bus=kept_on_bus)
     # An entry about a GPU that answers is no cause.
     log = {f"pci=0000:{slot:02}:00.0,{what}": 1 for slot in (0, MISSING) for what in below}
     logged = add_metrics(result, Metric(name=name, unit="1", values=log))
@@ -134,33 +134,39 @@ def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
     )
 
 
-def on_bus(slot: int) -> str:
+def text_on_bus(slot: int) -> str:
     return f"on the PCI bus, but not listed by the driver: 0000:{slot:02}:00.0 (see the kernel log)"
 
 
 def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have a GPU"
     result = host_with_slots("h2", [0, 3], on_bus=[1])
-    assert count_details(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
+    assert count_details(findings(h2=result)) == {DRIVER: f"{text_on_bus(1)}; {nothing}", BUS: nothing}
     gone = "present when the host was accepted, missing now: serial h2-2 at PCI 0000:02:00.0"
-    assert count_details(findings(h2=with_accepted_gpus(result, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
+    assert count_details(findings(h2=with_accepted_gpus(result, *ALL))) == {
+        DRIVER: f"{text_on_bus(1)}; {gone}",
+        BUS: gone,
+    }
 
 
 def test_contradictory_slots_name_no_slot() -> None:
     more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
     assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three may be the missing one"
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
-    assert count_details(findings(h2=elsewhere)) == {DRIVER: on_bus(7), BUS: ""}
+    assert count_details(findings(h2=elsewhere)) == {DRIVER: text_on_bus(7), BUS: ""}
     numbered_anew = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
-    assert count_details(findings(h2=numbered_anew)) == {DRIVER: on_bus(2), BUS: ""}
+    assert count_details(findings(h2=numbered_anew)) == {DRIVER: text_on_bus(2), BUS: ""}
     off_bus = change_gpus(
-        host_with_slots("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu
+        host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu
     )
     assert count_details(findings(h2=off_bus)) == {DRIVER: "", BUS: ""}
 
 
 def test_last_bus_reading_is_used() -> None:
-    (first, *_), now = host_with_slots("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host_with_slots("h2", LEFT)
+    (first, *_), now = (
+        host_with_slots("h2", REMAINING, on_bus=[MISSING]).records[0].snapshots,
+        host_with_slots("h2", REMAINING),
+    )
     alone, *rest = now.records
     evidence = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
     assert count_details(findings(h2=evidence)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
@@ -169,7 +175,7 @@ def test_last_bus_reading_is_used() -> None:
 def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
     detail = "nothing in module 8, where 2 of 2 hosts of its build have a GPU"
     details = count_details(
-        findings(h2=host_with_slots("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0"))
+        findings(h2=host_with_slots("h2", REMAINING, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0"))
     )
     assert details == {"gpu.count": detail, "gpu.pci_count": detail}
 
@@ -194,7 +200,7 @@ def reason_for(module: int) -> str:
 
 def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
     detail = "present when the host was accepted, missing now: serial h2-1 at PCI 0000:01:00.0"
-    assert count_details(findings(h2=with_accepted_gpus(host_with_slots("h2", LEFT), *ALL))) == {
+    assert count_details(findings(h2=with_accepted_gpus(host_with_slots("h2", REMAINING), *ALL))) == {
         "gpu.count": detail,
         "gpu.pci_count": detail,
     }
@@ -210,7 +216,7 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     assert count_details(findings(h2=with_accepted_gpus(moved, *ALL))) == dict.fromkeys(
         (DRIVER, BUS), f"{detail}; {where}"
     )
-    evidence = with_accepted_gpus(host_with_slots("h2", LEFT), *ALL)
+    evidence = with_accepted_gpus(host_with_slots("h2", REMAINING), *ALL)
     assert evidence.baseline
     assert evidence.baseline.host
     nowhere = replace(
@@ -218,7 +224,7 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     )
     detail = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
     assert detail == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
-    more = with_accepted_gpus(host_with_slots("h2", LEFT), 0, 1, 2, 3, 4)
+    more = with_accepted_gpus(host_with_slots("h2", REMAINING), 0, 1, 2, 3, 4)
     assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
         "two accepted GPUs are gone, but only one is missing"
     )
@@ -226,10 +232,10 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
 
 def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
     nowhere = change_gpus(
-        host_with_slots("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
+        host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )
     assert count_details(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
-    unnamed = change_gpus(host_with_slots("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
+    unnamed = change_gpus(host_with_slots("h2", REMAINING), lambda gpu: None if gpu.index == 1 else gpu)
     assert count_details(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, (
         "the PCI bus shows which slot is empty"
     )
@@ -237,7 +243,7 @@ def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
 
 @pytest.mark.parametrize("missing", [0, 2])
 def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
-    """Indices move if a GPU outside the test is gone, and the bus shows GPUs outside the test too."""
+    """A missing GPU outside the test changes the indices, and the PCI bus also shows the GPUs outside the test."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
     evidence = {
@@ -249,10 +255,11 @@ def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
 
 
 def test_slot_by_address_alone_without_module_ids() -> None:
-    hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
-    detail = "nothing at PCI 0000:01:00.0, known only by its address, where 2 of 2 hosts of its build have a GPU"
+    hosts = {name: host_with_slots(name, ALL if name != "h2" else REMAINING, modules=()) for name in ("h1", "h2", "h3")}
+    where = "nothing at PCI 0000:01:00.0, where 2 of 2 hosts of its build have a GPU"
+    detail = f"{where} (only PCI addresses identify the slots: not every GPU reports a module number)"
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}
-    hosts = {name: host_with_slots(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
+    hosts = {name: host_with_slots(name, ALL if name != "h2" else REMAINING, modules=(6, True, 5, 7)) for name in hosts}
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}, "a module id must be a number"
 
 
@@ -277,20 +284,20 @@ def test_slot_needs_more_than_half_of_the_hosts() -> None:
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
         result = slots.describe_empty(
-            HostView(PLAN, PLAN.host("h2"), host_with_slots("h2", LEFT), read_packs([])), 1, ()
+            HostView(PLAN, PLAN.host("h2"), host_with_slots("h2", REMAINING), read_packs([])), 1, ()
         )
         assert bool(result) == (name in ("h3", "h4")), name
 
 
 def test_slots_merge_across_worker_processes() -> None:
     views = {name: HostView(PLAN, PLAN.host(name), host_with_slots(name, ALL), read_packs([])) for name in ("h1", "h3")}
-    here, present = SlotMap(), SlotMap()
-    here.add(views["h1"])
-    present.add(views["h3"])
-    evidence = HostView(PLAN, PLAN.host("h2"), host_with_slots("h2", LEFT), read_packs([]))
-    assert here.describe_empty(evidence, 1, ()) == "", "one other host is not enough"
-    here.update(present)
-    assert here.describe_empty(evidence, 1, ()) == reason_for(8)
+    slots, slots_of_other_worker = SlotMap(), SlotMap()
+    slots.add(views["h1"])
+    slots_of_other_worker.add(views["h3"])
+    evidence = HostView(PLAN, PLAN.host("h2"), host_with_slots("h2", REMAINING), read_packs([]))
+    assert slots.describe_empty(evidence, 1, ()) == "", "one other host is not enough"
+    slots.update(slots_of_other_worker)
+    assert slots.describe_empty(evidence, 1, ()) == reason_for(8)
 
 
 @pytest.mark.parametrize(
@@ -298,12 +305,15 @@ def test_slots_merge_across_worker_processes() -> None:
     [
         {"h1": host_with_slots("h1", ALL, product="R760xa"), "h3": host_with_slots("h3", ALL, product="R760xa")},
         {"h1": host_with_slots("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
-        {"h1": host_with_slots("h1", LEFT), "h3": host_with_slots("h3", LEFT)},
+        {"h1": host_with_slots("h1", REMAINING), "h3": host_with_slots("h3", REMAINING)},
     ],
     ids=["another build", "others differ", "no complete host"],
 )
 def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -> None:
-    assert count_details(findings(h2=host_with_slots("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
+    assert count_details(findings(h2=host_with_slots("h2", REMAINING), **others)) == {
+        "gpu.count": "",
+        "gpu.pci_count": "",
+    }
 
 
 def test_more_missing_gpus_than_known_slots() -> None:

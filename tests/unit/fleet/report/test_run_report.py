@@ -145,7 +145,10 @@ def test_brief_report_matches_the_full_report(tmp_path: Path, fault: str, reques
             for name in ("name", "decision", "coverage", "gpus", "software", "packs", "events"):
                 assert getattr(host, name) == getattr(full_host, name), (host.name, name)
     slots = [item.detail for item in full.verdicts if item.name == "gpu.count" and item.verdict == FAIL]
-    slot = "nothing at PCI 0000:01:00.0, known only by its address, where 9 of 9 hosts with 2 GPUs have a GPU"
+    slot = (
+        "nothing at PCI 0000:01:00.0, where 9 of 9 hosts with 2 GPUs have a GPU "
+        "(only PCI addresses identify the slots: not every GPU reports a module number)"
+    )
     assert slots == ([slot] if fault == "missing GPU" else [])
 
 
