@@ -213,7 +213,8 @@ def figure_problems(
         value = items[position].value
         if isinstance(value, int | float) and value < LEAST_LATENCY_S:
             yield _problem(items[position], f"{value:g} s is not credible: no message takes so little time")
-    for group in structure.siblings:
+    # The processes of a rehearsal share processors, so that one may wait for the others: its rates are not judged.
+    for group in () if view.plan.rehearsal else structure.siblings:
         yield from _different_magnitude([items[position] for position in group])
     for stage, positions in structure.durations.items():
         launches = [launch.duration_s for launch in view.evidence.launches() if launch.stage == stage]
