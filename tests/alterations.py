@@ -121,6 +121,7 @@ ALLOWED: Mapping[str, str] = {
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(learning_rate|places|repetitions)": _DESCRIBES,
+    r"scale observations/transformer\..*/params/layers": "the benchmark adapts it to the memory of the GPU",
     r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
     r"(remove|scale) launches/[^/]+/number": "only tells launches of one stage apart, of which this run has one each",
     r"scale launches/[^/]+/deadline_s": "a shorter deadline only ends a launch earlier",

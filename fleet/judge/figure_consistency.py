@@ -19,7 +19,7 @@ from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.benchmarks.communication import bus_factor
-from schemas.catalogue import DURATION, output_of
+from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.catalogue import settings as settings_of
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.scopes import Scope
@@ -32,8 +32,6 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 """Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
-CHANGED_SETTINGS = frozenset({"learning_rate"})
-"""Settings that a benchmark adapts to the number of ranks. A pair of hosts selects its message size itself (`outcome_params`)."""
 CREDIBLE_RATIO = 20.0
 """A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
@@ -230,21 +228,23 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 def _wrong_param(view: HostView, item: Observation) -> str:
     """Return why a parameter of a figure cannot be right; empty if all can."""
-    chosen = _settings(view, item.stage, item.name.partition(".")[0])
+    planned = _fixed_settings(view, item.stage, item.name.partition(".")[0])
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
-        if key not in CHANGED_SETTINGS and key not in outcome_params(item.name):
-            planned = chosen.get(key, value)
-            if value != planned and not (isinstance(planned, list | tuple) and value in planned):
-                return f"{key} is {value}, but the plan has {planned}"
+        wanted = planned.get(key, value)
+        if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted):
+            return f"{key} is {value}, but the plan has {wanted}"
     return ""
 
 
-def _settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, Any]:
-    """Return the settings with which a stage of the plan runs a benchmark."""
+def _fixed_settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, Any]:
+    """Return the settings with which a stage of the plan runs a benchmark, without those that the benchmark adapts."""
     planned = next((item.benchmarks for item in view.plan.stages if item.name == stage), {})
-    return settings_of(benchmark, planned[benchmark]) if benchmark in planned else {}
+    if benchmark not in planned:
+        return {}
+    adapted = BENCHMARKS[benchmark].adapted
+    return {key: value for key, value in settings_of(benchmark, planned[benchmark]).items() if key not in adapted}
 
 
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -268,6 +268,8 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
     for item in items:
         if isinstance(item.value, int | float) and item.value > CREDIBLE_RATIO * median:
             reason = f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}"
+            if len(values) == 2:  # there is no majority: the slower one may be the wrong one
+                reason = f"{item.value:g} {item.unit} and the {median:g} of the other device cannot both be right"
             yield _problem(item, reason)
 
 

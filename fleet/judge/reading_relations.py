@@ -122,9 +122,8 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
         for metric in snapshot.metrics:
             if gpus and metric.name == GPUS_ON_BUS:
                 for scope, stated in metric.values.items():
-                    if isinstance(stated, int) and stated > len(
-                        gpus
-                    ):  # if there are fewer, a GPU fell off the bus, which is judged
+                    # If there are fewer, a GPU fell off the bus, which is judged.
+                    if isinstance(stated, int) and stated > len(gpus):
                         yield GPUS_ON_BUS, scope, f"is {stated}, but {KIND} lists {len(gpus)} GPUs", snapshot.stage
             parts = listed.get(list_of(metric.name))
             if parts is not None and not (metric.values.keys() <= parts and metric.absent.keys() <= parts):
@@ -158,10 +157,10 @@ def _exceeding(
     """Yield scope and reason of a count that is not the number of parts, or of a value above its whole."""
     counted, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and counted in parts_read:
-        # Short snapshots have counts without their parts.
+        # Short snapshots have counts without their parts, and parts may come and go between two full ones.
         own, stated = readings.get(counted), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[counted]
-        if stated not in possible:
+        if not isinstance(stated, int) or not min(possible) <= stated <= max(possible):
             yield HOST, f"is {stated}, but {counted} was read for {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():

@@ -58,6 +58,8 @@ class Benchmark:
     """Kinds of parts that it tests. Between hosts it tests the fabric instead of NVLink."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     """Parameters of its observations, in addition to those in `Output.over`."""
+    adapted: Sequence[str] = ()
+    """Settings that it adapts to the host or the ranks. Its figures state what it used, which may differ from the plan."""
     cpu_settings: Settings | None = field(default_factory=dict)
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -73,6 +73,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         },
         outputs=make_outputs("pairs", {"bandwidth": "B/s", "latency": "s"}, "peers"),
         params={"rail": int, "round": int, "size_bytes": int, "world_size": int},
+        adapted=["size_bytes"],
         cost_s=15.0,
         parts=["NVLink"],
         needs_peers=True,

@@ -62,6 +62,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "learning_rate": float,
             "world_size": int,
         },
+        adapted=["learning_rate"],
         cpu_settings={"epochs": 1, "max_steps": 20},
         cost_s=3.0,
         parts=["compute", "NVLink"],
@@ -137,6 +138,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "peak": str,
             **dict.fromkeys(("batch_size", "heads", "layers", "sequence", "width", "world_size"), int),
         },
+        adapted=["layers"],  # fewer on a GPU with little memory
         cpu_settings={"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2},
         cost_s=6.0,
         parts=["compute", "GPU memory", "NVLink"],

@@ -13,10 +13,12 @@ from fleet.judge.consistency import contradictions
 from fleet.judge.credibility import incredible
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
+from fleet.judge.figure_consistency import figure_structure
 from fleet.judge.judge import host_views, judge
 from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
+from schemas.catalogue import BENCHMARKS, parameters, settings
 from schemas.records import Launch, Metric, Observation, Record, Snapshot
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, REJECTED, VerdictKind
 from tests import ROOT, builders
@@ -120,7 +122,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "rate that is not credible": (
         change_figures(lambda item: replace(item, value=item.value * 100) if item.scope == "gpu=1" else item, "gemm."),  # type: ignore[operator]
-        "is not credible: the other devices have",
+        "of the other device cannot both be right",
     ),
     "unit of a figure": (
         change_figures(lambda item: replace(item, unit=f"G{item.unit}"), "memory."),
@@ -239,6 +241,34 @@ def test_memory_that_fits_into_the_cache_may_be_faster_than_the_datasheet() -> N
     assert [
         (item.host, item.reason) for item in verdicts if item.kind == VerdictKind.CONTRADICTORY and item.host == "h2"
     ] == []
+
+
+STATED_SETTINGS = [
+    (name, key)
+    for name, benchmark in BENCHMARKS.items()
+    if name != "scaling"  # a study, which is not judged
+    for key in sorted({each for output in benchmark.outputs for each in parameters(output, benchmark)})
+    if key in benchmark.settings
+]
+"""Benchmark -> a setting that its figures state."""
+
+
+@pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
+def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(name: str, key: str) -> None:
+    """A GPU with little memory trains fewer layers of the transformer; a rate of learning grows with the ranks."""
+    plan = builders.plan("h1", "h2")
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+    stage = next(stage.name for stage in plan.stages if name in stage.benchmarks)
+    output = next(output.name for output in BENCHMARKS[name].outputs if "{" not in output.name)
+    planned = settings(name, plan.stage(stage).benchmarks[name])[key]
+    stated = planned[-1] if isinstance(planned, list) else planned
+
+    def contradiction(value: float) -> list[str]:
+        figure = builders.observation(output, 1.0, stage=stage, **{key: value})
+        return [reason for _, reason in figure_structure(view, [figure]).problems if reason.startswith(f"{key} is")]
+
+    assert contradiction(stated) == []
+    assert bool(contradiction(stated * 3)) is (key not in BENCHMARKS[name].adapted)
 
 
 @pytest.mark.parametrize(("parameter", "contradictory"), [("size_bytes", False), ("size", True)])

@@ -115,6 +115,26 @@ def test_count_is_the_number_of_parts(name: str) -> None:
     assert f"{listing} was read for 2" in why
 
 
+@pytest.mark.parametrize(("during", "is_possible"), [(3, True), (2, True), (1, True), (4, False), (0, False)])
+def test_disks_may_be_detached_one_by_one_between_two_lists(during: int, is_possible: bool) -> None:
+    view = host_views(PLAN, EVIDENCE, PACKS)[0]
+    record = view.evidence.records[0]
+    counts = (3, during, 1)
+    lists = (("a", "b", "c"), (), ("a",))
+    snapshots = tuple(
+        replace(
+            snapshot,
+            metrics=(
+                metric("storage.disk.count", host=count),
+                *([metric("storage.disk.rotational", **{f"disk_{name}": False for name in names})] if names else []),
+            ),
+        )
+        for snapshot, count, names in zip(record.snapshots, counts, lists, strict=True)
+    )
+    found = [name for name, *_ in relation_problems(view, replace(record, snapshots=snapshots))]
+    assert found == ([] if is_possible else ["storage.disk.count"])
+
+
 @pytest.mark.parametrize("name", WHOLES)
 def test_part_is_at_most_the_whole(name: str) -> None:
     scope = AT[READINGS[name].labels]
