@@ -25,6 +25,8 @@ WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 THEN = ", then "
 """Joins the different values of a text that should be the same in all rounds."""
+ROUNDING = 1e-4
+"""The recorder rounds the values of a series by less than this share."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 REBOOT_PAIRS = 8
@@ -94,24 +96,31 @@ def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observat
     last = new.name.rpartition(".")[2]
     if last in ADDED:
         return replace(new, value=old_value + new_value)
-    samples = _samples(new, recorder)
+    samples = _samples(new, recorder, float(old_value))
     if last in WORST:
         return replace(new, value=WORST[last](old_value, new_value), samples=samples)
     return replace(new, value=samples.p50, samples=samples)
 
 
-def _samples(observation: Observation, recorder: Recorder) -> Samples:
-    """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets."""
+def _samples(observation: Observation, recorder: Recorder, before: float) -> Samples:
+    """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets.
+
+    `before` is the value of the earlier rounds. After a kill the recorder continues from the last checkpoint, which may lack the
+    round that had this value.
+    """
     series = recorder.series(observation.name, observation.scope, identifying_params(observation))
     assert series is not None  # noqa: S101 - the value was added just before
-    spread = statistics.pstdev(series.mean)
-    mean = statistics.fmean(series.mean)
+    low, high, means, number = min(series.low), max(series.high), list(series.mean), sum(series.n)
+    if before < low - ROUNDING * abs(low) or before > high + ROUNDING * abs(high):
+        low, high, number = min(low, before), max(high, before), number + 1
+        means.append(before)
+    mean = statistics.fmean(means)
     return Samples(
-        n=sum(series.n),
-        min=min(series.low),
-        p50=statistics.median(series.mean),
-        max=max(series.high),
-        cv=abs(spread / mean) if mean else 0.0,
+        n=number,
+        min=low,
+        p50=statistics.median(means),
+        max=high,
+        cv=abs(statistics.pstdev(means) / mean) if mean else 0.0,
     )
 
 

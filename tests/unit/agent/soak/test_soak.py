@@ -170,6 +170,23 @@ def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
     assert (result.samples.n, result.samples.min, result.samples.max) == (5, 5.0, 12.0)
 
 
+@pytest.mark.parametrize("name", ["stress.throughput", "integrity.tested_share"])
+@pytest.mark.parametrize("lost", [0.4, 0.9])
+def test_samples_include_the_value_of_rounds_that_a_killed_process_did_not_save(name: str, lost: float) -> None:
+    """The record has the round before the kill, and the recorder of the new process does not."""
+    aggregates = aggregate_rounds([], [measurement(lost, name)], Recorder(), at_s=300.0, number=1)
+    recorder = Recorder()
+    for number, value in enumerate((0.5, 0.51, 0.52), 2):
+        aggregates = aggregate_rounds(
+            aggregates, [measurement(value, name)], recorder, at_s=number * 300.0, number=number
+        )
+        samples = aggregates[0].samples
+        assert samples
+        assert samples.min <= float(aggregates[0].value or 0) <= samples.max
+    assert samples.n >= 3
+    assert samples.cv > 0
+
+
 def test_rounds_that_differ_only_in_details_are_one_observation() -> None:
     observed = [
         measurement(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size)
