@@ -633,9 +633,9 @@ def main() -> int:
             more, found = task.result()
             counts += more
             failures += found
+            print(*found, sep="\n", end="\n" if found else "", flush=True)
             if done % max(1, len(tasks) // 20) == 0:
                 print(f"… {counts.total()} alterations, {len(failures)} failures", flush=True)
-    print("\n".join(failures[:20]))
     print(table(counts))
     print(f"{counts.total()} alterations, seed {options.seed}: {len(failures)} accepted or crashed")
     return int(bool(failures))
