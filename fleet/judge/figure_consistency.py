@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from fleet.judge.baseline import outcome_params
@@ -19,7 +20,7 @@ from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.benchmarks.communication import bus_factor
-from schemas.catalogue import BENCHMARKS, DURATION, output_of
+from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.catalogue import settings as settings_of
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.scopes import Scope
@@ -37,7 +38,7 @@ CREDIBLE_RATIO = 20.0
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
 collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
-"""Times that are compared like rates, because they do not include waiting for other devices."""
+"""Times that are compared too, because they do not include waiting for other devices. Here less is not credible."""
 LATENCIES, LEAST_LATENCY_S = ("peer_copy.latency", "pairs.latency"), 1e-7
 """Every message takes longer: in this time, light passes 20 m of cable, and a GPU cannot even read its own memory."""
 DURATION_TOLERANCE_S = 1.0
@@ -54,6 +55,7 @@ STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_
 """Figure -> the parameter of other figures of its benchmark that states the same."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
+SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
 MAX_STRUCTURES = 100
 
 
@@ -79,6 +81,8 @@ class FigureStructure:
     """Positions of two figures -> the first divided by the second."""
     latencies: tuple[int, ...] = ()
     """Positions of the times of one message."""
+    loaders: tuple[tuple[int, int, int, int], ...] = ()
+    """Positions of a sufficiency, of a loading rate of the same device, and of the training rate of all ranks; their number."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False
@@ -176,6 +180,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         factors=tuple(_factors(items)),
         ratios=tuple(ratios),
         latencies=tuple(position for position, item in enumerate(items) if item.name in LATENCIES),
+        loaders=tuple(_loaders(items)),
         durations={} if is_soak else _durations(items),
         is_soak=is_soak,
     )
@@ -207,6 +212,7 @@ def figure_problems(
         if item.value != value and not (isinstance(item.value, str) and str(value) in item.value):
             yield _problem(item, f"it is {item.value}, but other figures of the benchmark state {value}")
     yield from _wrong_relations(items, structure)
+    yield from _too_sufficient(items, structure)
     for position in structure.latencies:
         value = items[position].value
         if isinstance(value, int | float) and value < LEAST_LATENCY_S:
@@ -228,13 +234,20 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 def _wrong_param(view: HostView, item: Observation) -> str:
     """Return why a parameter of a figure cannot be right; empty if all can."""
-    planned = _fixed_settings(view, item.stage, item.name.partition(".")[0])
+    planned = _fixed_settings(view, item.stage, _benchmark(item))
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
         wanted = planned.get(key, value)
         if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted):
             return f"{key} is {value}, but the plan has {wanted}"
+    numbers = [item.params.get(key) for key in ("world_size", "replicas", "left_out")]
+    if all(type(number) in (int, float) for number in numbers):
+        ranks, replicas, left_out = map(float, numbers)  # type: ignore[arg-type]
+        if ranks != 2 * replicas + left_out:
+            return (
+                f"{replicas:g} replicas of two ranks each, and {left_out:g} ranks without one, are not {ranks:g} ranks"
+            )
     return ""
 
 
@@ -260,13 +273,19 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 
 
 def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
-    """Yield each rate that is far above the same rate of the other devices of the host."""
+    """Yield each rate that is far above the same rate of the other devices of the host, and each time far below theirs.
+
+    A rate far below the others', or a time far above, is a fault, which the criteria find.
+    """
+    is_time = items[0].name in COMPARED_TIMES
     values = sorted([float(item.value) for item in items if isinstance(item.value, int | float) and item.value])
     if len(values) < 2 or values[0] <= 0 or values[-1] <= CREDIBLE_RATIO * values[0]:
         return
-    median = values[(len(values) - 1) // 2]
+    median = values[len(values) // 2 if is_time else (len(values) - 1) // 2]
     for item in items:
-        if isinstance(item.value, int | float) and item.value > CREDIBLE_RATIO * median:
+        if not isinstance(item.value, int | float):
+            continue
+        if item.value * CREDIBLE_RATIO < median if is_time else item.value > CREDIBLE_RATIO * median:
             reason = f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}"
             if len(values) == 2:  # there is no majority: the slower one may be the wrong one
                 reason = f"{item.value:g} {item.unit} and the {median:g} of the other device cannot both be right"
@@ -365,6 +384,36 @@ def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
                 yield of_device[first], of_device[second], of_device[product]
 
 
+def _loaders(items: Sequence[Observation]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the positions for `FigureStructure.loaders`."""
+    rates: dict[tuple[str, str, Value], list[int]] = defaultdict(list)
+    trainings: dict[tuple[str, Value], tuple[int, int]] = {}
+    for position, item in enumerate(items):
+        ranks = item.params.get("world_size")
+        if item.name == LOADING_RATE and item.status == MEASURED:
+            rates[item.stage, item.scope, item.params.get("network")].append(position)
+        elif item.name == TRAINING_RATE and item.status == MEASURED and isinstance(ranks, int):
+            trainings[item.stage, item.params.get("network")] = position, ranks
+    for position, item in enumerate(items):
+        network = item.params.get("network")
+        if item.name == SUFFICIENCY and (item.stage, network) in trainings:
+            for rate in rates[item.stage, item.scope, network]:
+                yield position, rate, *trainings[item.stage, network]
+
+
+def _too_sufficient(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
+    """Yield each ratio of loading and training that would need a far faster loader than the one that was measured."""
+    possible: dict[int, float] = {}
+    for position, loader, training, ranks in structure.loaders:
+        loaded, trained = items[loader].value, items[training].value
+        if isinstance(loaded, int | float) and isinstance(trained, int | float) and trained > 0:
+            possible[position] = max(loaded * ranks / trained, possible.get(position, 0.0))
+    for position, share in possible.items():
+        stated = items[position].value
+        if isinstance(stated, int | float) and stated > CREDIBLE_RATIO * share:
+            yield _problem(items[position], f"{stated:g} is not credible: the measured rates give about {share:.2g}")
+
+
 def _durations(items: Sequence[Observation]) -> dict[str, tuple[int, ...]]:
     positions: dict[str, list[int]] = defaultdict(list)
     for position, item in enumerate(items):
@@ -374,18 +423,26 @@ def _durations(items: Sequence[Observation]) -> dict[str, tuple[int, ...]]:
 
 
 def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the figures of all ranks that do not state the number of ranks, although others of their benchmark do."""
-    with_ranks = {_measurement(item) for item in items if "world_size" in item.params}
+    """Yield the figures that do not state the number of ranks, although they should and others of their benchmark do."""
+    with_ranks = {(item.stage, _benchmark(item)) for item in items if "world_size" in item.params}
     for position, item in enumerate(items):
-        if "world_size" not in item.params and item.status == MEASURED and _measurement(item) in with_ranks:
-            output = output_of(item.name)
-            if output and output.scope == "world":
-                yield position, "it does not state how many ranks measured it"
+        lacks = item.status == MEASURED and "world_size" not in item.params
+        if lacks and (item.stage, _benchmark(item)) in with_ranks and _states_ranks(_benchmark(item)):
+            yield position, "it does not state how many ranks measured it"
+
+
+@cache
+def _states_ranks(benchmark: str) -> bool:
+    return benchmark in BENCHMARKS and "world_size" in BENCHMARKS[benchmark].params
+
+
+def _benchmark(item: Observation) -> str:
+    return item.name.partition(".")[0]
 
 
 def _measurement(item: Observation) -> tuple[str, str, str]:
     """Return stage and scope of a figure, and its benchmark."""
-    return item.stage, item.scope, item.name.partition(".")[0]
+    return item.stage, item.scope, _benchmark(item)
 
 
 def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:

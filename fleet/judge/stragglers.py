@@ -78,7 +78,7 @@ def _medians(series: Mapping[str, Iterable[float]], own: Figures) -> dict[str, f
     medians = {}
     for name, values in series.items():
         others = sorted(values)
-        if name in own:
+        if own.get(name) in others:
             others.remove(own[name])
         if others:
             medians[name] = statistics.median(others)

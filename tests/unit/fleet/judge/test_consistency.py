@@ -13,7 +13,7 @@ from fleet.judge.consistency import contradictions
 from fleet.judge.credibility import incredible
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
-from fleet.judge.figure_consistency import figure_structure
+from fleet.judge.figure_consistency import figure_problems, figure_structure
 from fleet.judge.judge import host_views, judge
 from fleet.records.load import load
 from fleet.report.merge import merge
@@ -297,6 +297,60 @@ def test_emulated_fp64_may_be_as_fast_as_fp32() -> None:
 
     assert incredible(1.9e14) == []
     assert len(incredible(6.3e16)) == 1
+
+
+def without_ranks(item: Observation) -> Observation:
+    return replace(item, params={key: value for key, value in item.params.items() if key != "world_size"})
+
+
+def times(factor: float) -> Callable[[Observation], Observation]:
+    """Return a change of the figure of the first GPU, or of the host, by a factor."""
+    return lambda item: replace(item, value=item.value * factor) if item.scope in ("gpu=0", "host") else item  # type: ignore[operator]
+
+
+FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], str]] = {
+    "replicas": (
+        "model_parallel.step_time",
+        lambda item: replace(item, params={**item.params, "replicas": 1000}),
+        "1000 replicas of two ranks each, and 0 ranks without one, are not 2 ranks",
+    ),
+    "ranks of a figure of one GPU": (
+        "transformer.memory_peak",
+        without_ranks,
+        "it does not state how many ranks measured it",
+    ),
+    "sufficiency of the loader": ("dataloader.sufficiency", times(1000), "the measured rates give about"),
+    "insufficient loader": ("dataloader.sufficiency", times(1 / 1000), ""),
+}
+"""What is changed -> figure, change, and the contradiction; empty: criteria judge it."""
+
+
+@pytest.mark.parametrize("kind", FIGURES_OF_TWO_GPUS)
+def test_figure_that_contradicts_others_is_named(kind: str) -> None:
+    name, change, reason = FIGURES_OF_TWO_GPUS[kind]
+    run = load(ROOT / "docs" / "measurements" / "h200x2")
+    (host,) = run.evidence
+    changed = builders.with_observations(run.evidence[host], lambda item: change(item) if item.name == name else item)
+    verdicts = judge(run.plan, {host: changed}, PACKS)
+    reasons = {item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY}
+    assert bool(reasons) is bool(reason)
+    assert all(reason in each for each in reasons)
+
+
+def test_rank_that_computes_far_longer_is_a_fault_and_no_contradiction() -> None:
+    """Less than a twentieth of the time of like GPUs is not credible; twenty times is a slow GPU."""
+    plan = builders.plan("h1", "h2", gpu_count=4)
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+
+    def contradicted(first: float) -> list[str]:
+        items = [
+            builders.observation("straggler.compute", first if gpu == 0 else 0.014, stage="gang", scope=f"gpu={gpu}")
+            for gpu in range(4)
+        ]
+        return [scope for _, scope, reason, _ in figure_problems(view, items) if "not credible" in reason]
+
+    assert contradicted(0.014 * 100) == []
+    assert contradicted(0.014 / 100) == ["gpu=0"]
 
 
 INCREDIBLE: dict[str, tuple[Metric, str]] = {
