@@ -27,6 +27,9 @@ COUNTS = {
     "storage.disk.count": "storage.disk.rotational",
 }
 """Count of parts -> a reading that each of these parts has: a value, or the reason why there is none."""
+ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
+"""Counts of parts that are attached and detached while a host runs, such as volumes and virtual functions; and up to how many
+times the number of parts in the full snapshots may be counted between them. More is a wrong number."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
@@ -160,7 +163,10 @@ def _exceeding(
         # Short snapshots have counts without their parts, and parts may come and go between two full ones.
         own, stated = readings.get(counted), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[counted]
-        if not isinstance(stated, int) or not min(possible) <= stated <= max(possible):
+        least, most = min(possible), max(possible)
+        if not own and metric.name in ATTACHABLE:
+            least, most = 0, most * MOST_ATTACHED
+        if not isinstance(stated, int) or not least <= stated <= most:
             yield HOST, f"is {stated}, but {counted} was read for {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():
