@@ -20,7 +20,7 @@ from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.benchmarks.communication import bus_factor
-from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.catalogue import settings as settings_of
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.scopes import Scope
@@ -427,13 +427,16 @@ def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
     with_ranks = {(item.stage, _benchmark(item)) for item in items if "world_size" in item.params}
     for position, item in enumerate(items):
         lacks = item.status == MEASURED and "world_size" not in item.params
-        if lacks and (item.stage, _benchmark(item)) in with_ranks and _states_ranks(_benchmark(item)):
+        if lacks and (item.stage, _benchmark(item)) in with_ranks and _states_ranks(item.name):
             yield position, "it does not state how many ranks measured it"
 
 
 @cache
-def _states_ranks(benchmark: str) -> bool:
-    return benchmark in BENCHMARKS and "world_size" in BENCHMARKS[benchmark].params
+def _states_ranks(name: str) -> bool:
+    output, benchmark = output_of(name), BENCHMARKS.get(name.partition(".")[0])
+    return benchmark is not None and (
+        "world_size" in benchmark.params or (output is not None and output.scope == "world")
+    )
 
 
 def _benchmark(item: Observation) -> str:
