@@ -21,9 +21,6 @@ STAGE = "doctor"
 FAULTY_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
 """Readings that look faulty while a link saves power: the generation is lower, and `pcie.slowed` is set."""
 IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark shows whether the link is faulty"
-KERNEL_LOG = ("xid.", "sxid.", "kernel.event.")
-"""Readings that count messages in the kernel log since boot."""
-LOG_REASON = "the kernel log keeps this message until the next boot: after a reset or a repair, only a reboot clears it"
 NO_GPU_COUNT = (
     "expected number of GPUs unknown: give --gpus N; without it, a GPU that is missing on the PCI bus is not noticed"
 )
@@ -71,7 +68,7 @@ def examine(
     sleep(wait_s)
     second, gpus = take_snapshot(collectors, stage=STAGE, phase="after")
     plan = build_plan(host, _detected_gpu_count(second) if gpu_count is None else gpu_count, first.at)
-    verdicts = list(_explain_log(_excuse_idle_links(judge_snapshots(plan, (first, second), gpus, packs), packs)))
+    verdicts = list(_excuse_idle_links(judge_snapshots(plan, (first, second), gpus, packs), packs))
     if gpu_count is None:
         verdicts.append(_gpu_count_verdict(host))
     selected, _ = select_packs(plan, plan.hosts[0], gpus, packs)
@@ -143,13 +140,6 @@ def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> It
             yield replace(verdict, verdict=INCONCLUSIVE, action="none", reason=f"{verdict.reason}; {IDLE_REASON}")
         else:
             yield verdict
-
-
-def _explain_log(verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """Add to findings from the kernel log how to clear them: the messages remain in the log after a GPU reset."""
-    for verdict in verdicts:
-        is_log = verdict.verdict == FAIL and verdict.name.startswith(KERNEL_LOG)
-        yield replace(verdict, reason=f"{verdict.reason}; {LOG_REASON}") if is_log else verdict
 
 
 def _severity(verdict: Verdict) -> tuple[int, str, str]:

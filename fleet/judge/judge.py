@@ -42,6 +42,13 @@ from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, RECORD, Verdict, Verdi
 __all__ = ["Evidence", "judge"]
 
 
+KERNEL_LOG = ("xid.", "sxid.", "kernel.event.")
+"""Readings that count messages in the kernel log since boot."""
+LOG_LIFETIME = (
+    "the kernel log keeps this message until the next boot: after a reset or a repair, only a reboot clears it"
+)
+
+
 def judge(
     plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack], stats: FleetStats | None = None
 ) -> list[Verdict]:
@@ -179,12 +186,20 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
     yield from contradictions(view, remaining.figures() if remaining else None)
 
 
+def _with_log_lifetime(verdict: Verdict) -> Verdict:
+    """Return the verdict; a message in the kernel log with what clears it, for after the repair it still fails."""
+    if verdict.verdict != FAIL or not verdict.name.startswith(KERNEL_LOG):
+        return verdict
+    detail = "; ".join(filter(None, (verdict.detail, LOG_LIFETIME)))
+    return replace(verdict, reason=f"{verdict.reason}; {LOG_LIFETIME}", detail=detail)
+
+
 def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:
     """Return the verdicts on one host; each failure with its explanation and the part that it is attributed to."""
     normal_paths = stats.paths.paths
     annotated = []
     for verdict in with_culprits(view, verdicts):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
-        verdict = with_missing_gpus(view, verdict, stats.slots)
+        verdict = _with_log_lifetime(with_missing_gpus(view, verdict, stats.slots))
         annotated.append(with_drift_time(view, verdict))
     return annotated

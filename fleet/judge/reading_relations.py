@@ -163,10 +163,10 @@ def _exceeding(
         # Short snapshots have counts without their parts, and parts may come and go between two full ones.
         own, stated = readings.get(counted), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[counted]
-        least, most = min(possible), max(possible)
+        fewest, largest = min(possible), max(possible)
         if not own and metric.name in ATTACHABLE:
-            least, most = 0, most * MOST_ATTACHED
-        if not isinstance(stated, int) or not least <= stated <= most:
+            fewest, largest = 0, largest * MOST_ATTACHED
+        if not isinstance(stated, int) or not fewest <= stated <= largest:
             yield HOST, f"is {stated}, but {counted} was read for {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():

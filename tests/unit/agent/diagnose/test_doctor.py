@@ -108,7 +108,7 @@ def test_finding_in_the_kernel_log_says_what_clears_it(tmp_path: Path) -> None:
     (finding,) = (item for item in diagnosis.findings if item.name.startswith("xid."))
     assert (finding.criterion, finding.action) == ("xid-119", "reset_gpu")
     assert finding.reason.endswith("only a reboot clears it")
-    assert doctor.LOG_REASON in doctor.table(diagnosis)
+    assert "only a reboot clears it" in doctor.table(diagnosis)
 
 
 def test_every_action_has_a_label_in_order_of_severity() -> None:
