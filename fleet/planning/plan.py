@@ -166,7 +166,7 @@ def _line(variables: Variables, name: str) -> str:
     return " ".join(str(variables.get(name, "")).split())
 
 
-_RUN_WIDE = (
+RUN_WIDE_VARIABLES = (
     "rackproof_site",
     "rackproof_purchase_order",
     "rackproof_operator",
@@ -191,7 +191,7 @@ def _run_wide_variables(hosts: Mapping[str, Variables]) -> Variables:
     """Return the variables of the first host. Raise UsageError if another host differs in a run-wide variable."""
     first_name, first = next(iter(hosts.items()))
     for name, variables in hosts.items():
-        for key in _RUN_WIDE:
+        for key in RUN_WIDE_VARIABLES:
             if variables.get(key) != first.get(key):
                 raise UsageError(
                     f"{key} is {first.get(key)!r} on host {first_name} and {variables.get(key)!r} on host {name}: "

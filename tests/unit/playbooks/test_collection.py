@@ -16,7 +16,7 @@ import pytest
 import tomllib
 import yaml
 
-from deploy.galaxy.role_readmes import role_readmes
+from deploy.galaxy.role_readmes import generated_pages
 from schemas import VERSION
 from tests import ROOT
 from tests.lab.kill_points import smallest_profile
@@ -103,9 +103,9 @@ def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -
     assert "Importer processing completed successfully" in done.stdout
 
 
-def test_role_readmes_are_current() -> None:
+def test_role_readmes_and_page_of_variables_are_current() -> None:
     """UPDATE_GOLDEN=1 or `make golden` writes them."""
-    for path, text in role_readmes().items():
+    for path, text in generated_pages().items():
         if os.environ.get("UPDATE_GOLDEN"):
             path.write_text(text, encoding="utf-8")
         assert path.read_text(encoding="utf-8") == text, path
