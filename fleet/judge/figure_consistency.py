@@ -39,8 +39,13 @@ compared: of two healthy GPUs, the faster one waits for the other, which itself 
 collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
 """Times that are compared too, because they do not include waiting for other devices. Here less is not credible."""
-LATENCIES, LEAST_LATENCY_S = ("peer_copy.latency", "pairs.latency"), 1e-7
-"""Every message takes longer: in this time, light passes 20 m of cable, and a GPU cannot even read its own memory."""
+LEAST: Mapping[str, tuple[float, str]] = {
+    "overlap.slowdown": (0.5, "both operations together took less than half the time of the longer one"),
+    "pairs.latency": (1e-7, "no message takes so little time"),
+    "peer_copy.latency": (1e-7, "no message takes so little time"),
+}
+"""Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own
+memory."""
 DURATION_TOLERANCE_S = 1.0
 """The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
@@ -79,8 +84,8 @@ class FigureStructure:
     """Positions of two figures, and of their product."""
     ratios: tuple[tuple[int, int, float], ...]
     """Positions of two figures -> the first divided by the second."""
-    latencies: tuple[int, ...] = ()
-    """Positions of the times of one message."""
+    bounded: tuple[int, ...] = ()
+    """Positions of the figures of `LEAST`."""
     loaders: tuple[tuple[int, int, int, int], ...] = ()
     """Positions of a sufficiency, of a loading rate of the same device, and of the training rate of all ranks; their number."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -179,7 +184,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         products=tuple(products),
         factors=tuple(_factors(items)),
         ratios=tuple(ratios),
-        latencies=tuple(position for position, item in enumerate(items) if item.name in LATENCIES),
+        bounded=tuple(position for position, item in enumerate(items) if item.name in LEAST),
         loaders=tuple(_loaders(items)),
         durations={} if is_soak else _durations(items),
         is_soak=is_soak,
@@ -213,10 +218,11 @@ def figure_problems(
             yield _problem(item, f"it is {item.value}, but other figures of the benchmark state {value}")
     yield from _wrong_relations(items, structure)
     yield from _too_sufficient(items, structure)
-    for position in structure.latencies:
-        value = items[position].value
-        if isinstance(value, int | float) and value < LEAST_LATENCY_S:
-            yield _problem(items[position], f"{value:g} s is not credible: no message takes so little time")
+    for position in structure.bounded:
+        item = items[position]
+        least, why = LEAST[item.name]
+        if isinstance(item.value, int | float) and item.value < least:
+            yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
     # The processes of a rehearsal share processors, so that one may wait for the others: its rates are not judged.
     for group in () if view.plan.rehearsal else structure.siblings:
         yield from _different_magnitude([items[position] for position in group])

@@ -320,6 +320,7 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
         "it does not state how many ranks measured it",
     ),
     "sufficiency of the loader": ("dataloader.sufficiency", times(1000), "the measured rates give about"),
+    "slowdown": ("overlap.slowdown", times(1 / 1000), "both operations together took less than half the time"),
     "insufficient loader": ("dataloader.sufficiency", times(1 / 1000), ""),
 }
 """What is changed -> figure, change, and the contradiction; empty: criteria judge it."""
