@@ -103,7 +103,7 @@ class _NumberChecks:
         """The values, position, name and gang scope of hosts that pass."""
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number. Unless it passes all checks, count nothing and return None."""
+        """Count the passes of a host and return their number. None if it misses a check; nothing is counted then."""
         for compare, chosen, limits in self._comparisons:
             numbers = chosen(values.values)
             if not are_numbers(numbers) or not all(map(compare, numbers, limits)):  # type: ignore[arg-type]
@@ -341,8 +341,8 @@ class PassCounter:
         ]
         all_steps = (self._step(values, criterion, positions) for criterion in view.criteria().values())
         steps = [step for step in all_steps if step]
-        for number, step in enumerate(steps):
-            step.number = number
+        for index, step in enumerate(steps):
+            step.number = index
         shared = self._shared(values, steps)
         return Layout(
             number=number,

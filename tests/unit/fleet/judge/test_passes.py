@@ -632,6 +632,14 @@ def test_each_kind_of_host_has_its_own_limits() -> None:
     assert odd_hosts(fleet(h2=lambda record: with_figure(2e12)(change_model(record))), packs=fast) == []
 
 
+def test_equal_readings_pass_with_one_required_version_and_fail_with_another() -> None:
+    hosts = [replace(host, driver_version="570" if host.name < "h6" else "580") for host in PLAN.hosts]
+    plan = replace(PLAN, hosts=tuple(hosts))
+    required = criterion("driver.version", id="required", scope="host", value=None, variable="driver_version")
+    evidence = fleet(plan, h2=with_constant_readings(version="570.86"))
+    assert odd_hosts(evidence, required, plan=plan, parts=1) == ["h6", "h7", "h8", "h9"]
+
+
 def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
     rule = criterion("gpu.width", id="width", value=16)
     with_width = with_constant_readings(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
