@@ -14,7 +14,9 @@ RACK = "listed"
 def add_options(plan: argparse.ArgumentParser) -> None:
     """Add --hosts and related options to the verb `plan`."""
     group = plan.add_argument_group("without an inventory")
-    group.add_argument("--hosts", help="NAME or NAME=ADDRESS of each host, comma-separated: one gang, in this order")
+    group.add_argument(
+        "--hosts", help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; all launch together"
+    )
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs that each host was ordered with")
     group.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
     group.add_argument("--validation-only", action="store_true", help="skip the training")

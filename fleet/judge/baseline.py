@@ -182,9 +182,9 @@ def is_baseline_figure(observation: Observation) -> bool:
 
 
 def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
-    """Return the serial of the GPU that a scope begins with (empty for the host), and the rest of the scope.
+    """Return the identity of the GPU that a scope begins with (empty for the host), and the rest of the scope.
 
-    Peers are identified by serial, so that the result does not depend on GPU indexes.
+    A peer in the rest is identified by serial too, so that the result does not depend on GPU indexes.
     """
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
@@ -200,7 +200,7 @@ def identity(gpu: Gpu) -> str:
 
 
 def comparison_key(observation: Observation, within: str) -> Key:
-    """Return the key that two observations must share to be compared; readings of all stages share one."""
+    """Return the key that two observations must share to be compared. The key of a reading does not contain its stage."""
     stage = "" if "phase" in observation.params else observation.stage
     return observation.name, stage, within, tuple(sorted(settings(observation).items()))
 
@@ -233,7 +233,7 @@ class AcceptedRecord:
         return self._levels.get(serial, {}).get(comparison_key(observation, within))
 
     def part(self, scope: str) -> str:
-        """Return the serial of the GPU that a scope begins with; empty for the host."""
+        """Return the identity of the GPU that a scope begins with; empty for the host."""
         return part_of_scope(self._gpus, scope)[0]
 
     def has(self, scope: str) -> bool:

@@ -61,7 +61,7 @@ class VsBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """The limit of an observation, the action if it is missed, and the source of the limit.
+    """The limit of an observation, the action if the observation misses it, and the source of the limit.
 
     Exactly one kind of limit is set; `fleet_fraction` and `fleet_deviations` may be combined:
         value: the limit itself.
@@ -72,7 +72,8 @@ class Criterion:
             over the fleet's GPUs, or hosts, of the same GPU model.
         fleet_deviations: the limit is this many robust standard deviations (from the median absolute deviation) from that
             median. With a fraction too, the limit that is farther from the median counts.
-        baseline: the limit comes from the accepted record of the same part. A run without a baseline is not judged by it.
+        baseline: the limit comes from the accepted record of the same part. The criterion does not apply to a run without a
+            baseline.
         same_as_fleet: True: the value must be the most common one among the group's GPUs or hosts (`uniform`).
             False: any value is good; with `replaces` this disables a shipped criterion. With the operator `ge` or `le`, a
             greater or lesser value than the most common one passes too.
@@ -115,10 +116,13 @@ class Criterion:
     complete: bool = False
     """With `same_as_fleet`: a part that most hosts have must be on every host."""
     new_part: bool = False
-    """Only for parts without an accepted record: a run with a baseline is not judged by it."""
+    """The criterion applies only to runs that accept new parts (`is_acceptance`)."""
     delta: bool = False
+    """Compare the increase of a counter over the run, not its value."""
     optional: bool = False
+    """A reading that the part does not support, or a fleet too small to compare with, gives no verdict."""
     best_of_run: bool = False
+    """One good value in the run is enough to pass. Otherwise one bad value fails."""
     basis: str = "policy"
     note: str = ""
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +133,7 @@ class Criterion:
     """Id of the criterion of an earlier pack that this criterion replaces. Without `replaces`, a pack cannot reuse an id
     (`read_packs`)."""
     origin: str = ""
-    """Name of the pack whose file defines it. Packs that include this file have it too."""
+    """Name of the pack whose file defines the criterion. A pack that includes this file has the criterion too."""
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -160,7 +164,7 @@ class Pack:
     gpu_names: tuple[str, ...]
     criteria: tuple[Criterion, ...]
     chosen: bool = False
-    """Whether the operator named it. It then applies to every host, beside the pack of the GPU model."""
+    """Whether the operator named the pack. It then applies to every host, in addition to the pack of the GPU model."""
     datasheet: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The vendor's figures in SI units: flops, memory_bandwidth, memory_size, pcie, host_link, nvlink, power; each with a source.
 

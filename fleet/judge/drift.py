@@ -62,7 +62,8 @@ class RateCourse:
     def first_drop(self, limit: float) -> tuple[float, float | None]:
         """Return start and end of the first time below `limit`, in seconds; the end is None if it lasts to the end of the soak.
 
-        Raises ValueError if no level is below the limit.
+        Raises:
+            ValueError: no level is below the limit.
         """
         is_low = [level < limit for level in self.levels]
         first = is_low.index(True)

@@ -73,7 +73,7 @@ class Evidence:
         return {key: value for record in self.records for key, value in record.software.items()}
 
     def versions(self) -> list[Observation]:
-        """Return the same versions as observations: `launch.torch`, `launch.nccl`."""
+        """Return the versions of `software` as observations: `launch.torch`, `launch.nccl`."""
         return [
             Observation(
                 name=f"{LAUNCH}.{re.sub('[^a-z0-9_]', '_', key.lower())}",

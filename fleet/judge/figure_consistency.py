@@ -38,7 +38,8 @@ CREDIBLE_RATIO = 20.0
 compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
 collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
-"""Times that are compared too, because they do not include waiting for other devices. Here less is not credible."""
+"""Times that are compared too, because they do not include waiting for other devices. A time far below the others' is not
+credible."""
 LEAST: Mapping[str, tuple[float, str]] = {
     "overlap.slowdown": (0.5, "both operations together took less than half the time of the longer one"),
     "pairs.latency": (1e-7, "no message takes so little time"),
@@ -66,7 +67,7 @@ MAX_STRUCTURES = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureStructure:
-    """What figures have in common with those of every host of their layout. Positions are those in the list of the figures."""
+    """The facts about figures that are the same on every host of a layout. A position is an index in the list of figures."""
 
     problems: tuple[tuple[int, str], ...]
     """Position of a figure -> a reason why it cannot be right, whatever its value."""
@@ -299,7 +300,7 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
 
 
 def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the first figure of a stage that was not made by all ranks of a launch."""
+    """Yield the first figure of each stage that was not measured by all ranks of a launch."""
     sizes: dict[str, set[int]] = defaultdict(set)
     for launch in view.evidence.launches():
         members = launch.members if launch.stage == GANG else (view.host.name,)

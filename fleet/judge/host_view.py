@@ -97,7 +97,8 @@ class HostView:
     def nvlinks(self) -> Mapping[str, int]:
         """Return the scope of each ordered pair of GPUs (`gpu=0,peer=1`) -> the NVLinks that join them, 0 over PCIe.
 
-        It is the most that either GPU reported in any snapshot: a link that is down at one end still belongs to the pair.
+        The number is the highest that either GPU reported in any snapshot: a link that is down at one end still belongs
+        to the pair.
         """
         links: dict[str, int] = {}
         # Snapshots with equal readings share one object.
@@ -113,7 +114,7 @@ class HostView:
     def nvlinks_between(self, scope: str) -> int | None:
         """Return the NVLinks that join a pair of GPUs; for any other scope the fewest between two GPUs of the host.
 
-        None if a pair did not report it.
+        None if no GPU of a pair reported the number.
         """
         if Scope.parse(scope).kind == "peer":
             return self.nvlinks.get(scope)
@@ -152,7 +153,7 @@ class HostView:
 
     @cached_property
     def uses_fabric(self) -> bool:
-        """Return whether the ranks of its gang need a port that is up: the inventory states its rate, or NCCL used InfiniBand."""
+        """Return whether the gang needs a fabric port that is up: the inventory states its rate, or NCCL used InfiniBand."""
         if not self.host.gang or len(self.plan.gangs()[self.host.gang]) < MIN_HOSTS_OF_FABRIC:
             return False
         transports = (item.value for item in self.observations["collective.transport"] if item.stage == GANG)
@@ -209,12 +210,12 @@ class HostView:
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)
 
     def criteria(self) -> dict[str, Criterion]:
-        """Return the criteria that judge this host by id."""
+        """Return id -> criterion, for the criteria that judge this host."""
         return criteria_by_id(self.packs)
 
     @cached_property
     def shipped_criteria(self) -> dict[str, Criterion]:
-        """Return the criteria of the shipped packs of this host by id, replaced ones included."""
+        """Return id -> criterion, for the shipped packs of this host, replaced criteria included."""
         return criteria_by_id([pack for pack in self.packs if not pack.chosen])
 
     def inconclusive(

@@ -132,7 +132,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "software.glibc.version": "follows from the operating system, whose version is compared",
     "software.nccl.version": _RANKS,
     "software.os.id": "follows from the kernel release and software.os.version, which are compared",
-    "software.os.name": "follows from software.os.id and software.os.version, which are compared",
+    "software.os.name": "follows from the kernel release and software.os.version, which are compared",
     "software.python.version": _RANKS,
     "storage.disk.firmware": _DISKS,
     "storage.disk.io_errors": "also counts commands that the disk does not support",

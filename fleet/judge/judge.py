@@ -1,8 +1,9 @@
 """judge(plan, evidence, packs) -> verdicts: a pure function.
 
-An observation that the plan expects and no host measured is inconclusive (`expectations`). Every other observation is evaluated
-against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the fleet (`outliers`, `uniformity`,
-`digests`), from the start of a soak (`drift`) or from the manifest (`manifest`). Failures are annotated with their explanation.
+An observation that the plan expects and that was not measured is inconclusive (`expectations`). Every other observation is
+evaluated against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the fleet (`outliers`,
+`uniformity`, `digests`), from the start of a soak (`drift`) or from the manifest (`manifest`). Failures are annotated with their
+explanation.
 
 A fleet of any size is judged in two passes: `gather` collects the statistics of all hosts, `judge_hosts` judges hosts with them.
 """
@@ -101,7 +102,7 @@ def judge_hosts(
 
 
 def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return the verdicts, each with the waiver of the plan that covers it."""
+    """Return the verdicts, each with the waiver of the plan that covers it, if there is one."""
     matcher = WaiverMatcher(plan.waivers, plan.created)
     return [matcher.apply(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
 
@@ -187,7 +188,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
 
 
 def _with_log_lifetime(verdict: Verdict) -> Verdict:
-    """Return the verdict; a message in the kernel log with what clears it, for after the repair it still fails."""
+    """Return the verdict. If it fails by a message in the kernel log, add that the check fails until the next boot."""
     if verdict.verdict != FAIL or not verdict.name.startswith(KERNEL_LOG):
         return verdict
     detail = "; ".join(filter(None, (verdict.detail, LOG_LIFETIME)))

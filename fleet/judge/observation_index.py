@@ -25,7 +25,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
             for metric in snapshot.metrics:
                 metrics[metric.name].append((snapshot, metric))
         self.metrics = dict(metrics)
-        """Name -> the snapshots that have it."""
+        """Name -> each snapshot with a metric of that name, and the metric."""
         others: dict[str, list[Observation]] = defaultdict(list)
         self._versions = evidence.versions()
         for observation in (*evidence.benchmarks(), *self._versions):

@@ -136,8 +136,8 @@ class FleetFigures:
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure of this host.
 
-        Peers are the parts in the same position of other hosts, if the criterion says so and there are enough of them. Otherwise
-        they are all parts of the model.
+        Peers are the parts in the same position of other hosts, if the criterion has `by_position` and there are enough
+        of them. Otherwise peers are all parts of the model.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
 

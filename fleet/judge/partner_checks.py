@@ -21,7 +21,7 @@ class PartnerCheck:
     row: TallyRow
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number. Unless it certainly passes, count nothing and return None."""
+        """Count the passes of a host and return their number. Unless the host certainly passes, count nothing and return None."""
         items = [item for item in values.with_partners if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
         for item in items:

@@ -1,7 +1,7 @@
 """Explain slow collectives by a slow NCCL transport.
 
-A slow transport is usually a setting, so no part is to be replaced. Two exceptions keep a bad link from looking like a setting:
-the transport is normal in this fleet, or a link of the host fails by itself.
+A slow transport is usually caused by a setting, so no part needs replacement. In two cases the cause may be a bad link, and the
+action stays the same: the transport is normal in this fleet, or a link of the host fails by itself.
 """
 
 from __future__ import annotations

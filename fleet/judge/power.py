@@ -170,7 +170,7 @@ def _figures(host: str, evidence: Evidence, planned: Planned) -> dict[tuple[Figu
 
 
 def _number(observation: Observation) -> float | None:
-    """Return the value as a float; None if it is not a finite number. Criteria judge the same value."""
+    """Return the value as a float; None if it is not a finite number."""
     value = observation.value
     if observation.status != MEASURED or isinstance(value, bool) or not isinstance(value, int | float):
         return None

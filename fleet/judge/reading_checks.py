@@ -35,7 +35,7 @@ class ReadingCheck:
     """None if no scope gets a verdict."""
 
     def count_passes(self, view: HostView, position: int) -> int | None:
-        """Count the passes of a host and return their number. Unless it certainly passes, count nothing and return None."""
+        """Count the passes of a host and return their number. Unless the host certainly passes, count nothing and return None."""
         readings = view.observations.metrics[self.name]
         if [(snapshot.stage, snapshot.phase) for snapshot, _ in readings] != self.snapshots:
             return None
@@ -68,8 +68,8 @@ def reading_check(
 
     Args:
         view: the host.
-        criterion: judges readings.
-        names: those that it judges.
+        criterion: a criterion on readings.
+        names: the readings that the criterion matches.
         passes: the verdicts on this host, which must be certain passes.
         rows: the rows in which they are counted.
     """

@@ -66,13 +66,13 @@ CHANGING = (
     "infiniband.*", "kernel.event.*", "network.*", "pcie.device_count", "pcie.narrowed", "pcie.width", "storage.*", "sxid.*",
     "xid.*",
 )  # fmt: skip
-"""Readings that may change while the host runs; counters do too. All others say what a part is and how it is configured."""
+"""Readings that may change while the host runs; counters do too. All others describe a part or its configuration."""
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
 """Factor by which such a size may change. A larger change means a wrong unit."""
 COUNTING_DELAY_S = 120.0
-"""Drivers add throttled time to its counter late: on H100 and H200 up to 38 s at once."""
+"""Drivers update the counter of throttled time late: on H100 and H200 up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 UPTIME = "host.uptime"

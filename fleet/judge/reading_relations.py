@@ -28,8 +28,8 @@ COUNTS = {
 }
 """Count of parts -> a reading that each of these parts has: a value, or the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
-"""Counts of parts that are attached and detached while a host runs, such as volumes and virtual functions; and up to how many
-times the number of parts in the full snapshots may be counted between them. More is a wrong number."""
+"""Counts of parts that may be attached and detached while a host runs, such as volumes and virtual functions. In a snapshot that
+does not list the parts, a count up to MOST_ATTACHED times the number in the full snapshots is credible."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
@@ -65,7 +65,7 @@ OTHER_PARTS = ("network.bond.", "pcie.acs.")
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
-"""Labels of readings of events. The log does not name the part of each of them."""
+"""Labels of readings of events. The log does not name the part of every event."""
 
 
 def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -177,7 +177,7 @@ def _exceeding(
 
 @cache
 def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Return these labels and those of the parts that contain them: a host without a reading has it for none of its parts."""
+    """Return these labels and those of the parts that contain them. A reading that a whole host lacks has scope `host`."""
     return frozenset(labels[:number] for labels in shapes for number in range(len(labels) + 1))
 
 

@@ -1,7 +1,8 @@
 """Explain stragglers in data-parallel training.
 
 A criterion (`vs_fleet`) decides that a rank computes too long. This module adds the rank and the cause to the failure: readings
-of its GPU and of its host's CPU during the same steps that differ from the median of its peers. It changes no verdict.
+of its GPU and of its host's CPU during the same steps that differ from the median of its peers. It may change the action,
+but never the result.
 """
 
 from __future__ import annotations

@@ -51,9 +51,10 @@ KindKey = tuple[str, str, str]
 
 @dataclass(kw_only=True, slots=True)
 class ValueGroup:
-    """The number of parts of a group per last value."""
+    """The number of parts of a group that have each value. The last value of a part counts."""
 
     what: str
+    """Name of one part: `GPU`, `host`."""
     counts: Counter[tuple[bool, Value]] = field(default_factory=Counter)
     _by_count: list[tuple[Value, int]] = field(default_factory=list)
     _reference: tuple[Value, int] | None = None

@@ -17,7 +17,13 @@ from schemas.run_directory import RunDirectory
 
 
 def begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:
-    """Write the plan of a new run and return it; for an interrupted run, return the plan that it began with."""
+    """Write the plan of a new run and return it; for an interrupted run, return the plan that it began with.
+
+    Raises:
+        UsageError: the plan is invalid, or differs from the plan that the run began with.
+        RunError: the plan in the directory is damaged, or the directory cannot be written.
+        HeldError: another process holds the run.
+    """
     path = RunDirectory(directory).plan
     try:
         documents.validate(document, "plan", source="the plan")

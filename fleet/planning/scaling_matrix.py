@@ -19,6 +19,7 @@ NOT_WITH_A_STUDY = {
     "rackproof_batch_size": "its matrix sets the batch sizes",
     "rackproof_validation_only": "it runs training",
 }
+"""Variable of the inventory -> why it cannot be set for a study."""
 
 
 def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:

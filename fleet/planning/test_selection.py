@@ -26,7 +26,7 @@ Stages = Mapping[str, Sequence[str]]
 START_S = 15.0
 """Time for the ranks of a stage to start and to rendezvous: 10 to 16 s on hosts with four GPUs."""
 WEEK_S = 7 * 86400.0
-"""Time after which the risk of a test that has not run doubles. It grows by the same amount each further week."""
+"""Time after which the risk of a test that has not run doubles. Each further week adds the same amount to the risk."""
 NEVER_RUN_S = 12 * WEEK_S
 """Extra age of a test that never ran, added to the time since the first known run."""
 UNKNOWN_COST_S = 30.0

@@ -155,7 +155,7 @@ class RecordCollector:
         )
 
     def _quarantine(self, item: FramedRecord, reason: str) -> None:
-        self._report_problem("quarantined", item, f"{reason}; moved to {self._write_quarantine(item)}")
+        self._report_problem("quarantined", item, f"{reason}; written to {self._write_quarantine(item)}")
 
     def _write_quarantine(self, item: FramedRecord) -> str:
         """Write a record into quarantine; return its path in the run directory."""

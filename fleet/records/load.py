@@ -213,7 +213,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
         raise RunError(f"{error}: {plan_advice(directory, error)}") from None
     if reason := _invalid_reason(plan):
         raise RunError(
-            f"{RunDirectory(directory).plan}: {reason}: it was changed, or written by another version of Rackproof: "
+            f"{RunDirectory(directory).plan}: {reason}: the plan was changed, or written by another version of Rackproof: "
             "restore it, or use the version that wrote it"
         )
     if plan.study and not study:

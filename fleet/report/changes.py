@@ -21,7 +21,7 @@ MAX_ROWS = 100
 MAX_LINES = 200
 MAX_NAMES = 4
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
-"""Kinds that come last. A terminal shows only their number unless `everything` is asked for."""
+"""Kinds that come last. A terminal shows only their number unless `everything` is true."""
 TITLE = "Changes since acceptance"
 
 

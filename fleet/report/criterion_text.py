@@ -25,7 +25,7 @@ _DATASHEET_TEXTS = {
 
 
 def describe(criterion: Criterion) -> str:
-    """Return what the criterion judges, what it wants and what a failure means, on one line."""
+    """Return what the criterion judges, its limit and what a failure means, on one line."""
     matched = [criterion.scope, *(f"{key} {parameter_text(value)}" for key, value in criterion.where.items())]
     matched += [f"stage {criterion.stage}"] if criterion.stage else []
     where = ", ".join(filter(None, matched))
@@ -34,7 +34,7 @@ def describe(criterion: Criterion) -> str:
 
 
 def wanted_text(criterion: Criterion) -> str:
-    """Return what the criterion wants: `≥ 4.15 TB/s`, `same as most of the fleet if present`."""
+    """Return the limit of the criterion in words: `≥ 4.15 TB/s`, `same as most of the fleet if present`."""
     sign = SIGNS[criterion.operator]
     text = f"{sign} {_limit(criterion)}"
     if criterion.same_as_fleet is not None:

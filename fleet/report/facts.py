@@ -1,4 +1,7 @@
-"""Collect the facts about each host that the fleet's summary needs, whether or not the report shows the host in full. Pure."""
+"""Collect the facts about each host that the fleet's summary needs, whether or not the report shows the host in full.
+
+This module reads and writes no files.
+"""
 
 from __future__ import annotations
 

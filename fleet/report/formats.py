@@ -1,4 +1,7 @@
-"""Write the files of a report beside `report.json`. FORMATS is the only list of them: `sign` and `verify` render each again."""
+"""Write the files of a report other than `report.json`.
+
+FORMATS is the only list of them. `sign` and `verify` render each file again and compare it.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ def flags_of(options: argparse.Namespace) -> frozenset[str]:
 
 
 def write_formats(directory: Path, source: RenderInput) -> None:
-    """Write the files that `source.flags` ask for, each atomically."""
+    """Write the files that `source.flags` select, each atomically."""
     chosen = {
         name: output for name, output in FORMATS.items() if not output.only_with or output.only_with in source.flags
     }

@@ -1,4 +1,4 @@
-"""Judge the hosts of a run part by part, and report on each. Pure.
+"""Judge the hosts of a run part by part, and report on each. This module reads and writes no files.
 
 A part consists of whole gangs. Results of different parts can be merged in any order, so several processes can judge them.
 """
@@ -217,7 +217,7 @@ class HostJudge:
 def decide(verdicts: Iterable[Verdict]) -> str:
     """Return `rejected` if a verdict fails, else `incomplete` if one is inconclusive, else `accepted`.
 
-    A waived verdict does not count. Without any verdict nothing is accepted.
+    A waived verdict does not count. Without any verdict the decision is `incomplete`.
     """
     judged = list(verdicts)
     standing = {verdict.verdict for verdict in judged if verdict.blocks_acceptance}

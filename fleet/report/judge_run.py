@@ -20,8 +20,8 @@ def judge_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = (
 
     Args:
         run_dir: the run directory.
-        criteria: packs beside those of the plan: names or files.
-        waivers: waiver files beside those of the plan.
+        criteria: packs in addition to those of the plan: names or files.
+        waivers: waiver files in addition to those of the plan.
     """
     run = with_waivers(load(run_dir), waivers)
     return run, report_of(run, checked_packs([*run.plan.criteria, *criteria]))

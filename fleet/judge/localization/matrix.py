@@ -9,7 +9,7 @@ GPU, NIC, RAIL, HOST, LINK, FABRIC = "gpu", "nic", "rail", "host", "link", "fabr
 BANDWIDTH, LATENCY = "bandwidth", "latency"
 
 End = tuple[str, int]
-"""One end of a pair: host and rail. The rail is the GPU of that index, with its NIC."""
+"""One end of a pair: host and rail. Rail 0 is the first GPU of the host under test, with its NIC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class PairKind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """The measurements between the GPUs of one index on two hosts."""
+    """The measurements between the GPUs of one rail on two hosts."""
 
     a: str
     b: str

@@ -1,8 +1,8 @@
 """Find the slow ends, rails and links of the pair matrix in one quantity, bandwidth or latency.
 
-An end is a host's GPU of one index with its NIC. A pair is as fast as its slowest part. Therefore a slow end is slow with every
-partner, and a good end is fast with at least one partner: an end is judged by its best pair, not by its average. If a pair of
-two good ends is slow, the link is slow. Speeds are compared as logarithms, so that a ratio is a difference.
+An end is the GPU of one rail of a host, with its NIC. A pair is as fast as its slowest part. Therefore a slow end is slow with
+every partner, and a good end is fast with at least one partner: an end is judged by its best pair, not by its average. If a pair
+of two good ends is slow, the link is slow. Speeds are compared as logarithms, so that a ratio is a difference.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ _END = "</script>\n"
 
 @dataclass(frozen=True, kw_only=True)
 class ActionGroup:
-    """The reasons that ask for the same action."""
+    """The reasons with the same action."""
 
     title: str
     tone: str
