@@ -48,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=[],
         choices=sorted(COMPATIBLE_NAMES),
         help="also export the metrics under other names. dcgm: the names of dcgm-exporter, for its dashboards; 1.0: the names "
-        "that changed since Rackproof 1.0 (will be removed in the release after next). May be given twice",
+        "that changed since Rackproof 1.0 (will be removed in the next release). May be given twice",
     )
     parser.add_argument(
         "--state",

@@ -73,7 +73,7 @@ sampling: stop the exporter before you reset a GPU or unload the driver.
 ```"""
 EARLIER_TEXT = """The names of Rackproof 1.0, in addition to the names above, for rules and dashboards that still use them
 (`rackproof_exporter_compat: ["1.0"]`). They changed because only histograms may have names that end in `_count`. They will be
-removed in the release after next."""
+removed in the next release."""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
 DCGM_TEXT = """In addition to the names above, so that dashboards for dcgm-exporter (12239, 15117) work unchanged.
 `DCGM_FI_PROF_*` exist from Hopper on, if the driver allows this account to read them. They are means over the time since the
