@@ -12,8 +12,10 @@ from deploy.grafana.parts import (
     GONE,
     HALF,
     HOSTS,
+    THIRD,
     WARN,
     WHOLE,
+    engines,
     figures,
     lines,
     now,
@@ -219,14 +221,24 @@ def _verdicts() -> Any:
     )
 
 
-def _heat() -> Section:
+def _load() -> Section:
+    utilization = f"avg by (rack) (rackproof_gpu_utilization_ratio{{{HOSTS}}})"
+    average = f"avg by (rack) (rackproof_gpu_temperature_window_mean_celsius{{{HOSTS}}})"
     hottest = f"max by (host) (rackproof_gpu_temperature_window_max_celsius{{{HOSTS}}})"
     power = f"sum by (rack) (rackproof_gpu_power_window_mean_watts{{{HOSTS}}})"
     return Section(
-        title="Heat and power",
+        title="Load, heat and power",
         panels=[
-            lines(text("hottest"), query(hottest, "{{host}}"), unit="celsius", least=20),
-            lines(text("power"), query(power, "{{rack}}"), unit="watt"),
+            lines(text("utilization"), query(utilization, "{{rack}}"), unit="percentunit", most=1),
+            lines(
+                text("engines"),
+                *engines(f"avg by (rack) (rackproof_gpu_gpm_%s{{{HOSTS}}})", "{{rack}}"),
+                unit="percentunit",
+                most=1,
+            ),
+            lines(text("average-temperature"), query(average, "{{rack}}"), unit="celsius", width=THIRD, least=20),
+            lines(text("hottest"), query(hottest, "{{host}}"), unit="celsius", width=THIRD, least=20),
+            lines(text("power"), query(power, "{{rack}}"), unit="watt", width=THIRD),
         ],
     )
 
@@ -236,5 +248,5 @@ BOARD = Board(
     title="Rackproof fleet",
     about="Racks, hosts and GPUs: which need attention, the progress of the run, and the result of the last report.",
     variables=[RACK, HOST],
-    sections=[_now(), _racks(), _findings(), _reports(), _heat()],
+    sections=[_now(), _racks(), _findings(), _reports(), _load()],
 )

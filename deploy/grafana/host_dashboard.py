@@ -16,6 +16,7 @@ from deploy.grafana.parts import (
     WHOLE,
     band,
     dashed,
+    engines,
     lines,
     query,
     states,
@@ -99,6 +100,8 @@ def _compared() -> Section:
             _gpus("memory-temperature", _by_gpu("memory_temperature_celsius"), "celsius", least=20),
             lines(text("held-down"), throttled, unit="percentunit", most=1),
             _gpus("memory-in-use", _by_gpu("memory_used_bytes"), "bytes"),
+            _gpus("utilization", _by_gpu("utilization_ratio"), "percentunit", most=1),
+            lines(text("engines"), *engines(_by_gpu("gpm_%s"), "GPU {{gpu}}"), unit="percentunit", by_gpu=True, most=1),
         ],
     )
 

@@ -75,6 +75,12 @@ def now(promql: str, legend: str = "__auto") -> prometheus.Dataquery:
     return prometheus.Dataquery().expr(promql).legend_format(legend).instant().datasource(SOURCE)
 
 
+def engines(promql: str, legend: str) -> list[prometheus.Dataquery]:
+    """Return a query for each engine of the GPUs; `promql` has `%s` in place of the name after `rackproof_gpu_gpm_`."""
+    names = {"graphics": "any", "sm": "SMs", "tensor": "tensor cores", "memory": "memory"}
+    return [query(promql % f"{name}_active_ratio", f"{legend} {title}") for name, title in names.items()]
+
+
 def steps(first: str, *more: tuple[float, str]) -> tuple[dashboard.Threshold, ...]:
     """Return colours by value: `first`, then each colour from its value upward."""
     below = dashboard.Threshold(value=None, color=first)
