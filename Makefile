@@ -32,7 +32,7 @@ acceptance: $(STAMP) ## Accept the hosts of INVENTORY (default: this machine; if
 	  "$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/stop.yml -e rackproof_run_id=$$RACKPROOF_RUN" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was started or resumed: see the error above" >&2; exit 2; fi; \
-	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, its records must not give a success
+	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, the target must fail too, whatever its records show
 
 # A simulated fleet of 64 hosts, with one fault of each kind that rejects a rack. PROFILE=standard takes longer.
 DEMO_FAULTS := xid79:r01-h03:5 ecc:r01-h07:2 nvlink_down:r02-h04:6 slow_nic:r03-h02:5 thermal:r03-h08:0 slow_hbm:r04-h01:3 \
@@ -75,7 +75,7 @@ lint-code: $(STAMP)
 	$(BIN)/yamllint --strict .
 	$(BIN)/rackproof criteria lint
 
-# Compiles the tests and the modules that they import once. Otherwise each pytest worker would compile them.
+# Compiles the tests, and the modules that they import, before pytest starts its workers. Otherwise each worker would compile them.
 collect-tests: $(STAMP)
 	@output=$$($(BIN)/pytest --collect-only --quiet 2>&1) || { echo "$$output" >&2; exit 1; }
 

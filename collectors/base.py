@@ -1,7 +1,7 @@
 """The collector interface: a collector reads one source and yields families of readings.
 
-Its families are used twice: they are exported to Prometheus during a run, and recorded in the snapshots before and after each
-stage. A collector gets its source as an argument, and does nothing at import. If a single reading is not available, it raises
+The families are used twice: they are exported to Prometheus, and recorded in the snapshots before, during and after a stage. A
+collector gets its source as an argument, and does nothing at import. If a single reading is not available, the collector raises
 no exception; the reading has the reason instead.
 """
 

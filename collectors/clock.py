@@ -76,7 +76,10 @@ class ClockCollector:
         yield host_family("clock.source", "1", "Clock source of the kernel", files.read(_SOURCE, nonempty))
 
     def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:
-        """Use the maximum error, as systemd does. STA_UNSYNC is not reliable: chrony leaves it set if it does not set the RTC."""
+        """Return whether the clock is synchronized, judged by its maximum error, as systemd does.
+
+        The flag STA_UNSYNC is not reliable: chrony leaves it set if chrony does not set the RTC.
+        """
         if isinstance(state, Absent):
             return state
         if state.error_max < UNSYNCHRONIZED_ERROR_S:

@@ -126,6 +126,7 @@ _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
 """Maximum number of pairs of event and part. Events of further parts are counted for the host, to limit the memory."""
 _MAX_OPEN = 16
+"""Maximum number of firmware records that are read at the same time."""
 
 
 @dataclass(kw_only=True)

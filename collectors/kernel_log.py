@@ -145,7 +145,7 @@ def timestamp(line: str) -> float | None:
 
 
 def reaches_boot(first: str) -> bool:
-    """Return whether a log with this first line is complete, which is record 0 or was logged within BOOT_S of the boot."""
+    """Return whether a log with this first line reaches back to the boot: it is record 0, or at most BOOT_S after the boot."""
     if record := re.match(r"\d+,(\d+),\d+,", first):
         return record.group(1) == "0"
     return uptime(first) <= BOOT_S

@@ -43,7 +43,7 @@ Readings = dict[str, Value | Absent]
 class NetworkCollector:
     """Reads the interfaces under `root`. A full snapshot also reads driver, addresses and MTU.
 
-    It leaves out interfaces without a device (bridges, veth), on USB (the virtual NIC of a management controller), of virtual
+    Left out are interfaces without a device (bridges, veth), on USB (the virtual NIC of a management controller), of virtual
     functions, of the switch inside a NIC, and of IPoIB, whose ports the `infiniband` collector reads.
     """
 

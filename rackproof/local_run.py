@@ -45,7 +45,7 @@ MAX_GPUS = 128
 MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
 STATE_DIRECTORY = Path("/var/lib/rackproof")
-"""State directory of playbook runs on this host. A lease in it means that such a run has the host."""
+"""State directory of playbook runs on this host. A lease in it means that such a run holds the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add run to the command."""
     run = verbs.add_parser(
         "run",
-        help="accept this machine without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
+        help="acceptance-test this machine without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
         epilog="examples: rackproof run --gpus 8; rackproof run --profile rehearsal (no GPU needed). The same --run-dir again "
         "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete or this machine cannot run the "
         "benchmarks, 64 wrong usage, 75 another run has this machine.",
@@ -154,7 +154,7 @@ def inspect_machine() -> Machine:
 
 
 def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the profile for one host, which runs the benchmarks of the gang on its own devices.
+    """Return the profile for one host, which also runs the gang's benchmarks, except MULTI_HOST_BENCHMARKS, on its own devices.
 
     Raises:
         UsageError: the profile has no benchmark stage.
@@ -236,7 +236,11 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
 
 
 def _study(directory: Path, document: Mapping[str, Any]) -> None:
-    """Measure the cells of a scaling study that one host can run, each under the supervisor and only once."""
+    """Measure the cells of a scaling study that one host can run, each under the supervisor and only once.
+
+    Raises:
+        RunError: the run directory lacks a cell that the host's own record has.
+    """
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))

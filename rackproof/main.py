@@ -166,12 +166,12 @@ def _missing_package(error: ImportError) -> str:
     name = (error.name or "").partition(".")[0]
     if not name:
         return str(error)
-    extra = next((f"[{extra}]" for extra, brings in EXTRAS.items() if name in brings), "")
+    extra = next((f"[{extra}]" for extra, modules in EXTRAS.items() if name in modules), "")
     return f"{name} is not installed: pip install 'rackproof{extra}', in a checkout '.{extra}'"
 
 
 def _report_error(error: Exception) -> int:
-    """Print what went wrong and return the exit code."""
+    """Print what went wrong and return the exit code. If the reader of standard output has gone, print nothing."""
     if isinstance(error, RackproofError):
         print(f"rackproof: {error}{_remedy(error.__cause__)}", file=sys.stderr)
         return error.exit_code
@@ -191,7 +191,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _remedy(error: BaseException | None) -> str:
-    """Return a general remedy for a file error, for which the code that opened the file has none."""
+    """Return what to do about a file error; empty for other errors. The code that opened the file gives no remedy itself."""
     if not isinstance(error, OSError) or not error.filename:
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):

@@ -12,9 +12,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add help, version and completion to the command."""
-    shown = verbs.add_parser("help", help="show the verbs, or one verb with its options and an example")
-    shown.add_argument("verb", nargs="?", metavar="VERB", help="the verb (default: list all)")
-    shown.set_defaults(call=_help)
+    help_parser = verbs.add_parser("help", help="show the verbs, or one verb with its options and an example")
+    help_parser.add_argument("verb", nargs="?", metavar="VERB", help="the verb (default: list all)")
+    help_parser.set_defaults(call=_help)
     version = verbs.add_parser("version", help="print the version")
     version.set_defaults(call=_version)
     completion = verbs.add_parser(

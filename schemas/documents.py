@@ -52,8 +52,9 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     """Return the JSON value in `text`.
 
     Raises:
-        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or has NaN, an infinity or a
-            duplicate key. The message starts with `source` (a path or a host).
+        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or has NaN, an infinity, an
+            integer of more than 64 bits, a lone surrogate or a duplicate key. The message starts with `source` (a path or a
+            host).
     """
     size = len(text)
     if size > max_bytes:
@@ -91,7 +92,10 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
 
 
 def refuse_unbounded(value: Json, *, source: str) -> None:
-    """Raise DocumentError if `value` has a number that is not finite, a lone surrogate, or more than MAX_DEPTH levels."""
+    """Raise DocumentError if `value` has more than MAX_DEPTH levels, or an element that is not allowed.
+
+    Not allowed are numbers that are not finite, integers of more than 64 bits, and lone surrogates.
+    """
     pending = [(value, 0)]
     while pending:
         item, depth = pending.pop()

@@ -148,7 +148,7 @@ def _frame(line: str, where: str) -> dict[str, Any] | None:
 
 
 def _unwrapped(line: str, where: str) -> str:
-    """Return the text in a line of Docker's json-file log; another line unchanged. Raises DocumentError if nested too deep."""
+    """Return the text in a line of Docker's json-file log, or any other line unchanged. Raises DocumentError."""
     if MARK in line and line.startswith('{"log":'):
         try:
             result = json.loads(line)

@@ -2,7 +2,7 @@
 
 With an even number n of hosts, each host has one partner in every round, and each of the others once in n - 1 rounds. With an
 odd number there are n rounds, and in each of them another host has no partner. The plan and the ranks compute the same schedule,
-so it need not be transferred. This also holds if only some of the rounds are run.
+so it need not be transferred. They also select the same rounds if only some are run.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ Round = list[tuple[str, str]]
 
 def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
     """Return the rounds, each with disjoint pairs. All rounds together have every pair of hosts once; `rounds` limits them."""
-    return [pairs_of(hosts, number) for number in chosen(len(hosts), rounds)]
+    return [pairs_of(hosts, number) for number in select_rounds(len(hosts), rounds)]
 
 
 def pairs_of(hosts: Sequence[str], number: int) -> Round:
     """Return the pairs of that round."""
-    met = ((index, partner(len(hosts), number, index)) for index in range(len(hosts)))
-    return [(hosts[index], hosts[other]) for index, other in met if other is not None and index < other]
+    pairs = ((index, partner(len(hosts), number, index)) for index in range(len(hosts)))
+    return [(hosts[index], hosts[other]) for index, other in pairs if other is not None and index < other]
 
 
 def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
     """Return the partners of `host`, in the order of the rounds. Raises ValueError if `host` is not in `hosts`."""
     position = hosts.index(host)
-    met = (partner(len(hosts), number, position) for number in chosen(len(hosts), rounds))
-    return [hosts[other] for other in met if other is not None]
+    others = (partner(len(hosts), number, position) for number in select_rounds(len(hosts), rounds))
+    return [hosts[other] for other in others if other is not None]
 
 
 @lru_cache(maxsize=64)
-def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
+def select_rounds(count: int, rounds: int = 0) -> tuple[int, ...]:
     """Return the numbers of the rounds to run: all, or a fixed selection of `rounds` of them without a pattern.
 
     Consecutive rounds would pair each host only with hosts that are close to each other, so a hash selects the rounds. Unlike a

@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# The import of torch takes seconds. This comes first, so that errors in the launcher's variables are reported at once.
+# The import of torch takes seconds. This call comes before it, so that errors in the launcher's variables are reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # an eighth of torch's import time would be garbage collection, which frees nothing here
@@ -44,7 +44,7 @@ STARTED = time.monotonic()
 def main() -> int:
     """Run the requested benchmarks on this rank.
 
-    Returns 0 if all of them ran, even if a figure is an error. Without a supervisor, a figure that is an error gives 1.
+    Returns 0 if all of them ran, even if a figure is an error. Without a supervisor, returns 1 if any figure is an error.
     """
     options = _parser().parse_args()
     try:
@@ -204,7 +204,7 @@ def create_context(request: Mapping[str, Any], work: Path, store: Store, rank: i
 
 
 def _print_results(work: Path, *, keep: bool) -> None:
-    """Print what this host's ranks observed."""
+    """Print what this host's ranks observed, then remove the work directory unless `keep` is set."""
     paths = [path for path in work.glob("rank*.json") if path.stem.removeprefix("rank").isdigit()]
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         for item in json.loads(path.read_text(encoding="utf-8"))["observations"]:

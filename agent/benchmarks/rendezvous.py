@@ -127,12 +127,12 @@ def hide_gpus_until_fork() -> None:
     before = {name: os.environ[name] for name in hidden if name in os.environ}
     os.environ |= hidden
 
-    def show() -> None:
+    def restore() -> None:
         for name in hidden:
             os.environ.pop(name, None)
         os.environ |= before
 
-    os.register_at_fork(after_in_child=show)
+    os.register_at_fork(after_in_child=restore)
 
 
 def disable_name_lookups() -> None:

@@ -1,6 +1,6 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured. Its record then has the same reason for each planned observation.
+A host in use is inspected but not measured. Its record then states why, as the reason of every planned observation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=[],
         help="another reason why the host is in use, such as a scheduler's job",
     )
-    parser.add_argument("--take-over", action="store_true", help="ignore another run that has this host")
+    parser.add_argument(
+        "--take-over", action="store_true", help="do not count another run that has this host as a reason"
+    )
     parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
     parser.set_defaults(call=_busy)
 

@@ -137,7 +137,7 @@ class EndOfRun:
         self._state, self._had_run = state, False
 
     def is_reached(self, idle_s: float) -> bool:
-        """Return whether a run had the host, no run has it now (docs/resume.md), and the last scrape was over IDLE_S ago."""
+        """Return whether a run held the host, no run holds it now (docs/resume.md), and the last scrape was over IDLE_S ago."""
         try:
             has_run = lease.held_by_other(self._state, "") is not None
         except (OSError, documents.DocumentError):

@@ -60,7 +60,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--admit",
         choices=["anyone", "members"],
         default="anyone",
-        help="from whom the rendezvous and the heartbeats accept connections (default: anyone)",
+        help="hosts from which the rendezvous and the heartbeats accept connections (default: anyone)",
     )
     parser.set_defaults(call=_launch)
 

@@ -93,7 +93,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
 
     def start() -> None:
         # With --looks this process may still run after its playbook has ended. It must not restart a soak stopped since then.
-        lease.renew(options.run_dir, run.plan, taken=bool(options.looks))
+        lease.renew(options.run_dir, run.plan, only_if_held=bool(options.looks))
         print(background.start(arguments, options.run_dir, SOAK))
 
     if not options.looks:

@@ -12,7 +12,7 @@ from schemas.readings import PROMETHEUS_NAMES
 
 
 def earlier_name(name: str) -> str:
-    """Return the metric name of a renamed reading in Rackproof 1.0."""
+    """Return the metric name that a renamed reading had in Rackproof 1.0."""
     return PREFIX + name.replace(".", "_")
 
 

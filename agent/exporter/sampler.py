@@ -251,7 +251,7 @@ class GpuSampler:
             self._replaced_loops.remove(ended)
 
     def _answering_gpus(self) -> dict[int, GpuHistory]:
-        """Return the GPUs that can be sampled: those in whose call no thread hangs, and that have not failed for RETRY_S."""
+        """Return the GPUs that can be sampled: no call that hangs is reading them, and they did not fail in the last RETRY_S."""
         now = time.monotonic()
         for index, gpu in self._gpus.items():
             if gpu.failed_in_a_row >= MAX_FAILURES:

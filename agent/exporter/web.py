@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 14.0
 """Time for which a page is cached, just below the usual scrape interval of 15 s. It limits the cost of several scrapers, such
-as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so every second
-for eight GPUs would use 8 % of a CPU."""
+as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so to read eight
+GPUs every second would use 8 % of a CPU."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
@@ -121,7 +121,7 @@ class Request:
 
 
 class Server:
-    """Serves a registry until it is closed. Raises OSError if it cannot listen on the address."""
+    """Serves a registry until `close` is called. Raises OSError if the server cannot listen on the address."""
 
     def __init__(
         self,

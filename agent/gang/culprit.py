@@ -2,7 +2,7 @@
 
 torch does not report it. If a peer is stopped or its link is cut, every rank fails at the time-out of the process group, and no
 error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
-forwards it to the first host of the gang.
+forwards the states of its ranks to the first two hosts of the gang (`agent/gang/peer_channel.py`).
 """
 
 from __future__ import annotations

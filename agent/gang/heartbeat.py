@@ -146,7 +146,7 @@ class DatagramSender:
 
 @contextlib.contextmanager
 def short_path(directory: Path) -> Iterator[str]:
-    """Return a short path of the directory: the path of a Unix socket is limited to 107 bytes."""
+    """Yield a short path of the directory, valid within the context: the path of a Unix socket is limited to 107 bytes."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}"

@@ -69,7 +69,7 @@ class LaunchSpec:
     deadline_s: float
     """Time after which all processes of the launch are ended."""
     collective_timeout_s: float = 60.0
-    """Timeout of the process group."""
+    """Time-out of the process group."""
     number: int = 0
     """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
     collectors: Sequence[Collector] = ()

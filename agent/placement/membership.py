@@ -101,7 +101,7 @@ def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> N
 def use_all_processors() -> str:
     """Let the ranks use every processor of the host or container. Return a message for the operator if this changed something.
 
-    It is needed because mpirun binds each process to one or two cores.
+    This is needed because mpirun binds each process to one or two cores.
     """
     before = len(os.sched_getaffinity(0))
     try:

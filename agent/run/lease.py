@@ -113,17 +113,17 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
     return note
 
 
-def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) -> None:
+def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = False) -> None:
     """Renew the lease. With `stage`, record this process as the supervisor of that stage.
 
     Args:
         run_dir: run directory on this host.
         plan: the run's plan.
         stage: stage that this process supervises; empty: none.
-        taken: renew the lease only if this run holds it; do not acquire it again.
+        only_if_held: renew the lease only if this run holds it; do not acquire it again.
 
     Raises:
-        HeldError: another run has the host, or with `taken` no run has it.
+        HeldError: another run has the host, or with `only_if_held` no run has it.
     """
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
@@ -131,7 +131,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
         if lease and not _belongs_to(lease, plan):
             _preempt(lease, by, take_over=False)
             lease = None
-        if taken and lease is None:
+        if only_if_held and lease is None:
             (state_directory(run_dir) / LEASE).unlink()  # `exclusive` has created the file
             raise HeldError(f"run {plan.run_id} was stopped on this host: resume it to continue")
         at = utc_now()

@@ -1,4 +1,4 @@
-"""Record figures over a soak of minutes to days, in a bounded number of time buckets.
+"""Record figures over a launch or a soak, for seconds to days, in a bounded number of time buckets.
 
 When all buckets are in use, each pair of neighbours is merged into one bucket.
 """
@@ -32,7 +32,7 @@ COUNTERS = re.compile(
     r"|infiniband\.(link_\w+|symbol_error|port_rcv_errors|port_xmit_discards|local_link_integrity_errors)"
     r"|network\.(carrier_changes|rx_crc_errors)|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
-"""Counters. Each increase of one is an event."""
+"""Names of counters. Each increase of such a counter is an event."""
 LOGGED = ("xid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
 
@@ -64,7 +64,7 @@ class Recorder:
     def add_value(
         self, at_s: float, name: str, scope: str, unit: str, value: float, params: Mapping[str, Value] | None = None
     ) -> None:
-        """Add one value, `at_s` seconds after the soak began. A value that is not finite is ignored."""
+        """Add one value, `at_s` seconds after the launch or soak began. A value that is not finite is ignored."""
         if not math.isfinite(value):
             return
         key = _key(name, scope, params or {})

@@ -1,4 +1,4 @@
-"""Aggregate many rounds of the same benchmarks to one observation per figure, a few launches and a few snapshots.
+"""Aggregate many rounds of the same benchmarks into one observation per figure, a few launches and a few snapshots.
 
 A fault in one round (wrong words, a loss that is not a number, a figure that could not be measured) stays in the record even if
 all later rounds are good. The record has the median of each rate over the soak.
@@ -20,6 +20,7 @@ from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snap
 EXTRA_KEYS = ("numa", "world_size")
 """Parameters that identify a figure although the catalogue does not list them."""
 ADDED = ("wrong_words", "wrong_products", "wrong_elements", "mismatches")
+"""Last part of the names of counts, which are summed over all rounds."""
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
@@ -125,7 +126,7 @@ def _samples(observation: Observation, recorder: Recorder, before: float) -> Sam
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Return the first launch, the last ones and the failed ones. Logs of ranks that finished are dropped."""
+    """Return the first and last launches and up to FAILED_LAUNCHES failed ones. Logs of launches that succeeded are dropped."""
     failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),
@@ -144,8 +145,8 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    These are the first and the last, those with a changed state or a counter that fell, and the snapshots before and after a
-    reboot. Of the snapshots during rounds, it keeps those that SnapshotSelector selects.
+    These are the first and the last, up to CHANGED_SNAPSHOTS with a changed state or a counter that fell, and the snapshots
+    before and after up to REBOOT_PAIRS reboots. Of the snapshots during rounds, SnapshotSelector selects some.
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:

@@ -94,7 +94,7 @@ class SoakRun(HostRun):
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """Return the begin of the soak, its end if it is not interrupted, and its progress."""
+        """Return the start of the soak, its end and its deadline if it is not interrupted, and its progress."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())

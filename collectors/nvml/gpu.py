@@ -66,7 +66,7 @@ class NvmlGpu:
         _check(call(f"nvmlDeviceGet{getter}", self.handle, *map(ctypes.byref, targets)))
 
     def query_into_with(self, function: str, *targets: Any) -> None:
-        """Do the same with a C function of NVML, for which pynvml declares a wrong structure. Raises ReadingError."""
+        """Do the same as `query_into` with a C function for which pynvml declares a wrong structure. Raises ReadingError."""
         _check(call("_nvmlGetFunctionPointer", function)(self.handle, *map(ctypes.byref, targets)))
 
     def fields(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:

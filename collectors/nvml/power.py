@@ -15,12 +15,12 @@ _NO_STATE = 32
 
 
 def _from_milli(getter: str) -> Getter:
-    """Convert milliwatts to watts, and millijoules to joules."""
+    """Return a getter that converts milliwatts to watts, or millijoules to joules."""
     return lambda gpu: gpu.query(getter) / 1000
 
 
 def _limit_bound(index: int) -> Getter:
-    """Return the lowest (0) or highest (1) power limit that can be set."""
+    """Return a getter of the lowest (0) or highest (1) power limit that can be set."""
     return lambda gpu: gpu.query("PowerManagementLimitConstraints")[index] / 1000
 
 

@@ -52,7 +52,7 @@ def _readings(
 
 
 def _peer_paths(gpu: Device, adapters: Iterable[Device]) -> Iterator[tuple[str, ...]]:
-    """Yield for each adapter on a switch of the GPU the ports between the two."""
+    """Yield the ports between the GPU and each adapter that is on the same PCIe switch."""
     for adapter in adapters:
         common = next((bridge for bridge in gpu.bridges if bridge in adapter.bridges), None)
         if common:

@@ -108,8 +108,8 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
             members.add({"array": name, "member": member}, in_sync)
     for path in files.glob(f"{_BTRFS}/*/devinfo/*/missing"):
         _, _, _, system, _, device, _ = path.split("/")
-        absent = files.read(path, lambda text: text != "1")
-        members.add({"array": system, "member": f"device{device}"}, absent)
+        is_present = files.read(path, lambda text: text != "1")
+        members.add({"array": system, "member": f"device{device}"}, is_present)
     for device, kind, legs in mapped:
         if kind != "multipath":
             for leg, in_sync in legs.items():

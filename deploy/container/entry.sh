@@ -1,6 +1,6 @@
 #!/bin/sh
 # Arguments of the container:
-#   [OPTIONS]                     run `rackproof run` with these options: accept this host
+#   [OPTIONS]                     run `rackproof run` with these options: acceptance-test this host
 #   rackproof [OPTIONS]           the same
 #   rackproof COMMAND …           run this command of rackproof
 #   sshd                          run sshd on port 2222, for MPI
@@ -15,7 +15,7 @@ if [ ! -w "${HOME:-/}" ]; then
   export HOME=/tmp
 fi
 
-record_command() { # healthy.sh reads it
+record_command() { # writes the file that healthy.sh reads
   mkdir -p "$state" && printf '%s\n' "$@" >"$state/command"
 }
 

@@ -112,8 +112,8 @@ def _drift() -> Section:
     return Section(
         title="Drift",
         panels=[
-            _relative_throughput("against-start", "RackproofThroughputDrift"),
-            _relative_throughput("against-fleet", "RackproofFleetOutlier"),
+            _relative_throughput("drift-from-start", "RackproofThroughputDrift"),
+            _relative_throughput("relative-to-fleet", "RackproofFleetOutlier"),
             lines(text("lowest-clock"), clock, unit="hertz"),
             lines(text("temperature-spread"), spread, unit="celsius"),
         ],
@@ -138,7 +138,7 @@ def _load() -> Section:
     return Section(
         title="Load",
         panels=[
-            matrix(text("held-down", most=most), throttled, ("where", "GPU"), "reason", scale=steps(PLAIN, (most, BAD)),
+            matrix(text("throttling", most=most), throttled, ("where", "GPU"), "reason", scale=steps(PLAIN, (most, BAD)),
                    unit="s", width=HALF),
             matrix(text("ended"), ended, ("stage", "Stage"), "outcome", scale=steps(GONE, (1, FINE)), width=HALF),
             lines(text("loaded"), loaded, unit="percentunit", most=1),

@@ -98,7 +98,7 @@ def _compared() -> Section:
             _gpus("power", power, "percentunit", limit=1),
             _gpus("temperature", _by_gpu("temperature_window_max_celsius"), "celsius", least=20),
             _gpus("memory-temperature", _by_gpu("memory_temperature_celsius"), "celsius", least=20),
-            lines(text("held-down"), throttled, unit="percentunit", most=1),
+            lines(text("throttling"), throttled, unit="percentunit", most=1),
             _gpus("memory-in-use", _by_gpu("memory_used_bytes"), "bytes"),
             _gpus("utilization", _by_gpu("utilization_ratio"), "percentunit", most=1),
             lines(text("engines"), *engines(_by_gpu("gpm_%s"), "GPU {{gpu}}"), unit="percentunit", by_gpu=True, most=1),
@@ -123,7 +123,7 @@ def _each_gpu() -> Section:
             dashed(_window("window-clock", "clock_sm", "hertz", "hertz", highest), "limit"),
             dashed(_window("window-power", "power", "watts", "watt", limit), "limit"),
             _window("window-temperature", "temperature", "celsius", "celsius", memory, least=20),
-            lines(text("held-down-alone"), throttled, unit="percentunit", most=1),
+            lines(text("throttling-of-gpu"), throttled, unit="percentunit", most=1),
         ],
     )
 

@@ -86,7 +86,7 @@ def _benchmarks() -> Section:
         title="Benchmarks",
         panels=[
             lines(
-                text("beside-the-fleet"),
+                text("relative-to-fleet"),
                 query(outlier_ratio, "{{host}} {{benchmark}} {{figure}}"),
                 unit="percentunit",
                 width=WHOLE,
@@ -132,7 +132,7 @@ def _problems() -> Section:
     unmeasured = f"rackproof_benchmark_unmeasured{{{RUN}}} > 0"
     unmeasured = f'label_replace({unmeasured}, "what", "not measured: $1", "status", "(.*)")'
     problems = rows(
-        text("trouble"),
+        text("problems"),
         {"A": f"sum by (what, rack, host, gpu, stage, benchmark) ({wrong} or {unmeasured})"},
         {
             "what": Column(title="What", words={"wrong results": ("wrong results", BAD)}),

@@ -1,4 +1,4 @@
-"""The action `fetch_record`: `ansible.builtin.fetch` for one record, with a limit of its size.
+"""The action `fetch_record`: `ansible.builtin.fetch` for one record, with a limit on its size.
 
 `fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`), but a
 faulty or hostile host may have a larger file in its place, and may report another size than it sends.

@@ -32,7 +32,7 @@ class Output:
     gpu_only: bool = False
     """Whether only GPUs have this figure, so that a rehearsal does not plan it."""
     sampled: bool = False
-    """Whether the supervisor makes it, from NVML samples while the ranks run, and not a rank."""
+    """Whether the supervisor makes the observation, from NVML samples while the ranks run. All others are made by the ranks."""
     demanded: bool = True
     """Whether the plan requires it. False for figures that some kernels do not have; ranks report the reason there."""
 
@@ -53,7 +53,7 @@ class Benchmark:
     settings: Settings
     outputs: Sequence[Output]
     cost_s: float
-    """Seconds in profile `standard` on four H200. Used until the fleet itself has measured it."""
+    """Duration in seconds in profile `standard` on four H200. Used until the fleet itself has measured the duration."""
     parts: Sequence[str]
     """Kinds of parts that it tests. Between hosts it tests the fabric instead of NVLink."""
     params: Mapping[str, Parameter] = field(default_factory=dict)

@@ -67,7 +67,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         title="Pairs of hosts",
         summary="bandwidth and latency between every two hosts of a gang, from each GPU to the GPU of the same number",
         settings={
-            "rounds": 0,  # limit of the rounds, in each of which every host has one partner; 0: one fewer than hosts
+            "rounds": 0,  # maximum number of rounds, in each of which a host has at most one partner; 0: all pairs of hosts
             "size_bytes": 1 << 26,  # reduced for a pair that is too slow for it
             "seconds": 0.4,  # for each round
         },

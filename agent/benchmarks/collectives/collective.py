@@ -25,15 +25,16 @@ from schemas.records import ERROR, SKIPPED
 
 UNITS = {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"}
 SPAN_S = 0.02
-"""Length of a timed span, which covers several operations: a CUDA event between two costs about 40 µs (measured, 4 H200).
+"""Length of a timed span. It covers several operations, because a CUDA event costs about 40 µs (measured, 4 H200).
 nccl-tests also times 20 operations at once."""
 CPU_SPAN_S = 1e-4
-"""Length of a timed span on CPUs. Reading the clock costs only 0.1 µs; a longer span takes seconds if ranks share CPUs."""
+"""Length of a timed span on CPUs. It is short, because reading the clock costs only 0.1 µs, and a longer span would take
+seconds if ranks share CPUs."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
 """Pairs of buffers with which a large operation is timed; the median is taken over all of them. The address of the buffers
-changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers it varies by 0.3 %."""
+changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers the figure varies by 0.3 %."""
 LARGE_BYTES = 1 << 20
 MEMORY_SHARE = 0.75
 """Share of the free device memory that the additional pairs of buffers may take."""
@@ -44,6 +45,7 @@ class Case(NamedTuple):
 
     op: str
     placement: str
+    """`in_place` or `out_of_place`."""
     size: int
     """Bytes."""
 

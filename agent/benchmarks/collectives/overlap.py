@@ -2,7 +2,7 @@
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
 bandwidth. The number of products is chosen so that they take about as long as the all_reduce. Ideally both together take
-no longer than one of them alone.
+no longer than the longer one alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.records import SKIPPED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the hidden share and the slowdown. Both figures are 1 if both operations together take no longer than one alone."""
+    """Report the hidden share and the slowdown. Both are 1 if both operations together take as long as the longer one alone."""
     if context.world_size == 1:
         raise CannotMeasureError(SKIPPED, "a collective needs two ranks")
     size, size_bytes = settings["size"], settings["size_bytes"]

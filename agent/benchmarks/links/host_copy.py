@@ -152,7 +152,10 @@ def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:
 
 @contextmanager
 def memory_from_node(node: int | None) -> Iterator[None]:
-    """Allocate new memory on that NUMA node, by running the thread that touches the memory first on the node's CPUs."""
+    """Context manager in which new memory is allocated on that NUMA node.
+
+    The kernel places memory on the node of the CPU that touches it first. So this thread runs on the node's CPUs meanwhile.
+    """
     before = os.sched_getaffinity(0)
     cpus = dict(_cpus_by_node(NODES)).get(node, set()) & before if node is not None else set()
     try:

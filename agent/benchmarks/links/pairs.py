@@ -21,7 +21,7 @@ from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
 from schemas.records import ERROR, SKIPPED
-from schemas.tournament import chosen, partner, partners
+from schemas.tournament import partner, partners, select_rounds
 
 UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
 WORD = 2
@@ -98,7 +98,7 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
     gang, members = _host_names(context)
     if len(members) != layout.hosts:
         gang = members = [f"host{node}" for node in range(layout.hosts)]
-    rounds = chosen(len(gang), settings["rounds"])
+    rounds = select_rounds(len(gang), settings["rounds"])
     exchange = PairExchange(context, transport, settings["size_bytes"], settings["seconds"])
     for count, number in enumerate(rounds, 1):
         index = partner(len(gang), number, gang.index(members[context.node]))

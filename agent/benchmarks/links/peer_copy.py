@@ -34,7 +34,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
                     _measure_pair(context, settings, peer)
                 elif peer != context.local_rank:  # an access to a lost GPU could break this process's CUDA context
                     _report_lost_peer(context, settings, peer)
-    torch.cuda.empty_cache()  # on the peers too, before they measure their free memory
+    torch.cuda.empty_cache()  # this process also holds memory on the other GPUs, whose ranks measure their free memory next
     context.host_barrier("done")
 
 

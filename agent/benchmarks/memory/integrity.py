@@ -29,7 +29,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     The address is a virtual address of this process; NVIDIA offers no way to find the memory bank from it. The error also has
     the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
-    context.host_barrier("the other ranks have freed their memory")
+    context.host_barrier("start")  # the other ranks have then freed their memory on this device
     free = _free_bytes(context.device)
     words = min(PART, free // 2000)  # with the temporary memory of a comparison, half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words

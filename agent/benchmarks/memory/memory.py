@@ -45,7 +45,7 @@ def _copy(count: int, device: torch.device) -> Operation:
 
 
 def _read(count: int, device: torch.device) -> Operation:
-    """Find the largest element, which reads every byte and writes only the result."""
+    """Return an operation that finds the largest element: it reads every byte and writes only the result."""
     source = _random(count, device)
     position = int(source.argmax())
     largest = torch.empty((), dtype=source.dtype, device=device)

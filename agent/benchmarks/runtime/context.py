@@ -61,6 +61,7 @@ class Context(Timing):
     """Local ranks that this rank no longer waits for, and why."""
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
+    """Time windows for which `request_telemetry` has requested NVML samples."""
     _barriers: dict[str, int] = field(default_factory=dict)
     _saved: float = field(default_factory=time.monotonic)
     _reported: float = field(default_factory=time.monotonic)
@@ -188,7 +189,7 @@ class Context(Timing):
             if time.monotonic() > deadline:
                 late = [rank for rank in waiting if not self.store.check([f"{key}/{rank}"])]
                 barrier = f"{self.benchmark} {name}".strip()
-                reason = f"did not reach {barrier} within {self.timeout_s:g} s"
+                reason = f"did not reach the barrier {barrier!r} within {self.timeout_s:g} s"
                 self.lost |= dict.fromkeys(late, reason)
                 return
             time.sleep(0.0005)

@@ -89,7 +89,10 @@ def _cifar_file(path: Path) -> torch.Tensor:
 
 
 def _synthetic(shape: tuple[int, int, int]) -> Images:
-    """Return noisy copies of ten patterns, the same on every rank. A network can learn them; its accuracy means nothing."""
+    """Return noisy copies of ten patterns, the same on every rank.
+
+    The patterns are easy to tell apart. The accuracy of a network shows only whether the training works.
+    """
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)
 

@@ -136,7 +136,7 @@ def _read_pressure(root: Path) -> int | None:
 
 
 def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
-    """Yield the process's cgroup and its parent groups that count periods (cgroup v1 or v2)."""
+    """Yield the process's cgroup and its parent groups (cgroup v1 or v2), each with its counts, if it has them."""
     for chain in cgroup_chains("cpu", root):
         for directory in chain:
             if periods := _read_periods(directory / "cpu.stat"):

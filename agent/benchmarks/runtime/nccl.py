@@ -122,7 +122,7 @@ class Communicator:
         return make[op]()
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Call:
-        """Return a function that sends one buffer to a rank and receives another at once, on the current stream."""
+        """Return a function that sends one buffer to a rank while it receives the other from that rank, on the current stream."""
         count = send.numel()
         return self._group([self._send(Buffer(send), 0, count, peer), self._receive(Buffer(receive), 0, count, peer)])
 

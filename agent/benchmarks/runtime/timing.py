@@ -23,7 +23,7 @@ MAX_CALLS = 50
 BLOCK = 6
 """Spans between two checks of the median's precision. Fewer values do not give a 95 % interval."""
 HEAD_START_S = 50e-6
-"""Head start of the host over the GPU for each call. The host needs 8 to 27 µs to launch one (measured, 4 H200)."""
+"""Head start of the host over the GPU for each call. The host needs 8 to 27 µs to launch a call (measured, 4 H200)."""
 SHORT_S = 1e-4
 """Calls shorter than this may take the host longer to launch than the GPU to run."""
 CYCLES_PER_S = 2e9
@@ -51,7 +51,9 @@ class Timing:
         rest_s: float = 0.0,
         together: bool = False,
     ) -> SampleSeries:
-        """Time `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
+        """Time `work` until the median is precise or `seconds` are spent.
+
+        The median is precise if half its 95 % confidence interval is at most `precision` times the median.
 
         A GPU may run short calls faster than the host launches them. Such calls are queued behind a kernel that only waits,
         so that all of them are in the queue before the first starts (nvbandwidth does the same).
@@ -60,7 +62,7 @@ class Timing:
             work: one callable, or several that the spans use in turn.
             span_s: length of a timed span; shorter work is called several times in a span.
             rest_s: idle time before each block of spans; does not count towards `seconds`.
-            together: all ranks run it at the same time. Each time is then that of the slowest rank, and all ranks stop
+            together: all ranks run the work at the same time. Each time is then that of the slowest rank, and all ranks stop
                 after the same number of spans.
         """
         works = [work] if callable(work) else list(work)
@@ -143,7 +145,7 @@ class Timing:
         events = [cuda_event() for _ in range(len(works) + 1)]
         if head_start_s:
             torch.cuda._sleep(int(head_start_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
-            works[0]()  # aligns the ranks that run it together
+            works[0]()  # aligns the ranks, if they run the work together
         events[0].record()
         for work, event in zip(works, events[1:], strict=True):
             for _ in range(iterations):

@@ -65,7 +65,7 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report images per second for each number of workers, and the best of these rates over the device's training rate."""
+    """Report images per second for each number of workers, and the best of these rates divided by the device's training rate."""
     batch = settings["batch_size"]
     name, model = _choose_network()
     params: dict[str, Any] = {

@@ -1,8 +1,9 @@
-"""The training of a scaling study (Kubeflow's mnist.py, as in the GKE experiment), timed from the launch of the ranks.
+"""The training of a scaling study, timed from the launch of the ranks.
 
-Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5; the batch size is per rank. As in most trainings, the
-host's CPUs prepare the images: worker processes of each rank convert them one by one. So a host with too few CPUs for its GPUs
-is as slow here as in real training. `fashion_mnist` measures the GPUs without this limit.
+It is Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with
+momentum 0.5; the batch size is per rank. As in most trainings, the host's CPUs prepare the images: worker processes of each rank
+convert them one by one. So a host with too few CPUs for its GPUs is as slow here as in real training. `fashion_mnist` measures
+the GPUs without this limit.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _report(
     if finite:
         context.report_world({"training.loss": (last, "1"), "training.loss_ratio": (last / first, "1")}, **params)
         return
-    reason = f"the loss is not a number: {first} at the beginning, {last} at the end"
+    reason = f"the loss is not finite in at least one step: mean {first} at the beginning, {last} at the end"
     for kind in ("loss", "loss_ratio") if context.is_reporting_rank else ():
         context.report_absent(
             f"training.{kind}", unit="1", scope=context.world_scope, status=ERROR, reason=reason, **params

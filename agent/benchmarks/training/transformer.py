@@ -180,7 +180,7 @@ def _import_fsdp2() -> Any:
 
 
 def _fit_to_memory(context: Context, wanted: Shape) -> Shape:
-    """Return the shape with as many layers as fit on the smallest device.
+    """Return the shape with as many layers as fit on the device with the least free memory.
 
     If a rank ran out of memory in a step, the others would hang. Raises CannotMeasureError on all ranks if not even one
     layer fits.

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of_succession
-from schemas.tournament import chosen, pairs_of
+from schemas.tournament import pairs_of, select_rounds
 
 WITNESSES = 2
 """Failures that make a host bad (with different good hosts) or a link bad.
@@ -121,7 +121,7 @@ class _Search:
     def _probe_pairs(self) -> list[tuple[str, str]]:
         """Launch the hosts in pairs, in different pairs until one works. Return the pairs that failed."""
         failed: list[tuple[str, str]] = []
-        for number in chosen(len(self._hosts)):
+        for number in select_rounds(len(self._hosts)):
             pairs = pairs_of(self._hosts, number)
             outcomes = self._outcomes(pairs)
             failed += [pair for pair, worked in zip(pairs, outcomes, strict=True) if not worked]

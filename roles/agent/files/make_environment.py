@@ -2,7 +2,7 @@
 
 Argument: directory of the environment.
 
-It removes the old environment by itself, because `venv --clear` would also remove the wheels in that directory.
+This script removes the old environment itself, because `venv --clear` would also remove the wheels in that directory.
 """
 
 import pathlib

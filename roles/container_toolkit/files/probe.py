@@ -1,7 +1,7 @@
 """Check that containers have access to the GPUs.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one. It runs before anything is installed, so
-it needs only Python.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script runs before anything
+is installed, so it needs only Python.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Compare the NVIDIA driver with the inventory.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one. It runs before anything is installed, so
-it needs only Python.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script runs before anything
+is installed, so it needs only Python.
 """
 
 import argparse

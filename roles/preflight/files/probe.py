@@ -1,8 +1,8 @@
 """Check that the host meets the requirements of a run.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one. It runs before anything is installed, so
-it needs only Python. Interfaces, addresses and files that the inventory names must exist on the host: otherwise ranks would fail
-later, which would look like a hardware fault.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script runs before anything
+is installed, so it needs only Python. Interfaces, addresses and files that the inventory names must exist on the host:
+otherwise ranks would fail later, which would look like a hardware fault.
 """
 
 import argparse

@@ -91,7 +91,7 @@ def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path) -> None:
     punctual.host_barrier()
     punctual.host_barrier()
     assert time.monotonic() - began < 0.6  # the barrier waits for the lost rank once, not twice
-    assert punctual.lost == {1: "did not reach stress within 0.3 s"}
+    assert punctual.lost == {1: "did not reach the barrier 'stress' within 0.3 s"}
 
 
 def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:

@@ -486,10 +486,10 @@ def test_stop_ends_a_background_process_without_a_lease_entry(
 
 def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
-    lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), taken=True)
+    lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
     lease.release(tmp_path, "r1")
     with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to continue"):
-        lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), taken=True)
+        lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
     assert not (tmp_path / "lease.json").exists()
 
 
