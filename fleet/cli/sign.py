@@ -30,13 +30,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     add_rules(verb, "as given to rackproof report")
     verb.add_argument(
-        "--json", action="store_true", help="print run id, mark, decision and number of signed files as JSON"
+        "--json", action="store_true", help="print run id, mark, decision, number of signed files and notes as JSON"
     )
     verb.set_defaults(call=call)
 
 
 def add_rules(verb: argparse.ArgumentParser, which: str) -> None:
-    """Add the options that name criteria and waivers beside those of the plan."""
+    """Add the options that name criteria and waivers in addition to those of the plan."""
     verb.add_argument("--criteria", action="append", default=[], help=f"a pack (name or .yml file), {which}")
     verb.add_argument("--waivers", action="append", default=[], help=f"a waiver file, {which}")
 

@@ -23,7 +23,7 @@ def add_option(report: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--host",
         metavar="NAME",
-        help="write only the page of this host into RUN_DIR/pages (with --json: print it)",
+        help="write only the page of this host into RUN_DIR/pages (with --json: print its report as JSON instead)",
     )
 
 

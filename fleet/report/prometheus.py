@@ -30,7 +30,7 @@ from schemas.reports import (
 from schemas.scopes import Scope
 
 MAX_FAILURES = 500
-"""Series of failures, the most severe actions first; inconclusive verdicts are only counted."""
+"""Maximum number of series of failures. The most severe actions come first; inconclusive verdicts are only counted."""
 LABEL_LIMIT = 128
 _FAILURE = ("host", "rack", "gpu", "scope", "serial", "criterion", "action")
 _FIGURE = (*_FAILURE, "name", "stage", "params", "unit", "operator")

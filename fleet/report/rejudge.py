@@ -21,7 +21,8 @@ class VerdictChange:
     """A verdict that changed; `old` is None for a new verdict, `new` for one that is gone."""
 
     kind: str
-    """`verdict`; `waiver`: waived or no longer waived; `limit`: another limit or reason; `new`; `gone`."""
+    """`verdict`; `waiver`: waived or no longer waived; `limit`: another limit, value, reason, part or action; `new`;
+    `gone`."""
     old: Document | None
     new: Document | None
 

@@ -1,4 +1,4 @@
-"""List the shipped criteria that packs of the operator replace. Pure."""
+"""List the shipped criteria that packs of the operator replace. This module reads and writes no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the status of a report and the summary lines under it. Pure."""
+"""Write the status of a report and the summary lines under it. This module reads and writes no files."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ COLUMN_NOTES = (
     "test images."
 )
 SYNTHETIC_NOTE = (
-    "The hosts had no Fashion-MNIST, so the images are synthetic: accuracy and loss say nothing about learning real images, and "
+    "The hosts had no Fashion-MNIST, so the images are synthetic: accuracy and loss do not apply to real images, and "
     "an epoch has 10 000 images instead of 60 000."
 )
 GKE_NOTES = (

@@ -1,4 +1,7 @@
-"""Evaluate the cells of a scaling study from the records fetched so far, and select the next cell to measure. Pure."""
+"""Evaluate the cells of a scaling study from the records fetched so far, and select the next cell to measure.
+
+This module reads and writes no files.
+"""
 
 from __future__ import annotations
 

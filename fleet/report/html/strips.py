@@ -182,7 +182,7 @@ def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class EvidencePlot:
     """The value of one part among all values of its figure, with the limit that judged it."""
 
     name: str
@@ -199,7 +199,7 @@ class Evidence:
     parts: int
 
 
-def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, Evidence]:
+def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, EvidencePlot]:
     """Return id() of a reason -> its picture, if value and limit are numbers and several parts have the figure."""
     wanted = [
         (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
@@ -215,7 +215,7 @@ def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, Eviden
     return pictures
 
 
-def _evidence(verdict: Verdict, figure: Distribution | None) -> Evidence | None:
+def _evidence(verdict: Verdict, figure: Distribution | None) -> EvidencePlot | None:
     value, limit = finite(verdict.value), finite(verdict.limit)
     if figure is None or value is None or limit is None or figure.unit != verdict.unit:
         return None
@@ -224,7 +224,7 @@ def _evidence(verdict: Verdict, figure: Distribution | None) -> Evidence | None:
     value_text, limit_text = value_and_limit(verdict)
     margin = margin_of(value, verdict.operator, limit)
     settings = params_text(verdict.params)
-    return Evidence(
+    return EvidencePlot(
         name=f"{label(verdict.name)} ({settings})" if settings else label(verdict.name),
         value=value_text,
         wanted=limit_text,

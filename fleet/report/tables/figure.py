@@ -21,7 +21,7 @@ findings."""
 TIMED_OUT = "†"
 LEGEND = (
     "± half the 95 % confidence interval of the median, then the number of samples; "
-    "† stopped at the time limit before it reached the requested precision."
+    "† the measurement stopped at the time limit before it reached the requested precision."
 )
 
 _OUTPUT_PARAMS: Mapping[str, tuple[str, ...]] = {

@@ -72,7 +72,7 @@ def tone(decision: str) -> str:
 
 
 def sentence(report: FleetReport) -> str:
-    """Return the decision and the reason for it in one sentence."""
+    """Return the decision and the reason for it in one or two sentences."""
     failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.blocks_acceptance]
     inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.blocks_acceptance for verdict in report.verdicts)
     waived = sum(verdict.waiver is not None for verdict in report.verdicts)
