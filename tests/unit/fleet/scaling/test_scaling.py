@@ -516,8 +516,8 @@ def test_page_without_measured_cells_says_so(tmp_path: Path) -> None:
 def test_synthetic_images_are_reported(tmp_path: Path) -> None:
     plan = study(tmp_path)
     results = Site(plan, change=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).run_study()
-    assert "accuracy and loss say nothing" in render_html(plan, results, "")
-    assert "accuracy and loss say nothing" in render_markdown(plan, results, "")
+    assert "accuracy and loss do not apply" in render_html(plan, results, "")
+    assert "accuracy and loss do not apply" in render_markdown(plan, results, "")
 
 
 # --- the command
