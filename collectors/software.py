@@ -116,7 +116,10 @@ def _glibc() -> str | Absent:
 
 
 def library_version(files: Files, name: str) -> str | Absent:
-    """Return the version in the file name to which the links of the library lead, in the first of LIBRARIES that has it."""
+    """Follow the symbolic links of a library, and return the version in the file name to which they lead.
+
+    The library is searched for in LIBRARIES, and the first directory that has it is used.
+    """
     for directory in LIBRARIES:
         path = files.path(f"{directory}/{name}")
         if not path.is_symlink():

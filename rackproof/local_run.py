@@ -100,9 +100,9 @@ def _run(options: argparse.Namespace) -> int:
     profile = read_profile(options.profile)
     profile = profile if "study" in profile else single_host_profile(profile)
     cpu = profile["device"] == "cpu"
-    _check(options, cpu=cpu)
+    _check_options(options, cpu=cpu)
     machine = inspect_machine()
-    if not cpu and (reason := readiness.no_gpus(machine.gpus)):
+    if not cpu and (reason := readiness.reason_without_gpus(machine.gpus)):
         return _complain(reason, TROUBLE)
     plan = single_host_plan(options, profile, machine, now)
     host = plan.hosts[0]
@@ -119,13 +119,13 @@ def _run(options: argparse.Namespace) -> int:
         return _complain(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
     document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
     if "study" in document:
-        _study(options.run_dir, document)
+        _run_study(options.run_dir, document)
         return _run_verb("scaling", options)
     _measure(options.run_dir, document)
     return _run_verb("report", options)
 
 
-def _check(options: argparse.Namespace, *, cpu: bool) -> None:
+def _check_options(options: argparse.Namespace, *, cpu: bool) -> None:
     """Raise UsageError if the options are wrong or contradict each other."""
     if cpu and (options.gpus is not None or options.devices):
         raise UsageError(
@@ -235,7 +235,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
         documents.write_text(RunDirectory(directory).record(host), run.path().read_text(encoding="utf-8"))
 
 
-def _study(directory: Path, document: Mapping[str, Any]) -> None:
+def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
     """Measure the cells of a scaling study that one host can run, each under the supervisor and only once.
 
     Raises:

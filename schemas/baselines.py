@@ -19,7 +19,7 @@ Key = tuple[str, str, str, tuple[tuple[str, Value], ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """The robust level of a figure of a part over its accepted runs."""
+    """The median of a figure of a part over its accepted runs, without outliers."""
 
     name: str
     unit: str

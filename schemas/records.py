@@ -39,7 +39,8 @@ class Samples:
     max: float
     cv: float
     precision: float | None = None
-    """Half the 95 % interval of the median, divided by the median; None for fewer than six repetitions."""
+    """Half the 95 % confidence interval of the median, divided by the median. None for fewer than six repetitions, or if one of
+    them is not positive."""
     stopped: str = ""
     """Why the repetitions stopped: `precision` reached, or `time` spent; empty if their number was fixed."""
 

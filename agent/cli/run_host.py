@@ -65,7 +65,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "far was printed.",
     )
     parser.add_argument(
-        "--host", help=f"this host's name in the plan (default: {HOST_VARIABLE}, or found by the host's own names)"
+        "--host", help=f"this host's name in the plan (default: {HOST_VARIABLE}, or matched with this machine's names)"
     )
     parser.add_argument(
         "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {STATE}/runs/RUN_ID)"

@@ -28,7 +28,8 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
 
     Args:
         gang: all expected members.
-        timeout_s: how long to wait for the first member, and then for the second if the first does not answer.
+        timeout_s: how long the host that the others connect to waits for them. The others wait this long for an answer from the
+            first member, and then from the second.
         report: receives a line of progress.
 
     Raises:

@@ -90,8 +90,8 @@ def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank])
         return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){oom_text}"
     failed = [rank for rank in ranks if rank.exit_code != 0]
     if end.exit_code and not _has_started(end, ranks):
-        said = f": {end.last_line}" if end.last_line else ""
-        return "failed", f"the launcher exited with {end.exit_code} before any rank started{said}{oom_text}"
+        detail = f": {end.last_line}" if end.last_line else ""
+        return "failed", f"the launcher exited with {end.exit_code} before any rank started{detail}{oom_text}"
     if end.exit_code or failed:
         ends = ", ".join(
             f"rank {rank.rank} in {rank.phase or 'start'} ({_describe_end(rank.exit_code)})" for rank in failed

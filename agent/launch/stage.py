@@ -188,7 +188,7 @@ def count_attempt(run: HostRun, number: int) -> str:
 
 
 def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
-    """Return why this launch must not start; empty if it may."""
+    """Return why this launch must not start; empty if it may. If it is a cell of a study, this counts as an attempt."""
     if request.stage.name == CELL and (reason := count_attempt(run, request.number)):
         return reason
     if run.host.device != "gpu":

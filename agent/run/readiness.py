@@ -64,10 +64,12 @@ def readings(families: Iterable[Family]) -> dict[str, Value | Absent]:
     return {family.name: value for family in families for labels, value in family.readings if not labels}
 
 
-def gpus_of(read: Mapping[str, Value | Absent], environment: Mapping[str, str], root: Path = Path("/")) -> Gpus:
+def gpus_of(
+    host_readings: Mapping[str, Value | Absent], environment: Mapping[str, str], root: Path = Path("/")
+) -> Gpus:
     """Count the GPUs, from the collectors' readings and the device nodes."""
     not_read = Absent(status="error", reason="not read")
-    bus, driver = (read.get(name, not_read) for name in ("gpu.pci_count", "gpu.count"))
+    bus, driver = (host_readings.get(name, not_read) for name in ("gpu.pci_count", "gpu.count"))
     nodes = [path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return Gpus(
         on_bus=bus if isinstance(bus, Absent) else int(float(bus)),
@@ -82,7 +84,7 @@ def in_container(environment: Mapping[str, str], root: Path = Path("/")) -> bool
     return has_variable or any((root / mark).exists() for mark in CONTAINER_MARKS)
 
 
-def no_gpus(gpus: Gpus) -> str:
+def reason_without_gpus(gpus: Gpus) -> str:
     """Return why no GPU can be measured; empty if one can."""
     if isinstance(gpus.answering, int) and gpus.answering:
         return ""
@@ -98,7 +100,7 @@ def no_gpus(gpus: Gpus) -> str:
 
 
 def problems(
-    read: Mapping[str, Value | Absent],
+    host_readings: Mapping[str, Value | Absent],
     devices: Sequence[int],
     directory: Path,
     *,
@@ -116,8 +118,8 @@ def problems(
         share: other processes may use the GPUs.
     """
     problems = [
-        *_torch_problems(read, cpu=cpu, root=root),
-        *_memory_problems(read, len(devices), cpu=cpu, root=root),
+        *_torch_problems(host_readings, cpu=cpu, root=root),
+        *_memory_problems(host_readings, len(devices), cpu=cpu, root=root),
         *_disk_problems(directory),
     ]
     if not cpu:
@@ -149,7 +151,7 @@ def torch_build() -> tuple[str, str] | None:
     return version[1] if version else "?", (cuda[1] or "") if cuda else "?"
 
 
-def _torch_problems(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iterator[str]:
+def _torch_problems(host_readings: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iterator[str]:
     build = torch_build()
     if build is None:
         yield f"torch is not installed for {sys.executable}: install rackproof[bench], or use the Python that has it"
@@ -160,7 +162,7 @@ def _torch_problems(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path
     if not cuda:
         yield f"torch {version} was built without CUDA: install a build for CUDA (https://pytorch.org)"
         return
-    supported = read.get("driver.cuda_version")
+    supported = host_readings.get("driver.cuda_version")
     if (
         isinstance(supported, str)
         and _major(cuda) > _major(supported) > 0
@@ -177,8 +179,10 @@ def _major(version: str) -> int:
     return int(major) if major.isdecimal() else 0
 
 
-def _memory_problems(read: Mapping[str, Value | Absent], devices: int, *, cpu: bool, root: Path) -> Iterator[str]:
-    available = read.get("host.memory.available")
+def _memory_problems(
+    host_readings: Mapping[str, Value | Absent], devices: int, *, cpu: bool, root: Path
+) -> Iterator[str]:
+    available = host_readings.get("host.memory.available")
     free = int(available) if isinstance(available, int | float) else None
     limit, used = (_read_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     state = "of memory are available"

@@ -19,7 +19,9 @@ class SampleSeries:
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Return half the 95 % confidence interval of the median, relative to the median; None for fewer than six values.
+    """Return half the 95 % confidence interval of the median, divided by the median.
+
+    Return None for fewer than six values, or if a value is not positive.
 
     The interval comes from the order statistics (Conover, Practical Nonparametric Statistics, 3.2) and assumes no distribution.
     Times on a GPU are skewed, so an interval that assumes a normal distribution would be too narrow.

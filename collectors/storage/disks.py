@@ -30,7 +30,7 @@ _VOLUMES = ("Amazon Elastic Block Store", "MSFT NVMe Accelerator", "nvme_card-pd
 
 
 def internal_disks(files: Files) -> list[str] | Absent:
-    """Return the internal disks, without images, arrays, removable disks, network disks and disks of a hypervisor."""
+    """Return the internal disks. Loop devices, RAM disks, arrays, removable, network and hypervisor disks are left out."""
     names = files.matching(_BLOCK, _DISK_NAME, _NO_DISK)
     if isinstance(names, Absent):
         return names

@@ -26,9 +26,10 @@ Moment = torch.cuda.Event | float
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, after the settling time.
+    """Report `stress.throughput` in FLOP/s after the settling time, and `stress.wrong_products`, for each dtype.
 
-    The last product of each block must be bit-identical to the first product of all, because the factors are the same.
+    The last product of each block must be bit-identical to the first product of all, because the factors are the same. Otherwise
+    the block counts as one wrong product, also during the settling time.
     """
     for dtype in settings["dtypes"]:
         context.set_phase(f"stress {dtype}")

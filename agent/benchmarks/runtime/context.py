@@ -180,7 +180,7 @@ class Context(Timing):
         """
         self._barriers[name] = number = self._barriers.get(name, 0) + 1
         self.heartbeat.record_progress()
-        key = f"meet/{self.node}/{self.benchmark}/{name}/{number}"
+        key = f"barrier/{self.node}/{self.benchmark}/{name}/{number}"
         self.store.set(f"{key}/{self.local_rank}", "here")
         deadline = time.monotonic() + self.timeout_s
         waiting = [rank for rank in range(self.local_world_size) if rank not in self.lost]

@@ -48,7 +48,7 @@ def problems(options):
     yield from environment_problems(options.environment)
     rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]  # the last two: heartbeats
     for service, port in (("exporter", options.exporter_port), *rendezvous):
-        owner = listener(port)
+        owner = listening_process(port)
         is_agent = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
         if owner and not is_agent:
             yield f"port {port} is in use by {owner[:150]}: stop it, or set rackproof_{service}_port"
@@ -57,7 +57,7 @@ def problems(options):
 def directory_problems(options):
     """Yield the problems of the agent's directories."""
     for name, directory in (("rackproof_prefix", options.prefix), ("rackproof_state_directory", options.state)):
-        parent = existing(directory)
+        parent = nearest_directory(directory)
         mount = os.statvfs(parent)
         free = mount.f_bavail * mount.f_frsize
         if free < options.free_bytes:
@@ -131,7 +131,7 @@ def environment_problems(given):
     ):
         wanted, known = variables.get(name, ""), names_in(directory)
         is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
-        if wanted and not is_unused and not selected(wanted, known):
+        if wanted and not is_unused and not nccl_selection(wanted, known):
             available = ", ".join(sorted(known)) or "none"
             yield f"{name} is {wanted} in {sources[name]}, but this host has {available}: name {remedy} of this host"
     for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
@@ -161,7 +161,7 @@ def nccl_files():
     return variables
 
 
-def selected(wanted, known):
+def nccl_selection(wanted, known):
     """Return the names that NCCL selects: those with a prefix in `wanted`; after `=` those equal to one; after `^` all others.
 
     A `:PORT` after a name is ignored.
@@ -189,22 +189,22 @@ def content(path):
         return ""
 
 
-def existing(path):
+def nearest_directory(path):
     """Return `path`, or its nearest parent directory that exists."""
     while not os.path.isdir(path):
         path = os.path.dirname(path) or "/"
     return path
 
 
-def listener(port):
+def listening_process(port):
     """Return the command line of the process that listens on a TCP port; empty if there is none."""
     for _ in range(3):
-        inodes = listening(port)
+        inodes = listening_sockets(port)
         if not inodes:
             return ""
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if any(inode in inodes for inode in opened(pid)):
+                if any(inode in inodes for inode in open_files(pid)):
                     with open(f"/proc/{pid}/cmdline") as file:
                         return f"process {pid} ({file.read().replace(chr(0), ' ').strip()})"
             except OSError:
@@ -213,7 +213,7 @@ def listener(port):
     return "a process of another user"
 
 
-def listening(port):
+def listening_sockets(port):
     """Return the sockets that listen on the port."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -227,7 +227,7 @@ def listening(port):
     return sockets
 
 
-def opened(pid):
+def open_files(pid):
     """Yield the open files of a process. It may close some meanwhile."""
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:

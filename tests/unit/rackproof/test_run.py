@@ -212,12 +212,15 @@ def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
 
 
 def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
-    assert readiness.no_gpus(gpus(8, 8)) == ""
-    assert "8 NVIDIA GPUs are present but the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
-        gpus(8, DRIVER_NOT_LOADED)
+    assert readiness.reason_without_gpus(gpus(8, 8)) == ""
+    assert (
+        "8 NVIDIA GPUs are present but the driver answers for none (Driver Not Loaded)"
+        in readiness.reason_without_gpus(gpus(8, DRIVER_NOT_LOADED))
     )
-    assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.no_gpus(gpus(0, DRIVER_NOT_LOADED))
-    assert "the PCI bus cannot be read (Driver Not Loaded)" in readiness.no_gpus(
+    assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.reason_without_gpus(
+        gpus(0, DRIVER_NOT_LOADED)
+    )
+    assert "the PCI bus cannot be read (Driver Not Loaded)" in readiness.reason_without_gpus(
         gpus(DRIVER_NOT_LOADED, DRIVER_NOT_LOADED)
     )
 

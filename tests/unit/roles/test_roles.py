@@ -213,18 +213,18 @@ def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
 
     monkeypatch.setattr(os, "readlink", readlink_with_one_closed_file)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert probe.listener(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
+        assert probe.listening_process(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
 
 
 def test_port_is_free_if_its_process_ends_during_the_search(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sockets = iter([{"socket:[1]"}, set()])
-    monkeypatch.setattr(probe, "listening", lambda port: next(sockets))
-    assert probe.listener(29500) == ""
+    monkeypatch.setattr(probe, "listening_sockets", lambda port: next(sockets))
+    assert probe.listening_process(29500) == ""
 
 
 def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "listening", lambda port: {"socket:[1]"})
-    assert probe.listener(29500) == "a process of another user"
+    monkeypatch.setattr(probe, "listening_sockets", lambda port: {"socket:[1]"})
+    assert probe.listening_process(29500) == "a process of another user"
 
 
 PYTHON_HOME = Path(getattr(sys, "_base_executable", sys.executable)).parent
