@@ -305,7 +305,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             return  # a task of the control node, not of this host
         host, outcome = result.host.get_name(), result.result
         self._failed_hosts.add(host)
-        event = {"play": self._play_name, "what": what, "host": host, "task": result.task.get_name()[:200]}
+        task = result.task.name or result.task.get_name()  # `get_name` puts the role before the name
+        event = {"play": self._play_name, "what": what, "host": host, "task": task[:200]}
         if outcome.get("rc") == LEASED and "rackproof" in str(outcome.get("cmd")):
             event["in_use"] = True
         self._failures.write({**event, "message": _message_of(outcome)})

@@ -97,6 +97,17 @@ def test_failures_of_every_playbook_of_a_command_are_recorded(tmp_path: Path, ru
     assert progress[-1]["what"] == "end"
 
 
+def test_failure_has_the_name_of_the_task_without_its_role(tmp_path: Path, run_dir: Path) -> None:
+    """The play already says where the host failed."""
+    tasks = tmp_path / "roles" / "preflight" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "main.yml").write_text(yaml.safe_dump([{**FAIL, "name": "Check the host"}]))
+    roles = {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]}
+    play(playbook(tmp_path, run_dir, roles), tmp_path)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["task"] for event in events if event["what"] == "failed"} == {"Check the host"}
+
+
 def test_host_that_is_leased_to_another_run_is_marked_as_in_use(tmp_path: Path, run_dir: Path) -> None:
     refused = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
     play(playbook(tmp_path, run_dir, measure(refused)), tmp_path)
