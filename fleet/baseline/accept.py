@@ -51,8 +51,8 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
         )
     if report.decision != ACCEPTED:
         raise RunError(
-            f"run {run.plan.run_id} is {report.decision} when it is judged again, but its report says accepted: give the "
-            "criteria and waivers that its report used (--criteria, --waivers), or write the report again"
+            f"run {run.plan.run_id} is {report.decision} when it is judged again, but its report has the decision accepted: "
+            "give the criteria and waivers that its report used (--criteria, --waivers), or write the report again"
         )
     if differences := verdict_differences(document, report):
         more = f" (and {len(differences) - 1} more)" if differences[1:] else ""

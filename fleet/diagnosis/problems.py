@@ -49,15 +49,15 @@ class Problem:
     title: Callable[[Sequence[Verdict]], str]
     """Takes the verdicts that show the problem, the most important first. Returns the end of a sentence about the part."""
     shown_by: tuple[str, ...]
-    """Patterns of observations that show it. The title names the first one that fails, so the clearest come first."""
+    """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
     kinds: tuple[str, ...] = ()
-    """Kinds of the verdicts that show it; empty: any kind that fails."""
+    """Kinds of the verdicts that show the problem; empty: any kind that fails."""
     explains: tuple[str, ...] = ()
-    """Patterns of observations of the same part that follow from it."""
+    """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()
-    """Patterns of observations of the whole host, or of its gang, that follow from it."""
+    """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
     stops: bool = False
-    """Whether measurements of the host and its gang that have no result follow from it."""
+    """Whether missing results of the host and its gang follow from the problem."""
     confidence: str = CERTAIN
 
     def is_shown_by(self, verdict: Verdict) -> bool:

@@ -69,9 +69,9 @@ class _Noise:
     basis: str
     """The source of `share`: a criterion, or the runs that were measured."""
     is_judged: bool
-    """Whether a criterion defines it, so that a larger change is a regression or an improvement."""
+    """Whether a criterion defines the noise, so that a larger change is a regression or an improvement."""
     is_clear: bool = True
-    """Whether it is small enough that a change beyond it is significant."""
+    """Whether the noise is small enough that a change beyond it is significant."""
 
 
 def _figure_change(
@@ -155,7 +155,7 @@ def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
 
 
 def _noise_source(old: Level, own_noise: float) -> str:
-    """Return how large the noise of the figure is, and how many runs it is known from."""
+    """Return how large the noise of the figure is, and from how many runs it is known."""
     if old.sigma is not None:
         return f"{own_noise * 100:.2g} % (sigma) over {len(old.values) - old.left_out} runs"
     return f"{own_noise * 100:.2g} % (sigma) within one run, unknown from run to run" if own_noise else "unknown"

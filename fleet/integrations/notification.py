@@ -38,7 +38,7 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 
 
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
-    """Return the decision, or `busy` if it is incomplete only because hosts were in use; and the busy hosts with reasons."""
+    """Return the decision, or `busy` if the run is incomplete only because hosts were in use; and the busy hosts with reasons."""
     open_items = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
     busy = {item["host"]: item["user"] for item in open_items if item.get("kind") == VerdictKind.IN_USE}
     for item in open_items:  # a host with any other open verdict is not just in use

@@ -29,9 +29,9 @@ class Node:
     """The state of a node."""
 
     drain_reason: str = ""
-    """Why it is drained; empty if it is not."""
+    """Why the node is drained; empty if it is not."""
     unhealthy_reason: str = ""
-    """Why it is out of service for another reason; such a node must be neither drained nor resumed by us."""
+    """Why the node is out of service for another reason; such a node must be neither drained nor resumed by us."""
 
 
 class Scheduler(Protocol):

@@ -27,7 +27,7 @@ class CounterChange:
     reading: Observation
     """The reading at the end of the largest increase, or with the newest event."""
     stage: str
-    """The stage of that increase; empty if it happened before a stage began, or not at all."""
+    """The stage of the largest increase; empty if that was before the stage began, or if the counter did not rise."""
     where: str
     """`3 in stage gang, 0 in stage benchmark`; `the newest at an uptime of 5000 s, in stage gang`."""
     drop: str

@@ -189,10 +189,10 @@ def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
             yield "record", "host", f"the record of {whose} has figures of {', '.join(sorted(stages))}", ""
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
-        yield "record", "host", f"its records are of Rackproof {' and '.join(sorted(versions))}", ""
+        yield "record", "host", f"the records of the host are of Rackproof {' and '.join(sorted(versions))}", ""
     software: dict[str, str] = {}
     for record in records:
         for name, version in record.software.items():
             if software.setdefault(name, version) != version:
-                reason = f"its records have the versions {software[name]} and {version}"
+                reason = f"the records of the host have the versions {software[name]} and {version}"
                 yield f"launch.{name}", "host", reason, ""

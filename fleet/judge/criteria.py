@@ -126,9 +126,9 @@ class Criterion:
     basis: str = "policy"
     note: str = ""
     actions: Mapping[str, str] = field(default_factory=dict)
-    """Text that fails -> its action, where it is not `action`."""
+    """Failing value as text -> the action for it, if that differs from `action`."""
     severity: str = ""
-    """`critical`: unfit for use. `warning`: inspect it. The default follows from the action."""
+    """`critical`: unfit for use. `warning`: inspect the part. The default follows from the action."""
     replaces: str = ""
     """Id of the criterion of an earlier pack that this criterion replaces. Without `replaces`, a pack cannot reuse an id
     (`read_packs`)."""

@@ -18,7 +18,7 @@ from schemas.scopes import Scope
 
 XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
 MIN_FAILED_PARTNERS = 3
-"""A GPU that fails with only two others may be healthy: the links between two halves of a small host explain it too."""
+"""A GPU that fails with only two others may be healthy: the links between two halves of a small host may be the cause."""
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
 
 _Partners = Mapping[str, Mapping[str, bool]]

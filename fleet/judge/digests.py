@@ -140,7 +140,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
 
 
 def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
-    """Return a sentence that says how many other GPUs of the host differ from the majority."""
+    """Return how many other GPUs of the host differ from the majority, in words."""
     differing = sum(other.digest != digest for other in siblings)
     if not siblings:
         return "its host has no other GPU to compare with"

@@ -180,7 +180,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     planned_s = view.plan.stage(SOAK).duration_s  # from the plan, because the host's own value may be wrong
     lasted = f"{format_span(soak.soaked_s)} of {format_span(planned_s)}"
     if soak.planned_s != planned_s:
-        yield f"the host planned to soak {format_span(soak.planned_s)}, but the plan says {format_span(planned_s)}"
+        yield f"the host planned to soak {format_span(soak.planned_s)}, but the plan has {format_span(planned_s)}"
     if not soak.ended:
         yield f"cut off after {lasted}: resume the run"
     elif soak.reason:

@@ -30,7 +30,7 @@ class Evidence:
     """The records of one host of the plan, and what the control node observed."""
 
     records: tuple[Record, ...] = ()
-    """Its host record and its gang record, if they are valid."""
+    """The host record and the gang record of the host, if they are valid."""
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""

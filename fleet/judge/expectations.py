@@ -37,7 +37,7 @@ def gpu_models(view: HostView) -> Iterator[Verdict]:
             yield view.inconclusive("gpu.name", scope, "the GPU does not report its name")
         elif scope in view.names and expected:
             name = view.names[scope]
-            reason = f"found {name}, but the inventory says {view.host.gpu_model}"
+            reason = f"found {name}, but the inventory has {view.host.gpu_model}"
             passed = name in expected.gpu_names
             yield _identity_verdict(
                 view, "gpu.name", scope, "gpu-model", name, reason, passed, "inventory: rackproof_gpu_model"

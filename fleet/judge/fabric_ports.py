@@ -49,7 +49,7 @@ def _with_totals(snapshot: Snapshot) -> Snapshot:
 
 
 def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
-    """Return whether every reading of the port's state says that it is up."""
+    """Return whether the port is up according to every reading of its state."""
     return all(readings[name][scope] == wanted for name, wanted in _UP.items() if scope in readings.get(name, ()))
 
 

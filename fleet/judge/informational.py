@@ -177,7 +177,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "transformer.step_time": _SUMMED,
     "xid.log_complete": "a host that has run for long overwrites the beginning of its log; the log still has the XIDs of the run",
 }
-"""Name of a reading or figure, with a setting if others are judged, -> reason."""
+"""Name of a reading or figure -> the reason. A name with a setting is for that setting only; the others are judged."""
 
 
 def reason_of(name: str, settings: Mapping[str, object] | None = None) -> str:

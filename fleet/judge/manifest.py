@@ -46,7 +46,7 @@ class LocatedPart:
     """All names of its slot: index, PCI address, name of the adapter."""
 
     ethernet: bool = False
-    """Whether it is an adapter with a known link layer and no InfiniBand port."""
+    """Whether the part is an adapter with a known link layer and no InfiniBand port."""
 
     @property
     def location(self) -> str:

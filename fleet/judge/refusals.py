@@ -39,7 +39,7 @@ def may_be_transient(name: str) -> bool:
 
 
 def refused_readings(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each basic reading that was refused in the last snapshot that has it.
+    """Yield an inconclusive verdict for each basic reading that the driver refused in the last snapshot with this reading.
 
     Readings that a shipped criterion of one part judges get no such verdict. GPUs that do not answer, or that require a recovery
     action, get none either.

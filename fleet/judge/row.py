@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
 MAX_EXACT = 1000
-"""Number of different values up to which they are exact."""
+"""Number of different values up to which all of them are kept exactly."""
 ROUNDING_STEPS = 1 << 14
 """Steps between two powers of two of rounded numbers."""
 MAX_BUFFERED = 2048

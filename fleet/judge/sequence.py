@@ -45,7 +45,12 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
     listed = {gpu.index for gpu in record.gpus}
     if any(launch.outcome == "finished" and launch.ranks for launch in record.launches) and not view.renumbered:
         for index in sorted({gpu.index for gpu in view.gpus} & {*view.host.devices} - listed):
-            yield "gpu.serial", f"gpu={index}", "another record of the host lists this GPU, and this one does not", ""
+            yield (
+                "gpu.serial",
+                f"gpu={index}",
+                "another record of the host lists this GPU, but this record does not",
+                "",
+            )
 
 
 def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
@@ -75,7 +80,7 @@ def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
                 first == "after" and second != "before" for first, second in pairs
             )
         if not is_right:
-            yield f"stage.{stage}", "host", f"its snapshots are not in order: {', '.join(phases)}", stage
+            yield f"stage.{stage}", "host", f"the snapshots of the stage are not in order: {', '.join(phases)}", stage
 
 
 def _seconds(moment: str) -> float:
@@ -163,7 +168,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
         yield f"the record has a launch of round {max(numbers)}, but only {soak.rounds} rounds began"
     if bool(soak.ended) != bool(soak.ended_by):
         yield (
-            f"the soak ended at {soak.ended}, but the record does not say what ended it"
+            f"the soak ended at {soak.ended}, but the record does not state what ended it"
             if soak.ended
-            else f"the soak was ended by {soak.ended_by}, but the record does not say when"
+            else f"the soak was ended by {soak.ended_by}, but the record does not state when"
         )

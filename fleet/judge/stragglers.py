@@ -182,7 +182,7 @@ def _delay(own: Figures, launch_medians: Figures) -> str:
     if wait < MIN_DEVIATION * own["compute"] or wait < 2 * own.get("wait", 0.0):
         return ""
     share = own.get("last_share", 0.0)
-    return f" (the others wait {_ms(wait)} a step; it is the last in {share * 100:.0f} % of them)"
+    return f" (the others wait {_ms(wait)} a step; it is last in {share * 100:.0f} % of the steps)"
 
 
 def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:

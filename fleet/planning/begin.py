@@ -46,7 +46,12 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
 
 
 def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the plan that the run began with, or None. Raise if it is damaged or differs from `document`."""
+    """Return the plan that the run began with, or None.
+
+    Raises:
+        RunError: the plan is damaged.
+        UsageError: the plan differs from `document`.
+    """
     if not path.exists():
         return None
     try:
@@ -60,7 +65,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
     if different:
         raise UsageError(
             f"run {document['run_id']} was begun with different {', '.join(different)}{_host_differences(plan, document)}: "
-            "choose another rackproof_run_id, or restore the inventory and profile it was begun with"
+            "choose another rackproof_run_id, or restore the inventory and profile that the run began with"
         )
     return dict(plan)
 

@@ -239,7 +239,7 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
         )
     if devices is not None and len(devices) != count:
         raise UsageError(
-            f"host {name}: rackproof_gpu_devices lists {len(devices)} GPUs, but rackproof_gpu_count says {count}"
+            f"host {name}: rackproof_gpu_devices lists {len(devices)} GPUs, but rackproof_gpu_count is {count}"
         )
     return tuple(devices) if devices is not None else tuple(range(count))
 
@@ -288,7 +288,7 @@ def _check_manifest(plan: Plan) -> None:
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):
             raise UsageError(
-                f"host {host.name}: the manifest lists {listed[host.name]} GPUs, but rackproof_gpu_count says "
+                f"host {host.name}: the manifest lists {listed[host.name]} GPUs, but rackproof_gpu_count is "
                 f"{len(host.devices)}: correct one of them"
             )
 

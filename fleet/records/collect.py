@@ -73,7 +73,7 @@ class RecordCollector:
         return self._result
 
     def _checked(self, item: FramedRecord) -> Record:
-        """Return the record. Raise DocumentError if it is invalid, or differs from its frame."""
+        """Return the record. Raise DocumentError if the record is invalid, or differs from its frame."""
         document = documents.parse(item.text, source=item.source)
         documents.validate(document, "record", source=item.source)
         record = record_from_json(document, source=item.source)
@@ -84,7 +84,7 @@ class RecordCollector:
         ):
             if actual != framed:
                 raise documents.DocumentError(
-                    f"{item.source}: the record is of {key} {actual or 'none'}, but its frame says {framed or 'none'}"
+                    f"{item.source}: the record is of {key} {actual or 'none'}, but its frame names {framed or 'none'}"
                 )
         return record
 
@@ -221,5 +221,5 @@ def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]
         return f"the host began {len(start_times)} times ({', '.join(start_times)}), for example because its pod was replaced"
     return (
         f"{len(attempts)} records began at {start_times[0]}, but the later one lacks or changes data of the earlier one: "
-        "a host never does that; another process may have written it under its name"
+        "a host never does that; another process may have written the record under the name of the host"
     )

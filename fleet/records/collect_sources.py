@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 1 << 20
 
 
 def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records of one source and its problems. Raise UsageError if it cannot be read."""
+    """Return the records of one source and its problems. Raise UsageError if the source cannot be read."""
     if source == STANDARD_INPUT:
         return frames.read(_lines(sys.stdin.buffer.fileno()), source="standard input")
     path = Path(source)

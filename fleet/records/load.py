@@ -91,7 +91,7 @@ class RecordReader:
 
         Raises:
             FileNotFoundError: there is no record.
-            DocumentError: it is invalid, or of another host or run.
+            DocumentError: the record is invalid, or of another host or run.
         """
         file, plan = self._directory / path, self.plan
         if not file.exists() and not file.is_symlink():

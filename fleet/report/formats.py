@@ -102,7 +102,7 @@ def flags_of(options: argparse.Namespace) -> frozenset[str]:
     """Return the flags that are set.
 
     Raises:
-        UsageError: a flag asks for a format whose library is not installed. Call this function before judging the run, which
+        UsageError: a flag selects a format whose library is not installed. Call this function before judging the run, which
             may take minutes.
     """
     flags = frozenset(flag for flag in FLAGS if getattr(options, flag.removeprefix("--").replace("-", "_"), False))

@@ -64,7 +64,7 @@ class ObservationRow:
     """Number of the launch, if a later launch of the stage superseded it, or if it was a probe."""
     verdict: Verdict | None = None
     verdicts: int = 0
-    """Number of criteria that judged it; `verdict` is the most severe of their verdicts."""
+    """Number of criteria that judged the observation; `verdict` is the most severe of their verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def shared_fields(report: FleetReport) -> SharedFields:
 
 
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
-    """Return the fields of a host with these verdicts. If it left no record, none of its observations passed."""
+    """Return the fields of a host with these verdicts. If the host left no record, none of its observations passed."""
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
 
 

@@ -113,7 +113,7 @@ def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
 
 
 def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
-    """Yield caveats that follow from the inventory: shared GPUs, and a GPU count that it does not give."""
+    """Yield caveats that follow from the inventory: shared GPUs, and GPU counts that are missing in the inventory."""
     if shared := [host.name for host in hosts if host.share_gpus]:
         text = (
             f"other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on {_names(shared, 5)}"

@@ -223,7 +223,7 @@ def _errors(observations: Iterable[Observation], part: FailedPart) -> list[dict[
 
 
 def _kernel_log_problem(observations: Iterable[Observation]) -> str:
-    """Return why the kernel log was not read; empty if it was. If it was not, there may have been errors."""
+    """Return why the kernel log was not read; empty if it was read. A log that was not read may contain errors."""
     readings = [item for item in observations if item.name == "xid.last_seen"]
     if not readings:
         return "not observed"

@@ -20,7 +20,7 @@ Doc = dict[str, Any]
 LARGE_BYTES = 1 << 20
 """From this size on, bandwidth and not latency determines the duration of a collective."""
 MIN_NVLS_RANKS = 8
-"""NCCL uses NVLink SHARP with the eight GPUs of a host; on the four measured ones it was off."""
+"""NCCL uses NVLink SHARP with the eight GPUs of a host; on the four GPUs that were measured, NVLink SHARP was off."""
 DEFAULT_FABRIC_GBPS = 400.0
 """Assumed line rate for each GPU if the inventory has none."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}

@@ -53,7 +53,7 @@ class GpuData:
         """Return the figures that fit an expectation.
 
         Raises:
-            UsageError: it was never measured.
+            UsageError: no figure that fits was measured.
         """
         matching = [
             figure

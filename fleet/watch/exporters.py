@@ -37,7 +37,7 @@ class StageReport:
 
     state: str
     at: float
-    """When it was scraped, by the local clock."""
+    """When the exporter was scraped, by the local clock, in seconds since 1970."""
     progress: float | None = None
     remaining_s: float | None = None
     """Seconds until the deadline, by the host's clock."""
@@ -131,7 +131,7 @@ def fetch(address: str) -> str:
     """Return the metrics page of an exporter.
 
     Raises:
-        OSError: it cannot be reached, or does not finish within DEADLINE_S.
+        OSError: the exporter cannot be reached, or does not finish within DEADLINE_S.
         ValueError: the answer is not a metrics page over plain HTTP.
     """
     deadline = time.monotonic() + DEADLINE_S

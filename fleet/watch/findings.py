@@ -35,7 +35,7 @@ class LiveFindings:
     """The findings in the records fetched so far."""
 
     at: float = 0.0
-    """When they were judged; 0: not yet."""
+    """When the records were judged, in seconds since 1970; 0: not yet."""
     records: int = 0
     expected: int = 0
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -27,11 +27,11 @@ class HostProgress:
     last_seen: float = 0.0
     """When the host last answered; 0: never."""
     left_task: str = ""
-    """The task at which the host left the run; empty: it has not."""
+    """The task at which the host left the run; empty: the host has not left."""
     left_stage: str = ""
     """The stage in which the host left the run."""
     waiting_since: float = 0.0
-    """When the playbook began to wait for its running stage; 0: it does not wait."""
+    """When the playbook began to wait for its running stage; 0: the playbook does not wait."""
     state_before: tuple[str, float] | None = None
     """The previous state and its start, restored if the host is skipped."""
 
@@ -56,7 +56,7 @@ class RunProgress:
         self.waiting_for = ""
         """The stage that the current task waits for, if any."""
         self.pending: dict[str, float] = {}
-        """Host -> when the task began on it."""
+        """Host -> when the task began on the host."""
         self.answered: set[str] = set()
         """Hosts that finished the task."""
         self.stopped = ""

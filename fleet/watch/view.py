@@ -21,7 +21,7 @@ class StageCell:
     progress: float | None = None
     """Share of the expected observations; None: unknown."""
     since: float | None = None
-    """When it entered that state, in seconds since 1970; None: unknown."""
+    """When the host entered that state, in seconds since 1970; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class HostStatus:
     benchmark: str
     """The benchmark that is running."""
     trouble: str
-    """Why it failed or left the run, or why it needs attention."""
+    """Why the host failed or left the run, or why it needs attention."""
     failed: tuple[str, ...]
     """Failed criteria, one line each."""
     decision: str

@@ -42,7 +42,7 @@ class Alert:
 
     alert: str
     severity: str
-    """critical: the host is unfit for use. warning: it should be inspected."""
+    """critical: the host is unfit for use. warning: inspect the host."""
     summary: str
     description: str
     meaning: str
@@ -50,7 +50,7 @@ class Alert:
     remedy: str
     """What to do, for the runbook."""
     criteria: tuple[str, ...] = ()
-    """Ids of the criteria that it covers."""
+    """Ids of the criteria that the alert covers."""
     names: tuple[str, ...] = ()
     """Names of observations: the alert covers every criterion on one of them."""
     expr: str = ""

@@ -68,12 +68,12 @@ class Attempt:
 
     @property
     def start_failures(self) -> dict[str, str]:
-        """Return host -> why it could start no rank, as the host recorded it."""
+        """Return host -> why the host could start no rank, according to its record."""
         return {host: launch.reason for host, launch in self.launches.items() if not launch.ranks and launch.reason}
 
     @property
     def unable_ranks(self) -> dict[str, Culprit]:
-        """Return host -> its rank that could not take part, as the host recorded it."""
+        """Return host -> its rank that could not take part, according to its record."""
         culprits = ((host, launch.culprit) for host, launch in self.launches.items())
         return {host: culprit for host, culprit in culprits if culprit and culprit.kind == UNABLE}
 

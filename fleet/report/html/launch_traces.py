@@ -54,7 +54,7 @@ class LaunchTrace:
     columns: tuple[SparkColumn, ...]
     gpus: tuple[GpuTrace, ...]
     left_out: int
-    """GPUs beyond those that are shown."""
+    """Number of GPUs that are not shown."""
 
 
 def has_traces(host: HostReport) -> bool:

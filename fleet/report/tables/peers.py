@@ -47,9 +47,9 @@ class PeerMatrix:
     rows: Cells
     """Bandwidth one way in GB/s, with the other figures as notes."""
     layers: tuple[Layer, ...]
-    """The same as one matrix per figure."""
+    """The same figures as one matrix per figure."""
     link: str
-    """`NV18 between all of them`, or the links by number of pairs; pairs without peer access."""
+    """`NV18 between all of them`, or each kind of link with its number of pairs; then the pairs without peer access."""
 
 
 @dataclass(frozen=True, kw_only=True)

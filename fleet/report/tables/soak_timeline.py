@@ -76,7 +76,7 @@ class HostTimeline:
     rates: tuple[Rate, ...]
     events: tuple[EventLine, ...]
     left_out: int
-    """Events beyond those that are shown."""
+    """Number of events that are not shown."""
 
 
 def timelines(report: FleetReport) -> list[HostTimeline]:

@@ -58,7 +58,7 @@ class TimeRow:
     share: str
     longest: str
     slowest_host: str
-    """Empty if only one host ran it."""
+    """Empty if only one host ran the benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)

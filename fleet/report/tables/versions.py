@@ -34,9 +34,9 @@ class Component:
     versions: tuple[VersionValue, ...]
     """The most common first."""
     left_out: int
-    """Further versions."""
+    """Number of versions that are not listed."""
     unknown: int
-    """Hosts that did not report it."""
+    """Number of hosts that did not report the component."""
 
     @property
     def differs(self) -> bool:

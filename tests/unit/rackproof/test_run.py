@@ -329,7 +329,7 @@ def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
     host = planned(tmp_path).hosts[0]
     assert (host.devices, host.count_found) == ((0, 1, 2, 3), True)
     assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)
-    with pytest.raises(UsageError, match="lists 2 GPUs, but rackproof_gpu_count says 4"):
+    with pytest.raises(UsageError, match="lists 2 GPUs, but rackproof_gpu_count is 4"):
         planned(tmp_path, devices="1,3", gpus=4)
     assert not planned(tmp_path, "rehearsal").hosts[0].count_found
 

@@ -179,7 +179,7 @@ def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.Ca
     report = report_of(run)
     documents.write(run / "report.json", {**report, "decision": "accepted"})  # edited by hand
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    assert "is rejected when it is judged again, but its report says accepted" in capsys.readouterr().err
+    assert "is rejected when it is judged again, but its report has the decision accepted" in capsys.readouterr().err
     assert not (tmp_path / "base").exists()
 
 

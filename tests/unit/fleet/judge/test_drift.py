@@ -223,7 +223,7 @@ def test_complete_soak_has_no_finding() -> None:
         ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, without a reason"]),
         ({"ended": "", "soaked_s": 60.0}, ["cut off after 1 min 00 s of 10 min 00 s: resume the run"]),
         ({"reason": "a finding", "soaked_s": 60.0}, ["ended after 1 min 00 s of 10 min 00 s: a finding"]),
-        ({"planned_s": 60.0}, ["the host planned to soak 1 min 00 s, but the plan says 10 min 00 s"]),
+        ({"planned_s": 60.0}, ["the host planned to soak 1 min 00 s, but the plan has 10 min 00 s"]),
         ({"failed": 1}, ["1 of 11 rounds did not finish"]), ({"cut": 3}, []),
         ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, for an unknown reason"]),
     ],

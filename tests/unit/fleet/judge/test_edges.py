@@ -736,7 +736,7 @@ def test_gpu_model_must_match_the_inventory() -> None:
     other = replace(builders.gpu("h1", 0), name="NVIDIA H100")
     (bad,) = judge_criteria(plan, host_evidence(plan, gpus=(other,)))
     assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
-    assert bad.reason == "found NVIDIA H100, but the inventory says h200-sxm"
+    assert bad.reason == "found NVIDIA H100, but the inventory has h200-sxm"
     (silent,) = judge_criteria(plan, host_evidence(plan, gpus=()))
     assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not report its name")
 

@@ -63,17 +63,17 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "phases of the preflight": (
         False,
         snapshots(lambda items: (items[0], replace(items[0], phase="after"), *items[1:])),
-        "its snapshots are not in order: before, after",
+        "the snapshots of the stage are not in order: before, after",
     ),
     "after without a new before": (
         True,
         snapshots(lambda items: (*items, items[1])),
-        "its snapshots are not in order: before, after, after",
+        "the snapshots of the stage are not in order: before, after, after",
     ),
     "after before before": (
         True,
         snapshots(lambda items: (items[1], items[0])),
-        "its snapshots are not in order: after, before",
+        "the snapshots of the stage are not in order: after, before",
     ),
     "time of a launch": (
         True,
@@ -136,7 +136,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "GPU that only the other record lists": (
         True,
         lambda record: replace(record, gpus=record.gpus[:1]),
-        "another record of the host lists this GPU, and this one does not",
+        "another record of the host lists this GPU, but this record does not",
     ),
 }
 
@@ -236,7 +236,7 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
         soak_record((1,), 1, ended=LATER),
         [
             "the record has no snapshot after the last round of the soak",
-            f"the soak ended at {LATER}, but the record does not say what ended it",
+            f"the soak ended at {LATER}, but the record does not state what ended it",
         ],
     ),
     "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),

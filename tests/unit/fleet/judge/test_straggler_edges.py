@@ -150,9 +150,9 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
 @pytest.mark.parametrize(
     ("own", "others", "expected_text"),
     [
-        (0.0, 0.004, " (the others wait 4 ms a step; it is the last in 90 % of them)"),
-        (0.002, 0.004, " (the others wait 4 ms a step; it is the last in 90 % of them)"), (0.0021, 0.004, ""),
-        (0.0, 0.0015, " (the others wait 1.5 ms a step; it is the last in 90 % of them)"), (0.0, 0.0014, ""),
+        (0.0, 0.004, " (the others wait 4 ms a step; it is last in 90 % of the steps)"),
+        (0.002, 0.004, " (the others wait 4 ms a step; it is last in 90 % of the steps)"), (0.0021, 0.004, ""),
+        (0.0, 0.0015, " (the others wait 1.5 ms a step; it is last in 90 % of the steps)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
 def test_wait_of_the_peers_is_reported(own: float, others: float, expected_text: str) -> None:

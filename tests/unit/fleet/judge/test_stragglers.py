@@ -198,7 +198,7 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     (straggler,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
     assert straggler.reason.startswith("rank 3 (h2 gpu=1) computes ")
     assert (
-        f"the others wait {slow * 1e3:.3g} ms a step; it is the last in {figures['last_share'] * 100:.0f} %"
+        f"the others wait {slow * 1e3:.3g} ms a step; it is last in {figures['last_share'] * 100:.0f} %"
         in straggler.reason
     )
     assert straggler.reason.partition("): ")[2].partition("; found ")[0] == reported

@@ -164,7 +164,7 @@ def test_manifest_and_inventory_must_agree_on_gpu_counts() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     assert plan_of(hosts, manifest=parts("h1", 2) + parts("h2", 2)).manifest
     assert plan_of(hosts, manifest=parts("h1", 1, "nic")).manifest, "a manifest without GPUs is not compared"
-    with pytest.raises(UsageError, match="host h2: the manifest lists 0 GPUs, but rackproof_gpu_count says 2"):
+    with pytest.raises(UsageError, match="host h2: the manifest lists 0 GPUs, but rackproof_gpu_count is 2"):
         plan_of(hosts, manifest=parts("h1", 2) + parts("h2", 4, "nic"))
     assert plan_of(hosts, "rehearsal", manifest=parts("h1", 8)).manifest, "a rehearsal has no GPUs to compare"
 

@@ -249,7 +249,7 @@ def test_record_of_another_host_than_its_frame_is_rejected(run: Path, plan: Plan
     lines = list(frames.lines(text_of(record), run_id="r1", host="h2"))
     done = rackproof("collect", run, log_of(tmp_path, lines))
     assert done.returncode == 2
-    assert "the record is of host h1, but its frame says h2" in done.stderr
+    assert "the record is of host h1, but its frame names h2" in done.stderr
 
 
 def test_only_a_later_record_replaces_an_earlier_one(run: Path, plan: Plan, tmp_path: Path) -> None:
