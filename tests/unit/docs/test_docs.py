@@ -48,7 +48,6 @@ PATHS_ELSEWHERE = {
         "roles/banner/tasks/main.yml",
         "playbooks/banner.yml",
     },
-    "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # a file of SuperBench
 }
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
