@@ -50,7 +50,7 @@ ERRORS = {
     "port_rcv_remote_physical_errors": 16, "port_xmit_discards": 16, "local_link_integrity_errors": 4,
     "excessive_buffer_overrun_errors": 4, "VL15_dropped": 16, "port_xmit_wait": 32,
 }  # fmt: skip
-"""File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). It stops at its maximum."""
+"""File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). A counter stops at its maximum."""
 HARDWARE = (
     "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
     "rp_cnp_handled",

@@ -63,7 +63,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="acceptance-test this machine without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
         epilog="examples: rackproof run --gpus 8; rackproof run --profile rehearsal (no GPU needed). The same --run-dir again "
         "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete or this machine cannot run the "
-        "benchmarks, 64 wrong usage, 75 another run has this machine.",
+        "benchmarks, 64 wrong usage, 75 another run holds this machine.",
     )
     run.add_argument("--profile", default="standard", help="smoke, standard, rehearsal, scaling, or a .yml file")
     run.add_argument("--run-dir", type=Path, help="directory of the run (default: runs/ and the UTC time)")

@@ -33,7 +33,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "busy",
         help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
         epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
-        "if a process uses a planned GPU, another run has the host, or --because is given. A GPU that cannot be checked counts "
+        "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU that cannot be checked counts "
         "as in use.",
     )
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
@@ -47,7 +47,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="another reason why the host is in use, such as a scheduler's job",
     )
     parser.add_argument(
-        "--take-over", action="store_true", help="do not count another run that has this host as a reason"
+        "--take-over", action="store_true", help="do not count another run that holds this host as a reason"
     )
     parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
     parser.set_defaults(call=_busy)

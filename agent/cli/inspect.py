@@ -21,7 +21,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add inspect to the command."""
     parser = verbs.add_parser(
         "inspect",
-        help="take a snapshot of this host; with a plan, start its record. Exits 75 if another run has this host",
+        help="take a snapshot of this host; with a plan, start its record. Exits 75 if another run holds this host",
         epilog="example: rackproof inspect --json",
     )
     parser.add_argument("--run-dir", type=run_directory, help="add the snapshot to the record of this run")
@@ -29,7 +29,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--plan", help="plan to start the run with; - reads it from standard input")
     parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument(
-        "--take-over", action="store_true", help="end another run that has this host, and take the host"
+        "--take-over", action="store_true", help="end another run that holds this host, and take the host"
     )
     parser.add_argument("--stage", default="preflight", help="stage that the snapshot belongs to (default: preflight)")
     parser.add_argument("--json", action="store_true", help="print the readings as JSON")

@@ -31,7 +31,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         parents=[run_options()],
         help="repeat the plan's soak rounds until the planned time has passed; an interrupted soak continues",
         epilog="example: rackproof soak --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --looks 48. "
-        "Exit codes with --looks: 0 finished, 3 ended early, 4 still running, 75 another run has this host.",
+        "Exit codes with --looks: 0 finished, 3 ended early, 4 still running, 75 another run holds this host.",
     )
     parser.add_argument(
         "--looks",

@@ -28,7 +28,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 
     Raises:
         PlacementError: the host is not in the plan, or a setting is wrong.
-        HeldError: another run has this host.
+        HeldError: another run holds this host.
     """
     given = launch_options.read_plan(options)
     host = options.host or find_host(given.plan, os.environ, placement)
@@ -43,7 +43,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
     """Run a stage, publish the record, and return the exit code.
 
-    Waits until no other process runs this stage on this host. Fails if another run has the host.
+    Waits until no other process runs this stage on this host. Fails if another run holds the host.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:

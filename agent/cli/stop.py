@@ -14,12 +14,12 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add stop to the command."""
     parser = verbs.add_parser(
         "stop",
-        help="end the exporter on this host, on request also a run's stage or soak; exits 75 if another run has the host",
+        help="end the exporter on this host, on request also a run's stage or soak; exits 75 if another run holds the host",
         description="Ends the exporter of `export --detach`; with --end or --take-over also a stage or soak. Records are kept.",
         epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12 --end",
     )
     parser.add_argument("directory", type=Path, help="directory that was given to --detach")
-    parser.add_argument("--run-dir", type=Path, help="release the host if this run has it and no stage is running")
+    parser.add_argument("--run-dir", type=Path, help="release the host if this run holds it and no stage is running")
     parser.add_argument("--end", action="store_true", help="end the stage or soak of the run of --run-dir")
     parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Publish the progress of a run for the exporter: `runs/live.json`, beside the run directories.
+"""Publish the progress of a run for the exporter: `runs/live.json`, next to the run directories.
 
 The exporter's account cannot read the run directories, which are private. So the process that runs a stage replaces this file
 atomically every PERIOD_S. The file has the run, its stages, and the newest figures of the ranks. It contains no nonce,

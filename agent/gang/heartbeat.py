@@ -30,7 +30,7 @@ LAUNCHED = "RACKPROOF_LAUNCHED"
 
 
 class RankHeartbeat:
-    """Sends the progress of this rank to its supervisor. Without a directory, as in a rank started by hand, it sends nothing."""
+    """Sends the progress of this rank to its supervisor; nothing without a directory, as in a rank that was started manually."""
 
     def __init__(self, rank: int = 0, directory: Path | None = None) -> None:
         self._sender = DatagramSender(rank, directory)

@@ -45,7 +45,7 @@ class RankState:
     terminated_by_launcher: bool = False
     """The launcher asked the rank to end."""
     why: str = ""
-    """How the rank ended, if its supervisor knows more than the exit code."""
+    """How the rank ended, if more than the exit code is known."""
 
 
 def parse_rank_state(document: Mapping[str, Any]) -> RankState:

@@ -41,7 +41,7 @@ def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, 
 
     Raises:
         documents.DocumentError: the plan or a file in the run directory is invalid.
-        HeldError: another run has this host.
+        HeldError: another run holds this host.
     """
     run = HostRun.begin(run_dir, host, plan)
     claimant = lease.load_claim(claim, run.plan.run_id, run_dir)

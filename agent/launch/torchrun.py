@@ -48,7 +48,7 @@ def torchrun_command(
 
     Args:
         plan, host: the run's plan and this host in it.
-        request: the launch. Its variables override all others.
+        request: the launch. The environment variables in it override all others.
         gang: the hosts that start together, in rank order. A single member means a launch on this host alone.
         work: directory for the request to the ranks, their results and their logs.
         data: directory of the training data that the operator staged, if any.

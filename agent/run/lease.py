@@ -26,7 +26,7 @@ LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600
 """The lease contains the nonce of the run."""
 HELD = HeldError.exit_code
-"""Exit code if another run has the host."""
+"""Exit code if another run holds the host."""
 IDLE_S = 900.0
 """A lease is valid for the run's longest stage plus this time, because other hosts may be slower than this one."""
 END_S = 30.0
@@ -35,7 +35,7 @@ END_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The run that has the host."""
+    """The run that holds the host."""
 
     run_id: str
     nonce: str
@@ -94,13 +94,13 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
         run_dir: run directory on this host.
         plan: the run's plan.
         by: the claim of the run's operator.
-        take_over: acquire the host even if another run has it, and end the supervisor of that run.
+        take_over: acquire the host even if another run holds it, and end the supervisor of that run.
 
     Returns:
-        A message for the operator if another run had the host; else an empty string.
+        A message for the operator if another run held the host; else an empty string.
 
     Raises:
-        HeldError: another run has the host.
+        HeldError: another run holds the host.
     """
     note = ""
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
@@ -123,7 +123,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
         only_if_held: renew the lease only if this run holds it; do not acquire it again.
 
     Raises:
-        HeldError: another run has the host, or with `only_if_held` no run has it.
+        HeldError: another run holds the host, or with `only_if_held` no run holds it.
     """
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
@@ -144,7 +144,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
 
 
 def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = False) -> str:
-    """Release the host if this run has it, or with `any_run` if any run has it.
+    """Release the host if this run holds it, or with `any_run` if any run holds it.
 
     If a supervisor is running, the host is not released; with `end`, the supervisor is ended first.
 
@@ -171,7 +171,7 @@ def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = Fals
 
 
 def held_by_other(state: Path, run_id: str, by: Claim | None = None) -> Lease | None:
-    """Return the lease of another run that has the host now; None if this run may use the host."""
+    """Return the lease of another run that holds the host now; None if this run may use the host."""
     if not (state / LEASE).exists():
         return None
     with exclusive(state / LEASE, MODE) as file:
@@ -191,7 +191,7 @@ def _new_lease(plan: Plan, by: Claim, at: str) -> Lease:
 
 
 def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
-    """Return why the host may be taken from the run that has it; raise HeldError if it may not."""
+    """Return why the host may be taken from the run that holds it; raise HeldError if it may not."""
     pid = lease.supervisor()
     if not pid and lease.is_superseded(by):
         return f"taken over from {lease.describe()}, which is no longer running"

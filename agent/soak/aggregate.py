@@ -1,6 +1,6 @@
 """Aggregate many rounds of the same benchmarks into one observation per figure, a few launches and a few snapshots.
 
-A fault in one round (wrong words, a loss that is not a number, a figure that could not be measured) stays in the record even if
+A fault in one round (wrong words, a loss that is not finite, a figure that could not be measured) stays in the record even if
 all later rounds are good. The record has the median of each rate over the soak.
 """
 

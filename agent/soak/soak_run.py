@@ -24,7 +24,7 @@ from schemas.timeline import Soak, soak_from_json
 
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
 ROUND_FILE = "soak.round"
-"""File with the number of the running round, beside the ranks' files."""
+"""File with the number of the running round, next to the directory with the ranks' files."""
 CAUSED_BY_INTERRUPTION = re.compile(
     r"SIGTERM|signal 15|SystemExit: 143|Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited"
     r"|failed to recv, got 0 bytes",

@@ -65,7 +65,7 @@ class NvmlCollector:
         devices: the NVML indices to read; default: all.
         full_snapshot: read everything again, including slow readings.
         deadline_s: shared by all GPUs.
-        keep_open: keep NVML open between collections, because to open it takes 50 ms. GPM counters are read only then.
+        keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
     """
 
     name = "nvml"

@@ -146,7 +146,7 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 
 
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
-    """Return the counter of each link; empty if the part lacks it. One link that is up and has no counter is enough to know."""
+    """Return the counter of each link; empty if the part lacks it, which the first link that is up shows."""
     counts: dict[int, Value | Absent] = {}
     for link in links:
         counts[link] = try_read(lambda: int(gpu.query("NvLinkErrorCounter", link, counter)))  # noqa: B023

@@ -1,4 +1,4 @@
-"""PCI configuration space and IOMMU of devices. They are constant while a host is up."""
+"""PCI configuration space and IOMMU of devices. Both are constant while a host is up."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._progress.write({"what": "failed"})
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Record that a host is unreachable. This ends the host's run, unless the task ignores it."""
+        """Record that a host is unreachable. The host then leaves the run, unless the task has `ignore_unreachable`."""
         if not result.task.ignore_unreachable:
             self._record_failure(result, "unreachable")
         self._progress.write({"what": "unreachable", "host": result.host.get_name()})

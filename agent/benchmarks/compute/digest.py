@@ -1,7 +1,7 @@
 """Seeded computations whose results must be bit-identical: in every repetition and on all GPUs of the same model.
 
-They find a GPU that computes wrongly without an error (silent data corruption), which no other check finds. Such GPUs fail
-when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one.
+The computations find a GPU that computes wrongly without an error (silent data corruption), which no other check finds. Such GPUs
+fail when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one.
 The control node compares the first results of all GPUs.
 """
 

@@ -228,7 +228,7 @@ def listening_sockets(port):
 
 
 def open_files(pid):
-    """Yield the open files of a process. It may close some meanwhile."""
+    """Yield the open files of a process, except those that the process closes meanwhile."""
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:
             yield os.readlink(f"/proc/{pid}/fd/{descriptor}")
