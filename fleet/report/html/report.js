@@ -227,16 +227,16 @@ function card(reason) {
     el("p", { class: "next" }, note(next)), el("p", { class: "command" }, code(command), copyButton()));
 }
 
-const rateText = (rate) => rate ? `${rate} GB/s` : "failed";
+const rateText = (rate) => rate === null ? "failed" : `${rate} GB/s`;
 
 function pairPicture(pairs) {
   const across = pairs.rails.length, step = 14;
   const shapes = pairs.bands.flatMap((row, y) => [...row].map((band, x) => band !== "-" && svg("rect",
     { class: band === "t" ? "lost" : `b${band}`, x: x * step, y: y * step, width: step - 1, height: step - 1 },
     svg("title", {}, `${pairs.partners[y]}, rail ${pairs.rails[x]}: ${rateText(pairs.rates[y][x])}`))));
-  const least = pairs.rates.map((rates) => Math.min(...rates.map((rate) => rate ?? 0)));
-  const labels = pairs.partners.map((name, y) => svg("text", { x: across * step + 8, y: y * step + 11 }, `${name}  ${least[y] || "failed"}`));
-  const worst = pairs.partners.map((name, y) => [name, least[y]]).sort((a, b) => a[1] - b[1]).slice(0, 3);
+  const least = pairs.rates.map((rates) => rates.includes(null) ? null : Math.min(...rates));
+  const labels = pairs.partners.map((name, y) => svg("text", { x: across * step + 8, y: y * step + 11 }, `${name}  ${least[y] ?? "failed"}`));
+  const worst = pairs.partners.map((name, y) => [name, least[y]]).sort((a, b) => (a[1] ?? -1) - (b[1] ?? -1)).slice(0, 3);
   const summary = `${plural(pairs.partners.length, "partner")} over ${plural(across, "rail")}, median ${pairs.median}; slowest ${worst.map(([name, rate]) => `${name} ${rateText(rate)}`).join(", ")}`;
   return el("figure", { class: "own-pairs" }, el("figcaption", {}, el("b", {}, "Bandwidth to other hosts"), " ", note(summary, ". One row per partner with its slowest rate, one column per rail.")),
     svg("svg", { class: "heat", width: across * step + 220, height: pairs.partners.length * step, role: "img", "aria-label": summary }, ...shapes, ...labels));
