@@ -49,7 +49,12 @@ class SoftwareCollector:
         toolkit = files.read("usr/local/cuda/version.json", toolkit_version)
         yield host_family("software.cuda_toolkit.version", "1", "CUDA toolkit version of the host", toolkit)
         ofed = files.read("sys/module/mlx5_core/version", nonempty)
-        yield host_family("software.mlx5.version", "1", "OFED driver of the NICs; the in-kernel one has none", ofed)
+        yield host_family(
+            "software.mlx5.version",
+            "1",
+            "Version of the OFED driver of the NICs; the driver of the kernel reports none",
+            ofed,
+        )
         yield from _operating_system(files)
         if self._full_snapshot:
             yield from self._fabric_manager(files, module)
