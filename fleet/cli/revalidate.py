@@ -27,7 +27,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ),
     )
     verb.add_argument(
-        "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs beside the playbooks)"
+        "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs, next to playbooks)"
     )
     verb.add_argument("options", nargs="*", help="after --: options for ansible-playbook")
     verb.set_defaults(call=revalidate)

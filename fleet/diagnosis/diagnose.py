@@ -145,8 +145,10 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
-    """Return the rest as problems without a known name: one for each part and reading that fails, and one for each reason why
-    readings are inconclusive."""
+    """Return the remaining verdicts as problems without a known name.
+
+    There is one problem for each part and reading that fails, and one for each reason why readings are inconclusive.
+    """
     groups: dict[object, _PartProblem] = {}
     for verdict in verdicts:
         content = verdict.reason if verdict.verdict == INCONCLUSIVE else verdict.name
@@ -238,8 +240,9 @@ def _part_name(item: _PartProblem) -> str:
 
 
 def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...]:
-    """Return the sort key: first failures, then critical verdicts, then verdicts on the part's own scope. Ties are sorted by
-    action, by the order in which the problem lists its readings, and by distance to the limit.
+    """Return the sort key: first failures, then critical verdicts, then verdicts on the part's own scope.
+
+    Ties are sorted by action, by the order in which the problem lists its readings, and by distance to the limit.
     """
     rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
     urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)

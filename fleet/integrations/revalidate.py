@@ -73,8 +73,9 @@ def revalidate(options: argparse.Namespace) -> int:
 
 
 def _inventory(source: str) -> str:
-    """Return the absolute path of an inventory, because the playbook starts in the checkout. A list of hosts, which has a comma,
-    is returned unchanged.
+    """Return the absolute path of an inventory, because the playbook starts in the checkout.
+
+    A list of hosts, which has a comma, is returned unchanged.
     """
     if "," in source:
         return source

@@ -122,7 +122,7 @@ class Criterion:
     optional: bool = False
     """A reading that the part does not support, or a fleet too small to compare with, gives no verdict."""
     best_of_run: bool = False
-    """One good value in the run is enough to pass. Otherwise one bad value fails."""
+    """One good value in the run is enough to pass. Without this flag, one bad value fails."""
     basis: str = "policy"
     note: str = ""
     actions: Mapping[str, str] = field(default_factory=dict)
