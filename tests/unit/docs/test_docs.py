@@ -441,10 +441,9 @@ def test_examples_are_valid(page: Path) -> None:
 
 MESSAGES_ELSEWHERE = (
     "OutOfMemoryError: CUDA out of memory.",
-    "Insufficient nvidia.com/gpu",
     "unreachable at Preflight",
 )
-"""Messages of torch and Kubernetes, and one that is composed at run time."""
+"""A message of torch, and one that is composed at run time."""
 
 
 @pytest.fixture(scope="module")
