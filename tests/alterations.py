@@ -117,6 +117,7 @@ ALLOWED: Mapping[str, str] = {
     r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
     r"remove snapshots/[^/]+ during": "a launch of less than a minute may have none; longer ones must (`sequence.py`)",
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
+    r"remove observations/collective\..*/params/moved_bytes": "the size is taken instead",
     r"remove observations/[^/]+/params": _DESCRIBES,
     r"scale observations/.*\.loss_ratio/value": "a training that learned more; no datasheet says how much is too much",
     r"scale observations/checkpoint\..*_time/value": "faster storage; no datasheet says how fast that of a site is",
@@ -133,6 +134,12 @@ ALLOWED: Mapping[str, str] = {
 """Operation and kind of element, as a regular expression, -> why an altered run may still be accepted.
 
 Readings and figures without a criterion need no entry: `fleet/judge/informational.py` has their reasons."""
+
+ALLOWED_IN_REHEARSALS: Mapping[str, str] = {
+    r"swap (snapshots|launches)(/.*)?": "the hosts of a rehearsal may be one machine",
+    r"(negate|scale) (snapshots/.*/values/.*|observations/.*/value)": "a rehearsal judges the pipeline and not the machine",
+}
+"""The same for rehearsals, which accept no hardware."""
 
 INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
 FAILURES = ("accepted", "crashed")
@@ -237,9 +244,9 @@ class Alteration:
             return {self.record: _duplicated(document, self.place)}
         return {self.record: _set(document, self.place, _OPERATIONS[self.operation](value, draw))}
 
-    def reason_allowed(self, documents: Mapping[str, Json], expected: AbstractSet[str]) -> str:
+    def reason_allowed(self, documents: Mapping[str, Json], expected: AbstractSet[str], *, is_rehearsal: bool) -> str:
         """Return why the altered run may be accepted; empty if it must not. `expected`: figures that the plan requires."""
-        if reason := _allowed(f"{self.operation} {self.kind}"):
+        if reason := _allowed(f"{self.operation} {self.kind}", is_rehearsal):
             return reason
         if self.kind.startswith("observations/"):
             figure = _at(documents[self.record], self.place[:2])
@@ -269,8 +276,9 @@ def _is_only_compared(name: str) -> bool:
 
 
 @cache
-def _allowed(what: str) -> str:
-    return next((reason for pattern, reason in ALLOWED.items() if re.fullmatch(pattern, what)), "")
+def _allowed(what: str, is_rehearsal: bool) -> str:
+    allowed = {**ALLOWED, **ALLOWED_IN_REHEARSALS} if is_rehearsal else ALLOWED
+    return next((reason for pattern, reason in allowed.items() if re.fullmatch(pattern, what)), "")
 
 
 def _text(place: Place) -> str:
@@ -419,7 +427,8 @@ class AcceptedRun:
         decision = self.quick_decision(changed)
         if decision == ACCEPTED:
             host = self._plan.host(self._hosts[alteration.record])
-            if alteration.reason_allowed(self.documents, {item.name for item in self._plan.expected_of(host)}):
+            expected = {item.name for item in self._plan.expected_of(host)}
+            if alteration.reason_allowed(self.documents, expected, is_rehearsal=self._plan.rehearsal):
                 return ALLOWED_CHANGE
             if all(_content(changed[name]) == _content(self.documents[name]) for name in changed):
                 return WITHOUT_EFFECT

@@ -47,6 +47,8 @@ LEAST: Mapping[str, tuple[float, str]] = {
 }
 """Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own
 memory."""
+ELEMENT_BYTES = 4
+"""A collective moves the same number of elements of this size for each rank; the requested size is rounded to that."""
 DURATION_TOLERANCE_S = 1.0
 """The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
@@ -218,21 +220,27 @@ def figure_problems(
         if item.value != value and not (isinstance(item.value, str) and str(value) in item.value):
             yield _problem(item, f"it is {item.value}, but other figures of the benchmark state {value}")
     yield from _wrong_relations(items, structure)
-    yield from _too_sufficient(items, structure)
-    for position in structure.bounded:
-        item = items[position]
-        least, why = LEAST[item.name]
-        if isinstance(item.value, int | float) and item.value < least:
-            yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
-    # The processes of a rehearsal share processors, so that one may wait for the others: its rates are not judged.
-    for group in () if view.plan.rehearsal else structure.siblings:
-        yield from _different_magnitude([items[position] for position in group])
+    # The processes of a rehearsal share processors, so that one may wait for the others: its rates are not compared.
+    if not view.plan.rehearsal:
+        yield from _incredible_figures(items, structure)
     for stage, positions in structure.durations.items():
         launches = [launch.duration_s for launch in view.evidence.launches() if launch.stage == stage]
         times = [value for position in positions if isinstance(value := items[position].value, int | float)]
         if launches and sum(times) > sum(launches) + DURATION_TOLERANCE_S:
             reason = f"the benchmarks took {sum(times):.0f} s, but their launches took only {sum(launches):.0f} s"
             yield DURATION.name, "host", reason, stage
+
+
+def _incredible_figures(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
+    """Yield each figure that is below its lowest credible value, or that other figures of the host make impossible."""
+    for position in structure.bounded:
+        item = items[position]
+        least, why = LEAST[item.name]
+        if isinstance(item.value, int | float) and item.value < least:
+            yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
+    yield from _too_sufficient(items, structure)
+    for group in structure.siblings:
+        yield from _different_magnitude([items[position] for position in group])
 
 
 def _problem(item: Observation, reason: str) -> Problem:
@@ -248,6 +256,11 @@ def _wrong_param(view: HostView, item: Observation) -> str:
         wanted = planned.get(key, value)
         if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted):
             return f"{key} is {value}, but the plan has {wanted}"
+    size, moved, ranks = (item.params.get(key) for key in ("size_bytes", "moved_bytes", "world_size"))
+    if isinstance(moved, int | float) and isinstance(size, int) and isinstance(ranks, int):
+        is_share = isinstance(moved, int) and abs(moved - size) < ELEMENT_BYTES * ranks
+        if not is_share:
+            return f"moved_bytes is {moved}, which is not {size} bytes in whole elements of {ranks} ranks"
     numbers = [item.params.get(key) for key in ("world_size", "replicas", "left_out")]
     if all(type(number) in (int, float) for number in numbers):
         ranks, replicas, left_out = map(float, numbers)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from agent.exporter.web import FRESH_S
 from fleet.planning.plan import PROFILES
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
+from tests import alterations
 from tests.lab import processes
 from tests.lab.agent_install import install_agent
 from tests.lab.fault_injection import IDLE_STRESS, inject_fault
@@ -192,6 +193,13 @@ def test_prometheus_has_every_host_with_the_run_id(prometheus: Prometheus, accep
 def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
     ours = ("pgrep", "-af", processes.AGENT)
     assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
+
+
+def test_no_altered_rehearsal_is_accepted(accepted: Run) -> None:
+    """The same as `test_alterations.py`, with records that agents wrote."""
+    counts, failures = alterations.alter(accepted.directory, 1000, seed=1)
+    assert not failures, "\n".join(failures[:20])
+    assert counts.total() == 1000
 
 
 def test_deleted_record_is_reported_and_the_rest_is_judged(accepted: Run, tmp_path: Path) -> None:

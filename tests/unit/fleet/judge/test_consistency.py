@@ -338,6 +338,17 @@ def test_figure_that_contradicts_others_is_named(kind: str) -> None:
     assert all(reason in each for each in reasons)
 
 
+@pytest.mark.parametrize(("moved", "is_possible"), [(16, True), (8, True), (16000, False), (0.016, False), (0, True)])
+def test_moved_bytes_are_the_size_in_whole_elements_of_the_ranks(moved: float, is_possible: bool) -> None:
+    plan = builders.plan("h1", "h2", gpu_count=4)
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+    figure = builders.observation(
+        "collective.all_gather.algbw", 1e9, stage="gang", size_bytes=8, moved_bytes=moved, world_size=4
+    )
+    reasons = [reason for _, reason in figure_structure(view, [figure]).problems if reason.startswith("moved_bytes is")]
+    assert bool(reasons) is not is_possible
+
+
 def test_rank_that_computes_far_longer_is_a_fault_and_no_contradiction() -> None:
     """Less than a twentieth of the time of like GPUs is not credible; twenty times is a slow GPU."""
     plan = builders.plan("h1", "h2", gpu_count=4)
