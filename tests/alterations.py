@@ -72,7 +72,7 @@ CHECKED_FROM_FILES = 500
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-LEAST_TO_COMPARE = 3
+MIN_HOSTS_TO_COMPARE = 3
 """Smallest number of hosts of which a majority can agree."""
 UNITS = sorted(
     {reading.unit for reading in READINGS.values()}
@@ -85,15 +85,15 @@ SIMULATED = {
     "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
     "three hosts": ("--hosts", 3, "--gpus", 4, "--profile", "smoke"),
 }
-KEPT = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
+MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 10, "two hosts": 4, "three hosts": 1, "h200x1": 3, "h200x2": 1}
 """Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same kinds."""
 
-_EXTRA = "adds a part or a name that no list has, and takes nothing away"
+_EXTRA = "adds a part or a name that is not required, and removes nothing"
 _DRAWN = "the report draws the time line of a launch and does not judge it"
 _SPREAD = "describes how a figure varied; the figure itself is judged"
-_LIKE = "the values of two like parts are both within the limits, so another healthy run has them the other way around"
+_LIKE = "both values are within the limits of these equal parts; another healthy run may have them the other way around"
 _DESCRIBES = "describes the measurement; the figure is expected and judged with the settings that distinguish it"
 _NCCL = "is known only if NCCL could write its log"
 ALLOWED: Mapping[str, str] = {
@@ -109,9 +109,9 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": "the clock may be corrected; a fall shows a reboot",
     r"scale snapshots/gang before/metrics/gpu\.throttle\.time/values/reason": "drivers count throttled time up to a minute late",
-    r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon runs where those of other hosts do not",
+    r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"swap snapshots/.*/metrics/storage\.disk\..*/absent/disk": "the reasons why two disks have no value",
-    r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "more than the others have is no fault",
+    r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
     r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
@@ -127,7 +127,7 @@ ALLOWED: Mapping[str, str] = {
     r"(remove|negate|scale) observations/.*/params/(learning_rate|places|repetitions)": _DESCRIBES,
     r"scale observations/transformer\..*/params/layers": "the benchmark adapts it to the memory of the GPU",
     r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
-    r"(remove|scale) launches/[^/]+/number": "only tells launches of one stage apart, of which this run has one each",
+    r"(remove|scale) launches/[^/]+/number": "only distinguishes launches of one stage; this run has one launch per stage",
     r"scale launches/[^/]+/deadline_s": "a shorter deadline only ends a launch earlier",
     r"scale snapshots/[^/]+/duration_s": "how long the readings took is not judged",
 }
@@ -263,8 +263,8 @@ class Alteration:
             return ""
         if name.startswith(COLLECTOR):
             return "how long a collector took is not judged"
-        if len({Path(record).name for record in documents}) < LEAST_TO_COMPARE and _is_only_compared(name):
-            return "is compared with other hosts, of which this run has too few"
+        if len({Path(record).name for record in documents}) < MIN_HOSTS_TO_COMPARE and _is_only_compared(name):
+            return "is only compared with other hosts, and this run has too few"
         return reason_of(name, settings)
 
 
@@ -438,7 +438,7 @@ class AcceptedRun:
         return decision.lower()
 
     def decision_from_files(self, changed: Mapping[str, Json]) -> str:
-        """Return the decision on the run with these records in place of its own, as `rackproof report` finds it."""
+        """Return the decision on the run with these records in place of its own, as `rackproof report` would."""
         if self._copy is None:
             self._copy = tempfile.TemporaryDirectory(dir=MEMORY)
             shutil.copytree(self._directory, self._copy.name, dirs_exist_ok=True)
@@ -479,10 +479,10 @@ def _place_in_schema(kind: str) -> str:
 
 
 def _content(document: Json) -> Json:
-    """Return the content of a document without empty mappings, and with the objects of lists sorted: neither has a meaning."""
+    """Return the content of a document without empty mappings, and with the objects of lists sorted, since neither matters."""
     if isinstance(document, dict):
-        said = {key: _content(value) for key, value in document.items() if value != {}}
-        return {key: said[key] for key in sorted(said)}
+        content = {key: _content(value) for key, value in document.items() if value != {}}
+        return {key: content[key] for key in sorted(content)}
     if isinstance(document, list):
         items = [_content(item) for item in document]
         return sorted(items, key=repr) if items and isinstance(items[0], dict) else items
@@ -583,7 +583,7 @@ Counts = Counter[tuple[str, str, str]]
 
 
 def alter(directory: Path, count: int, seed: int) -> tuple[Counts, list[str]]:
-    """Alter a run that many times. Return the counts, and a text for each alteration that was accepted or crashed."""
+    """Make `count` alterations of a run. Return the counts, and a text for each alteration that was accepted or crashed."""
     run, counts, failures = _accepted_run(directory), Counts(), []
     for alteration in run.alterations(count, seed):
         try:
@@ -634,7 +634,7 @@ def main() -> int:
     counts, failures = Counts(), []
     with tempfile.TemporaryDirectory(dir=MEMORY) as made, ProcessPoolExecutor(options.jobs) as pool:
         directories = {name: simulated_run(name, Path(made)) for name in SIMULATED}
-        directories |= {name: ROOT / "docs" / "measurements" / name for name in KEPT}
+        directories |= {name: ROOT / "docs" / "measurements" / name for name in MEASURED_RUNS}
         directories |= {str(run): run for run in options.runs}
         tasks = [
             pool.submit(alter, directories[name], min(PART, share - at), options.seed + at)

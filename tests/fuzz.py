@@ -48,7 +48,7 @@ from schemas.reports import FleetReport
 from tests import accepted, builders
 
 PACKS = read_packs([])
-WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
+H200_PACK = next(pack for pack in PACKS if pack.name == "h200-sxm")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WITH_MESSAGES = 50
 """One in this many mutations of a short run is validated by jsonschema, with messages; the others by the fast validator."""
@@ -108,8 +108,8 @@ def short_pack() -> Pack:
         "memory.bandwidth",
         "digest.mismatches",
     }
-    chosen = [item for item in WHOLE.criteria if item.name in names or any(map(item.matches_name, GANG_FIGURES))]
-    return replace(WHOLE, criteria=tuple(chosen))
+    chosen = [item for item in H200_PACK.criteria if item.name in names or any(map(item.matches_name, GANG_FIGURES))]
+    return replace(H200_PACK, criteria=tuple(chosen))
 
 
 def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
@@ -478,14 +478,14 @@ class Trial:
 
     def _rejection_reason(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
-            return _unreported(text)
+            return _journal_rejection_reason(text)
         whole = self.sound | {name: text}
         plan = json.loads(
             whole["plan.json"].decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
         )
         if name == "plan.json":
             documents.validate(plan, "plan", source="plan")
-        return rejection_reason(plan, whole, (WHOLE if self.full else self.packs[0]).criteria)
+        return rejection_reason(plan, whole, (H200_PACK if self.full else self.packs[0]).criteria)
 
     def _command(self) -> None:
         """Run the complete `rackproof report`, and count writes outside of the run directory."""
@@ -536,8 +536,8 @@ class Case:
     words: tuple[str, ...]
     writes: tuple[str, ...] = ()
     """Directories in which the verb may write."""
-    zero: Callable[[bytes, bytes], str] = lambda sound, text: ""
-    """Function of the sound and the corrupt file: why exit code 0 would be wrong."""
+    why_not_0: Callable[[bytes, bytes], str] = lambda sound, text: ""
+    """Function of the sound and the corrupt file: returns why exit code 0 is wrong, or an empty string."""
 
 
 def _same(sound: bytes, text: bytes) -> str:
@@ -614,11 +614,11 @@ STORE, WAIVERS, SIGNERS = "baselines", "waivers.yml", "keys/signers"
 VERIFY = ("verify", ACCEPTED_RUN, "--allowed-signers", SIGNERS)
 ACCEPT = ("baseline", "accept", ACCEPTED_RUN, "--baseline", STORE, "--by", "somebody")
 CASES = (
-    Case(file=WAIVERS, words=("report", REJECTED_RUN, "--waivers", WAIVERS), writes=(REJECTED_RUN,), zero=_missing_waiver),
-    Case(file=WAIVERS, words=("judge", REJECTED_RUN, "--waivers", WAIVERS, "--json"), zero=_missing_waiver),
+    Case(file=WAIVERS, words=("report", REJECTED_RUN, "--waivers", WAIVERS), writes=(REJECTED_RUN,), why_not_0=_missing_waiver),
+    Case(file=WAIVERS, words=("judge", REJECTED_RUN, "--waivers", WAIVERS, "--json"), why_not_0=_missing_waiver),
     *(
         Case(file=f"{RUN_WITH_BASELINE}/baseline/{file}", words=("report", RUN_WITH_BASELINE), writes=(RUN_WITH_BASELINE,),
-             zero=_same)
+             why_not_0=_same)
         for file in ("index.json", "hosts/h1.json", "gpus/h2-0.json")
     ),
     Case(file=f"{STORE}/hosts/h1.json", words=("diff", STORE, LATER_RUN)),
@@ -626,18 +626,18 @@ CASES = (
     Case(file=f"{STORE}/gpus/h1-1.json", words=("baseline", "list", "--baseline", STORE)),
     Case(file=f"{STORE}/hosts/h2.json", words=("baseline", "show", "h2", "--baseline", STORE)),
     Case(file=f"{STORE}/hosts/h2.json", words=ACCEPT, writes=(STORE,)),
-    Case(file=f"{ACCEPTED_RUN}/report.json", words=ACCEPT, writes=(STORE,), zero=_same_verdicts),
-    Case(file=f"{ACCEPTED_RUN}/report.json", words=VERIFY, zero=_same),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=ACCEPT, writes=(STORE,), why_not_0=_same_verdicts),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=VERIFY, why_not_0=_same),
     Case(file=f"{ACCEPTED_RUN}/report.json", words=("diff", ACCEPTED_RUN, LATER_RUN)),
     Case(file=f"{ACCEPTED_RUN}/report.json", words=("judge", ACCEPTED_RUN)),
     Case(file=f"{ACCEPTED_RUN}/report.json", words=("watch", ACCEPTED_RUN, "--json", "--once", "--no-ask")),
     Case(file=f"{REJECTED_RUN}/report.json", words=("rma", REJECTED_RUN), writes=(REJECTED_RUN,)),
-    Case(file=f"{LATER_RUN}/hosts/h1.json", words=("diff", ACCEPTED_RUN, LATER_RUN), zero=_missing_figures),
+    Case(file=f"{LATER_RUN}/hosts/h1.json", words=("diff", ACCEPTED_RUN, LATER_RUN), why_not_0=_missing_figures),
     *(
-        Case(file=f"{ACCEPTED_RUN}/{file}", words=VERIFY, zero=_same)
+        Case(file=f"{ACCEPTED_RUN}/{file}", words=VERIFY, why_not_0=_same)
         for file in ("SHA256SUMS", "signed.json", "hosts/h1.json", "plan.json", "junit.xml")
     ),
-    Case(file=f"{ACCEPTED_RUN}/SHA256SUMS.sig", words=VERIFY, zero=_same_signature),
+    Case(file=f"{ACCEPTED_RUN}/SHA256SUMS.sig", words=VERIFY, why_not_0=_same_signature),
     Case(file=f"{ACCEPTED_RUN}/SHA256SUMS", words=("report", ACCEPTED_RUN), writes=(ACCEPTED_RUN,)),
     Case(file=f"{LATER_RUN}/journal.jsonl", words=("report", LATER_RUN), writes=(LATER_RUN,)),
     Case(file=f"{LATER_RUN}/journal.jsonl", words=("watch", LATER_RUN, "--json", "--once", "--no-ask")),
@@ -701,7 +701,7 @@ class Verbs:
                 code = self.findings.command(
                     self.directory, case.words, [self.directory / name for name in case.writes], text
                 )
-            if code == 0 and (why := case.zero(self.sound[path], text)):
+            if code == 0 and (why := case.why_not_0(self.sound[path], text)):
                 self.findings.add("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
         except Exception:  # noqa: BLE001 any exception is a finding
             self.findings.add("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
@@ -729,7 +729,7 @@ def corrupt(draw: random.Random, whole: bytes) -> bytes:
     return mutated(draw, whole)
 
 
-def _unreported(text: bytes) -> str:
+def _journal_rejection_reason(text: bytes) -> str:
     for line in text.removesuffix(b"\n").split(b"\n") if text else ():
         try:
             event = json.loads(line.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
@@ -744,7 +744,7 @@ def _unreported(text: bytes) -> str:
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
     """Validate without messages, which take most of the time. Another test compares the two validators."""
-    authority = documents.validate
+    original = documents.validate
 
     def validate(value: Any, schema: str, *, source: str) -> None:
         if not documents.compiled(schema).is_valid(value):
@@ -755,7 +755,7 @@ def _without_messages() -> Iterator[None]:
     try:
         yield
     finally:
-        documents.validate = authority
+        documents.validate = original
 
 
 _WATCHES: list[tuple[list[str], Callable[[str], None]]] = []
@@ -775,7 +775,7 @@ _WRITES = (
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not _WATCHES or (event != "open" and event not in _WRITES):
         return
-    allowed, say = _WATCHES[-1]
+    allowed, report = _WATCHES[-1]
     if event == "open" and not (
         isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     ):
@@ -785,23 +785,23 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             real = os.path.realpath(os.fsdecode(path))
             inside = any(f"{real}/".startswith(f"{each}/") for each in allowed)
             if not inside and "__pycache__" not in real and real != os.devnull:
-                say(f"{event} {real}")
+                report(f"{event} {real}")
 
 
 @contextlib.contextmanager
-def _watched(directory: Path, writes: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
+def _watched(directory: Path, writes: Sequence[Path], report: Callable[[str], None]) -> Iterator[None]:
     """Report every write, creation, rename or removal outside of the directories `writes`."""
     if not getattr(sys, "_fuzz_audited", False):
         sys.addaudithook(_audit)
         sys._fuzz_audited = True  # type: ignore[attr-defined]
     before = sorted(directory.iterdir())
-    _WATCHES.append(([os.path.realpath(each) for each in writes], say))
+    _WATCHES.append(([os.path.realpath(each) for each in writes], report))
     try:
         yield
     finally:
         _WATCHES.pop()
     if sorted(directory.iterdir()) != before:
-        say("something beside the run directory")
+        report("a new or missing entry beside the run directory")
 
 
 def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[str]]:
@@ -831,8 +831,8 @@ def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[
 FAILURES = ("crashes", "wrong accepts", "writes outside")
 
 
-def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
-    """Make all mutations; return counts and examples of failures. `say` gets the progress."""
+def run(mutations: int, jobs: int, seed: int, report: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
+    """Make all mutations; return counts and examples of failures. `report` gets the progress."""
     counts: Counter[str] = Counter()
     reports: list[str] = []
     began = time.monotonic()
@@ -841,11 +841,11 @@ def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print
         parts = range(0, mutations, PART)
         tasks = [pool.submit(run_part, seed + at, min(PART, mutations - at), Path(prepared)) for at in parts]
         for done, task in enumerate(as_completed(tasks), 1):
-            more, words = task.result()
+            more, examples = task.result()
             counts += more
-            reports += words
+            reports += examples
             if done % max(1, len(tasks) // 20) == 0:
-                say(f"… {counts['mutations']} mutations, {time.monotonic() - began:.0f} s")
+                report(f"… {counts['mutations']} mutations, {time.monotonic() - began:.0f} s")
     return counts, reports
 
 

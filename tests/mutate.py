@@ -249,7 +249,7 @@ def _rename(node: ast.Name, _: ast.AST) -> str:
 
 def _negate(node: Any, _: ast.AST) -> str:
     node.test = ast.UnaryOp(op=ast.Not(), operand=node.test)
-    return "not so"
+    return ast.unparse(node.test)
 
 
 def _set_constant(node: ast.Constant, value: Any) -> str:
@@ -499,10 +499,10 @@ def _can_enter_pid_namespace() -> bool:
 def _limit(seconds: float) -> Iterator[None]:
     """Raise TimeoutError if the body uses more CPU time."""
 
-    def ring(*_: object) -> None:
+    def on_alarm(*_: object) -> None:
         raise TimeoutError("the test took too long")
 
-    signal.signal(signal.SIGPROF, ring)
+    signal.signal(signal.SIGPROF, on_alarm)
     signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
     try:
         yield

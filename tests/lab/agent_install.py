@@ -31,11 +31,11 @@ def install_agent(lab: Lab, archive: Path) -> None:
 
 
 def _deploy(lab: Lab, host: Host) -> None:
-    site = Site(lab=lab, runs=lab.directory / "settled")
+    site = Site(lab=lab, runs=lab.directory / "install")
     site.runs.mkdir()
     # Keep no SSH connection open: later tests would reuse it, with the settings that sshd had at this time.
     variables = {"rackproof_gang": "none", "ansible_ssh_args": "-o ControlMaster=no"}
-    attempt = site.start("settled", "deploy", only=[host.name], **variables)
+    attempt = site.start("install", "deploy", only=[host.name], **variables)
     output = attempt.end()
     assert attempt.process.returncode == 0, output[-4000:]
     lab.on(host.name, f"{PREFIX}/bin/rackproof", "stop", f"{STATE}/exporter")

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (directory / "hosts.yml").write_text(yaml.safe_dump(inventory(options.hosts, directory)))
     good = True
     try:
-        for run_id in ("first", "settled"):
+        for run_id in ("first", "second"):
             seconds, spent, printed = play(directory, "acceptance", run_id)
             (directory / f"{run_id}.log").write_text(printed)
             report = json.loads((directory / "runs" / run_id / "report.json").read_text())
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     finally:
         if not options.keep:
-            play(directory, "teardown", "settled")
+            play(directory, "teardown", "second")
             shutil.rmtree(directory, ignore_errors=True)
     return 0 if good else 1
 

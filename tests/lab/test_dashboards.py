@@ -1,7 +1,7 @@
 """Test every query of every dashboard with a real Prometheus that scrapes three real exporters, one of a faulty host.
 
 The GPUs are a fake NVML, /sys is a fake tree, and the code of the agent publishes a run in progress. The recording rules are
-those of the product, except that the first hour and the ten minutes of a mean are seconds.
+those of the product, with times of ten minutes and one hour shortened to four seconds.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Site:
 
 
 def default_values(dashboard: str) -> dict[str, str]:
-    """Return the values of the variables when the dashboard is opened: all, or the faulty host where only one is allowed."""
+    """Return the values of the variables when the dashboard is opened: all, or the faulty host if only one is allowed."""
     return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
@@ -189,7 +189,7 @@ def degrade(item: Any) -> Any:
     return item
 
 
-def reports() -> str:
+def verdicts_text() -> str:
     """Return verdicts.prom of a run in which the bad host failed."""
     plan = builders.plan(*HOSTS, gpu_count=len(DEVICES))
     evidence = builders.evidence(plan)
@@ -216,7 +216,7 @@ def inject_faults(directory: Path) -> None:
 def configure(directory: Path, targets: list[dict[str, Any]]) -> Path:
     """Write the configuration of Prometheus, and the verdicts that it scrapes."""
     (directory / "web").mkdir()
-    (directory / "web" / "verdicts.prom").write_text(reports())
+    (directory / "web" / "verdicts.prom").write_text(verdicts_text())
     (directory / "targets.json").write_text(json.dumps(targets))
     rules = RULES.read_text()
     for long, short in SHORTER_TIMES.items():

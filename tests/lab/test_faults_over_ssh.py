@@ -109,10 +109,11 @@ def limited(lab: Lab, name: str) -> Iterator[Limit]:
     try:
         yield group
     finally:
-        wait(lambda: emptied(group.path), 10)
+        wait(lambda: remove_group(group.path), 10)
 
 
-def emptied(path: Path) -> bool:
+def remove_group(path: Path) -> bool:
+    """Move the processes of a control group to the topmost group and remove it. Return whether it is gone."""
     for pid in (path / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
             (TOP / "cgroup.procs").write_text(pid)
@@ -366,7 +367,7 @@ def test_observations_from_before_the_fault_are_kept(fleet: Fleet) -> None:
     expected = {host: {"preflight", "benchmark"} for host in (*HEALTHY, FULL, AGENT_OOM, RANK_OOM)}
     assert stages == {**expected, HUNG: {"preflight"}, READ_ONLY: {"preflight"}}
     measured = documents.read(fleet.run / "hosts" / f"{RANK_OOM}.json", "record")["observations"]
-    assert {snapshot["status"] for snapshot in measured} == {"measured"}
+    assert {observation["status"] for observation in measured} == {"measured"}
 
 
 def test_no_record_is_half_written(fleet: Fleet) -> None:

@@ -39,23 +39,23 @@ RECORD_BYTES, MAX_BYTES = 300_000_000, 300_000_000
 PYTHON = "/usr/local/bin/hostile-python"
 HOSTILE = """#!/usr/bin/python3 -IS
 import json, os, pathlib, subprocess, sys
-own = json.loads(pathlib.Path("/hostile.json").read_text())
+values = json.loads(pathlib.Path("/hostile.json").read_text())
 for record in pathlib.Path("{state}").glob("runs/*/record.json"):
-    if own["gpus"] and record.stat().st_size < 8_000_000:
-        document = json.loads(record.read_text()) | {{"gpus": own["gpus"]}}
+    if values["gpus"] and record.stat().st_size < 8_000_000:
+        document = json.loads(record.read_text()) | {{"gpus": values["gpus"]}}
         record.write_text(json.dumps(document))
         if document.get("launches"):
-            os.truncate(record, own["bytes"])
+            os.truncate(record, values["bytes"])
 done = subprocess.run(["{python}", *sys.argv[1:]], stdin=sys.stdin, capture_output=True)
 output = done.stdout
 try:
     result = json.loads(output)
-    result.setdefault("ansible_facts", {{}}).update(own["facts"])
-    result.update(own["keys"])
-    if own["flood"] and "stat" in result:
+    result.setdefault("ansible_facts", {{}}).update(values["facts"])
+    result.update(values["keys"])
+    if values["flood"] and "stat" in result:
         result["stat"]["checksum"] = "1"  # Ansible then takes the content from the result of a module
-    if own["flood"] and "encoding" in result:
-        for _ in range(own["flood"] >> 20):
+    if values["flood"] and "encoding" in result:
+        for _ in range(values["flood"] >> 20):
             sys.stdout.buffer.write(b"A" * (1 << 20))
     output = json.dumps(result).encode()
 except ValueError:
@@ -67,7 +67,7 @@ sys.exit(done.returncode)
 
 
 def typed(option: dict[str, Any], program: str) -> Any:
-    """Return a value of the type of a variable that names the program."""
+    """Return a value that names the program and has the type of the variable."""
     values: dict[str, Any] = {"list": [program], "dict": {"x": program}, "bool": True, "int": 1, "float": 1.0}
     return values.get(option.get("type", "str"), program)
 

@@ -126,10 +126,10 @@ def measured(lab: Lab, plan: Plan) -> Any:
         },
         "snapshots": {
             host: {
-                (observation.stage, observation.phase)
-                for item in by_host[host].records
-                for observation in item.snapshots
-                if observation.phase != "during"  # a short launch has none
+                (snapshot.stage, snapshot.phase)
+                for record in by_host[host].records
+                for snapshot in record.snapshots
+                if snapshot.phase != "during"  # a short launch has none
             }
             for host in HOSTS
         },

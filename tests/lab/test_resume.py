@@ -103,8 +103,8 @@ def modules_of(path: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path.parents[1].name} : {task['name']}", module.removeprefix("ansible.builtin.")
 
 
-def test_host_that_is_set_up_needs_at_most_twelve_ssh_tasks(site: Site, undisturbed: Run) -> None:
-    """A host with GPUs and systemd has two more tasks than these: the driver check and the unit of the exporter."""
+def test_host_that_is_set_up_needs_at_most_ten_ssh_tasks(site: Site, undisturbed: Run) -> None:
+    """Lab hosts have neither GPUs nor systemd. Other hosts need two more tasks: the driver check and the unit of the exporter."""
     tasks = remote_tasks(site.runs / "undisturbed", "node2")
     print(*tasks, sep="\n")
     assert len(tasks) <= 10
@@ -239,13 +239,13 @@ def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site
         code, output = site.run("left", "stop", only=[host], **variables)
         assert code == 0, output[-4000:]
         assert output.count("ended stage benchmark of run left") == 1
-        # The command that waited for the stage looks for its end every few seconds.
+        # The command that waits for the stage polls for its end every few seconds.
         end = time.monotonic() + 30
         while (
-            left := site.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
+            remaining := site.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
         ) and time.monotonic() < end:
             time.sleep(0.2)
-        assert left == ""
+        assert remaining == ""
         files = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
         assert "record.json" in files
         assert "lease.json" not in files

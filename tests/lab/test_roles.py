@@ -218,7 +218,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         r"a driver that responds; found: nvidia-smi is not installed; set nvidia",
     ),
     "another branch": ({}, ("--version=570",), r"driver 570; found: 580.126.20; correct nvidia_driver_version"),
-    "only the digits": (
+    "longer version with the same beginning": (
         {f"{BIN}/nvidia-smi": smi("5801.10.02"), **SWITCHLESS},
         ("--version=580",),
         r"found: 5801.10.02;",
@@ -255,7 +255,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (),
         r"found: fabric manager 580.105.08, which needs the same driver version; set nvidia_driver_state: installed",
     ),
-    "fabric manager asked for": (
+    "fabric manager required but not installed": (
         {**SWITCHLESS, f"{BIN}/nv-fabricmanager": None},
         ("--fabric-manager=required",),
         r"because nvidia_driver_fabric_manager requires it; found: nv-fabricmanager is not installed",
@@ -345,7 +345,7 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (),
         r"found: none in /etc/cdi or /var/run/cdi; run",
     ),
-    "CDI specification of the driver before": (
+    "CDI specification of another driver": (
         {**PODMAN, "/etc/cdi/nvidia.yaml": CDI.format("570.195.03")},
         (),
         r"/etc/cdi/nvidia.yaml for driver 570.195.03, but the driver is 580.126.20; run `nvidia-ctk cdi generate",
@@ -376,7 +376,7 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (SMOKE,),
         r"found: docker exits with 125: ; run this manually: docker run .*--gpus=all registry/cuda:13 nvidia-smi -L",
     ),
-    "nothing to start it": (
+    "smoke image without a runtime": (
         {},
         ("--runtime=none", SMOKE),
         r"found: container_toolkit_runtime is none; set it to the runtime",

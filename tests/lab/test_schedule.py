@@ -56,7 +56,7 @@ CRONTAB = "/etc/cron.d/rackproof-revalidate-rack1"
 
 
 def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> None:
-    assert schedule(host, "--check") > [0]
+    assert schedule(host, "--check")[0] > 0
     assert installed_files(host) == []
     assert schedule(host, times=2) == [3, 0]  # two files are installed, and the timer is started and enabled
     assert show(host, TIMER, "ActiveState", "UnitFileState") == ["ActiveState=active", "UnitFileState=enabled"]
@@ -72,7 +72,7 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
 
     calendar = ask(host, "grep", "OnCalendar", f"{UNITS}/{TIMER}").stdout.strip()
     days = '{"rackproof_schedule_days": ["Mon", "Thu"]}'
-    assert schedule(host, "-e", "rackproof_schedule_kind=cron", "-e", days) > [0]
+    assert schedule(host, "-e", "rackproof_schedule_kind=cron", "-e", days)[0] > 0
     assert ask(host, "systemctl", "is-active", TIMER).stdout.strip() == "inactive"
     assert installed_files(host) == [CRONTAB]
     minute, hour, *rest = ask(host, "tail", "-1", CRONTAB).stdout.split()
@@ -80,7 +80,7 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
     assert rest[:4] == ["*", "*", "Mon,Thu", "root"]
 
     pulled = ("-e", "rackproof_schedule_repository=https://git.example.org/site.git")
-    assert schedule(host, *pulled) > [0]
+    assert schedule(host, *pulled)[0] > 0
     verify_units(host)
     assert (
         "ansible-pull --url=https://git.example.org/site.git --checkout=main"

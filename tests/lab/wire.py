@@ -38,20 +38,20 @@ def main(first: str, second: str, delay_s: float, lost: float) -> None:
     a, b = end(first), end(second)
     other = {a: b, b: a}
     order, waiting = itertools.count(), []
-    flipped = 0.0
+    lost_units = 0.0
     print("ready", flush=True)
     while True:
-        patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        for ready in select.select([a, b], [], [], patience)[0]:
+        timeout_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for ready in select.select([a, b], [], [], timeout_s)[0]:
             try:
                 frame, address = ready.recvfrom(FRAME_BYTES)
             except OSError:
                 continue
             if address[2] == socket.PACKET_OUTGOING:
                 continue
-            flipped += lost * len(frame) / MTU
-            if flipped >= 1:
-                flipped %= 1
+            lost_units += lost * len(frame) / MTU
+            if lost_units >= 1:
+                lost_units %= 1
             else:
                 heapq.heappush(waiting, (time.monotonic() + delay_s, next(order), other[ready], frame))
         while waiting and waiting[0][0] <= time.monotonic():

@@ -140,7 +140,7 @@ def test_counts_are_limited_by_a_change() -> None:
     assert result[0] == 102.0
 
 
-def test_noise_joins_runs_and_samples() -> None:
+def test_noise_combines_runs_and_samples() -> None:
     assert noise(level(None)) == 0.0
     assert noise(replace(level(0.02), precision=0.03)) == pytest.approx((0.02**2 * 1.25 + 0.03**2) ** 0.5)
 
@@ -287,7 +287,7 @@ def test_another_run_of_the_same_name_is_refused(
     assert "has another run named good" in capsys.readouterr().err
 
 
-def test_list_and_show(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baseline_list_and_show_print_the_parts(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("baseline", "list", "--baseline", base, "--json") == 0
     assert {item["id"] for item in json.loads(capsys.readouterr().out)} == {"h1", "h2", "h1-0", "h1-1", "h2-0", "h2-1"}

@@ -117,7 +117,7 @@ def test_slow_figure_of_several_hosts_is_one_cause_that_starts_with_the_worst() 
     assert (cause.host, sorted(cause.hosts), cause.verdicts[0]) == ("h4", ["h0", "h1", "h2", "h3", "h4"], 4)
 
 
-def test_what_is_not_certain_does_not_explain_a_failure() -> None:
+def test_inconclusive_fault_does_not_explain_a_failure() -> None:
     verdicts = [
         missing("gang.fault", kind=VerdictKind.SUSPECT, stage="gang"),
         missing("stage.gang", kind=VerdictKind.UNFINISHED, stage="gang"),
@@ -182,7 +182,7 @@ def test_hosts_without_evidence_for_the_same_reason_share_a_cause() -> None:
     assert (cause.hosts, len(cause.verdicts), cause.problem) == (("a", "b"), 4, "not-verified")
 
 
-def test_hosts_stopped_by_another_host_are_not_blamed() -> None:
+def test_host_that_another_host_stopped_is_not_the_cause() -> None:
     verdicts = [
         missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED, reason="a stopped it"),
         failed("gang.fault", "gpu=1", "a", kind=VerdictKind.SUSPECT, stage="gang"),
@@ -193,7 +193,7 @@ def test_hosts_stopped_by_another_host_are_not_blamed() -> None:
     assert other.hosts == ("z",), "z is of another gang"
 
 
-def test_what_is_waived_does_not_explain_what_is_not() -> None:
+def test_waived_failure_does_not_explain_an_unwaived_one() -> None:
     verdicts = [
         failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", waiver=WAIVER),
         failed("stress.throughput", "gpu=1", value=1.0, limit=2.0, operator="ge"),

@@ -93,7 +93,7 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         ),
     ],
 )
-def test_gpu_changes_by_slot_and_serial(
+def test_gpus_are_compared_by_slot_and_serial(
     old: dict[str, list[str]], new: dict[str, list[str]], expected: list[tuple[str, str, str]]
 ) -> None:
     before = {name: host(serials) for name, serials in old.items()}
@@ -124,13 +124,13 @@ def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
         ((), disks("A"), []),
     ],
 )
-def test_changes_of_other_parts_by_serial(
+def test_other_parts_are_compared_by_serial(
     old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
 ) -> None:
     assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
 
 
-def test_hosts_without_a_record_on_one_side() -> None:
+def test_host_without_a_record_on_one_side_is_gone_or_new() -> None:
     lost = {"h1": HostState(has_record=False), "h3": host(["C"])}
     assert listed_changes({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
         ("gone", "h1", "host"),
@@ -242,7 +242,7 @@ def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
     }  # fmt: skip
 
 
-def test_slow_host_is_listed_once_and_its_partners_not() -> None:
+def test_slow_host_is_listed_and_its_partners_are_not() -> None:
     listed = changes(pairs(), pairs("h2"))
     assert [(item.kind, item.host, item.what) for item in listed] == [
         ("regressed", "h2", "collective.all_reduce.busbw"),
@@ -255,9 +255,7 @@ def test_slow_host_is_listed_once_and_its_partners_not() -> None:
 @pytest.mark.parametrize(
     ("name", "unit", "worse", "worst"), [("busbw", "B/s", 80.0, 40.0), ("latency", "s", 150.0, 300.0)]
 )
-def test_worst_regression_of_a_gang_is_listed_if_less_or_more_is_worse(
-    name: str, unit: str, worse: float, worst: float
-) -> None:
+def test_regression_of_a_gang_is_listed_with_its_worst_value(name: str, unit: str, worse: float, worst: float) -> None:
     name = f"collective.all_reduce.{name}"
 
     def hosts(**values: float) -> dict[str, HostState]:
@@ -274,7 +272,7 @@ def test_worst_regression_of_a_gang_is_listed_if_less_or_more_is_worse(
 
 
 @pytest.mark.parametrize(("name", "unit", "worst"), [("bandwidth", "B/s", 0.5), ("latency", "s", 3.0)])
-def test_worst_pair_of_a_slow_host_is_listed_if_less_or_more_is_worse(name: str, unit: str, worst: float) -> None:
+def test_regression_of_pairs_is_listed_with_its_worst_value(name: str, unit: str, worst: float) -> None:
     name = f"pairs.{name}"
 
     def hosts(to_h1: float, to_h3: float) -> dict[str, HostState]:
@@ -324,7 +322,7 @@ def test_command_lists_the_changes_and_exits_1_for_regressions(
     assert "| **replaced** | `h2` | `gpu=1` serial `S-NEW` |" in capsys.readouterr().out
 
 
-def test_unmeasured_figures_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def with_only_stress(record: Record) -> Record:
         return replace(
             record,

@@ -420,7 +420,7 @@ def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host
     alerts_of(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
-def test_identity_ends_with_the_target(tmp_path: Path) -> None:
+def test_identity_of_a_part_ends_when_its_target_disappears(tmp_path: Path) -> None:
     values = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
     check = {"expr": "count by (host) (rackproof:part:gpu)", "eval_time": "20m", "exp_samples": []}
     play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])

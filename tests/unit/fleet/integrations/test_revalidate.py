@@ -81,7 +81,7 @@ class Site:
         for name, text in files.items():
             (self.path / name).write_text(f"{text}\n")
 
-    def take(self, *, drain: bool = True, wait_s: float = 0.0) -> dict[str, str]:
+    def drain_or_ask(self, *, drain: bool = True, wait_s: float = 0.0) -> dict[str, str]:
         return drain_or_ask(
             self.run, self.kind, [str(self.path / "words")], {"h1": "n1", "h2": "n2"}, drain=drain, wait_s=wait_s
         )
@@ -124,13 +124,15 @@ def resume(node: str) -> str:
 
 def test_host_with_a_job_is_in_use(slurm: Site) -> None:
     slurm.put(**{"jobs-n2": "12_3:alice:RUNNING\n13:bob:PENDING\n14:bob:COMPLETING"})
-    assert slurm.take(drain=False) == {"h2": "Slurm job 12_3 of alice (RUNNING); Slurm job 14 of bob (COMPLETING)"}
+    assert slurm.drain_or_ask(drain=False) == {
+        "h2": "Slurm job 12_3 of alice (RUNNING); Slurm job 14 of bob (COMPLETING)"
+    }
     assert slurm.changes() == []
 
 
 def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: Site) -> None:
     slurm.put(down="")
-    result = slurm.take(drain=False)
+    result = slurm.drain_or_ask(drain=False)
     assert set(result) == {"h1", "h2"}
     assert result["h1"].startswith(
         "the scheduler cannot be asked: squeue exited with 1: slurm_load_jobs error: Unable to contact"
@@ -139,7 +141,7 @@ def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: Site) -> 
 
 def test_drained_nodes_are_resumed_and_those_in_use_at_once(slurm: Site) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
-    assert set(slurm.take()) == {"h2"}
+    assert set(slurm.drain_or_ask()) == {"h2"}
     assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
     assert resume_all(slurm.run) == []
@@ -150,7 +152,7 @@ def test_drained_nodes_are_resumed_and_those_in_use_at_once(slurm: Site) -> None
 
 def test_node_drained_by_an_administrator_is_measured_and_stays_drained(slurm: Site) -> None:
     slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
-    assert slurm.take() == {}
+    assert slurm.drain_or_ask() == {}
     resume_all(slurm.run)
     assert slurm.changes() == [drain("n2"), resume("n2")]
 
@@ -170,7 +172,7 @@ def test_node_that_others_took_out_of_service_is_neither_drained_nor_resumed(
     slurm: Site, state: str, reason: str
 ) -> None:
     slurm.put(**{"state-n1": state, "reason-n1": reason})
-    assert slurm.take() == {
+    assert slurm.drain_or_ask() == {
         "h1": f"node n1 was taken out of service by others ({state}: {reason or 'no reason given'})"
     }
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h2"}
@@ -181,12 +183,12 @@ def test_node_that_others_took_out_of_service_is_neither_drained_nor_resumed(
 @pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
 def test_healthy_node_is_drained(slurm: Site, state: str) -> None:
     slurm.put(**{"state-n1": state})
-    assert slurm.take() == {}
+    assert slurm.drain_or_ask() == {}
     assert slurm.changes() == [drain("n1"), drain("n2")]
 
 
 def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: Site) -> None:
-    slurm.take()
+    slurm.drain_or_ask()
     slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
     assert resume_all(slurm.run) == [
         "h1: Rackproof drained node n1, which is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
@@ -205,7 +207,7 @@ def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
     report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
     assert "h1: run r0 drained this host" in payload(report, plan, link="", directory=slurm.run)["text"]
     slurm.put(**{"reason-n1": "replaced PSU"})
-    slurm.take()
+    slurm.drain_or_ask()
     assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
 
 
@@ -214,12 +216,12 @@ def test_node_drained_by_a_running_run_is_in_use(slurm: Site) -> None:
     (slurm.run.parent / "r0").mkdir()
     holder = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
     (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(holder), "running": []}) + "\n")
-    assert slurm.take()["h1"].startswith("run r0 drained this host and is locked by ")
+    assert slurm.drain_or_ask()["h1"].startswith("run r0 drained this host and is locked by ")
     assert slurm.changes() == [drain("n2")]
 
 
 def test_node_that_others_drained_during_the_run_stays_drained(slurm: Site) -> None:
-    slurm.take()
+    slurm.drain_or_ask()
     slurm.put(**{"reason-n1": "kernel panic"})
     resume_all(slurm.run)
     assert slurm.changes()[2:] == [resume("n2")]
@@ -229,7 +231,7 @@ def test_node_that_others_drained_during_the_run_stays_drained(slurm: Site) -> N
 def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: Site) -> None:
     slurm.put(denied="")
     assert (
-        slurm.take()["h1"]
+        slurm.drain_or_ask()["h1"]
         == "node n1 could not be drained: scontrol exited with 1: slurm_update error: Access/permission denied"
     )
 
@@ -237,11 +239,11 @@ def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: Site) -> 
 def test_drain_waits_for_running_jobs(slurm: Site) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     with subprocess.Popen(["sh", "-c", f"sleep 0.7; rm {slurm.path}/jobs-n2"]):
-        assert slurm.take(wait_s=3.0) == {}
+        assert slurm.drain_or_ask(wait_s=3.0) == {}
 
 
 def test_failed_resume_is_reported_and_can_be_repeated(slurm: Site) -> None:
-    slurm.take()
+    slurm.drain_or_ask()
     (slurm.path / "words").rename(slurm.path / "away")
     assert len(resume_all(slurm.run)) == 2
     (slurm.path / "away").rename(slurm.path / "words")
@@ -281,16 +283,18 @@ def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: Site) -> None:
         "spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}, {}]},
     }
     kubernetes.put(pods=json.dumps({"items": [other]}))
-    assert kubernetes.take(drain=False) == {}
+    assert kubernetes.drain_or_ask(drain=False) == {}
     kubernetes.put(pods=json.dumps({"items": [other, pod]}))
-    assert kubernetes.take(drain=False)["h1"] == "pod train/llm-0 requests 8 nvidia.com/gpu"
+    assert kubernetes.drain_or_ask(drain=False)["h1"] == "pod train/llm-0 requests 8 nvidia.com/gpu"
     kubernetes.put(pods="Error from server")
-    assert kubernetes.take(drain=False)["h1"] == "the scheduler cannot be asked: kubectl: the answer is not JSON"
+    assert (
+        kubernetes.drain_or_ask(drain=False)["h1"] == "the scheduler cannot be asked: kubectl: the answer is not JSON"
+    )
 
 
 def test_nodes_are_cordoned_with_an_annotation_and_only_those_are_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
-    assert kubernetes.take() == {}
+    assert kubernetes.drain_or_ask() == {}
     assert kubernetes.changes() == ["cordon n1", MARK]
     assert resume_all(kubernetes.run) == []
     assert kubernetes.changes()[2:] == [UNMARK, "uncordon n1"]
@@ -303,7 +307,7 @@ UNMARK = "annotate node n1 rackproof/drained-by-"
 def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) -> None:
     """With a leftover annotation, a later cordon by an administrator would look like ours."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
-    assert kubernetes.take()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
+    assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
     kubernetes.put(**{"cordon-n1": '"unschedulable": true'})
     assert len(resume_all(kubernetes.run)) == 1
@@ -312,12 +316,12 @@ def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) 
 
 def test_node_that_cannot_be_annotated_is_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"no-annotate": ""})
-    assert kubernetes.take()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
+    assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
 
 
 def test_failed_uncordon_can_be_repeated(kubernetes: Site) -> None:
-    kubernetes.take()
+    kubernetes.drain_or_ask()
     kubernetes.put(**{"no-uncordon": ""})
     assert len(resume_all(kubernetes.run)) == 2
     (kubernetes.path / "no-uncordon").unlink()
@@ -327,7 +331,7 @@ def test_failed_uncordon_can_be_repeated(kubernetes: Site) -> None:
 
 def test_cordon_without_our_annotation_is_reported_and_stays(kubernetes: Site) -> None:
     """Either we were killed between cordon and annotation, or an administrator removed the annotation."""
-    kubernetes.take()
+    kubernetes.drain_or_ask()
     kubernetes.put(**{"mark-n1": ""})
     assert resume_all(kubernetes.run) == [
         "h1: node n1 is cordoned, but not annotated by Rackproof: uncordon it by hand unless an administrator cordoned it"
@@ -460,7 +464,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
     return json.loads(json.dumps(to_json(report))), plan
 
 
-def skipped(plan: Plan, directory: Path) -> None:
+def skip_h2(plan: Plan, directory: Path) -> None:
     """Replace the record of h2 by that of a host in use."""
     planned = plan.host("h2")
     made = [
@@ -484,7 +488,7 @@ def skipped(plan: Plan, directory: Path) -> None:
 
 
 def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) -> None:
-    report, plan = judged(tmp_path, skipped, rackproof_gang="none", rackproof_reason="replaced GPU 3")
+    report, plan = judged(tmp_path, skip_h2, rackproof_gang="none", rackproof_reason="replaced GPU 3")
     coverage = {host["name"]: host["coverage"] for host in report["hosts"]}
     assert coverage["h2"]["skipped"] == coverage["h2"]["expected"] > 0
     assert coverage["h1"]["measured"] == coverage["h1"]["expected"]
@@ -499,7 +503,7 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
 
 def test_gang_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
     def alone(plan: Plan, directory: Path) -> None:
-        skipped(plan, directory)
+        skip_h2(plan, directory)
         for path in directory.glob("gangs/*/*.json"):
             path.unlink()
 
@@ -510,7 +514,7 @@ def test_gang_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> N
 
 def test_run_with_a_missing_record_is_incomplete_not_busy(tmp_path: Path) -> None:
     def lost(plan: Plan, directory: Path) -> None:
-        skipped(plan, directory)
+        skip_h2(plan, directory)
         (directory / "hosts" / "h3.json").unlink()
 
     report, plan = judged(tmp_path, lost, rackproof_gang="none")
@@ -519,7 +523,7 @@ def test_run_with_a_missing_record_is_incomplete_not_busy(tmp_path: Path) -> Non
 
 def test_host_in_use_with_another_error_is_not_busy(tmp_path: Path) -> None:
     def half(plan: Plan, directory: Path) -> None:
-        skipped(plan, directory)
+        skip_h2(plan, directory)
         path = directory / "hosts" / "h2.json"
         record = json.loads(path.read_text())
         record["observations"][0].update(status="error", reason="the library is gone")
@@ -547,7 +551,9 @@ def test_host_locked_by_another_run_is_in_use(tmp_path: Path) -> None:
     assert state(report, plan) == ("busy", {"h3": "rackproof: this host is held by run r0 of alice on control1"})
 
 
-def test_notification_contains_only_requested_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notification_is_printed_only_for_requested_decisions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report, _ = judged(tmp_path, lambda plan, directory: None)
     documents.write(tmp_path / "report.json", report)
 
@@ -747,8 +753,13 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     timer: Timer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(timer.runs / "nothing")]
-    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": {"h1": "n1"}}
-    documents.write(timer.made / DRAINED, left)
+    drained_file = {
+        "kind": "slurm",
+        "words": words,
+        "by": {"pid": os.getpid(), "start_time": "0"},
+        "nodes": {"h1": "n1"},
+    }
+    documents.write(timer.made / DRAINED, drained_file)
     assert timer.fire() == 2
     assert timer.played() == ["revalidate r-1", "notify r-1"]
     output = capsys.readouterr().err
@@ -762,8 +773,8 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
 
 def test_nodes_that_are_resumed_on_retry_are_not_reported(timer: Timer, slurm: Site) -> None:
     words, nodes = [str(slurm.path / "words")], {"h1": "n1", "h2": "n2"}
-    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": nodes}
-    documents.write(timer.made / DRAINED, left)
+    drained_file = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": nodes}
+    documents.write(timer.made / DRAINED, drained_file)
     for node in ("n1", "n2"):
         slurm.put(**{f"state-{node}": "IDLE+DRAIN", f"reason-{node}": "rackproof:r-1"})
     slurm.put(denied="")

@@ -250,12 +250,12 @@ STATED_SETTINGS = [
     for key in sorted({each for output in benchmark.outputs for each in parameters(output, benchmark)})
     if key in benchmark.settings
 ]
-"""Benchmark -> a setting that its figures state."""
+"""Pairs of a benchmark and a setting that its figures state."""
 
 
 @pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
 def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(name: str, key: str) -> None:
-    """A GPU with little memory trains fewer layers of the transformer; a rate of learning grows with the ranks."""
+    """A GPU with little memory trains fewer layers of the transformer; the learning rate grows with the number of ranks."""
     plan = builders.plan("h1", "h2")
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     stage = next(stage.name for stage in plan.stages if name in stage.benchmarks)

@@ -107,10 +107,10 @@ def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pa
 
 def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
     """Three failed pairs are more than half of five, but not of six."""
-    for lost, blamed in (({3, 4}, {"gpu=6"}), ({3}, set())):
+    for lost, attributed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in pairs_of(6) if {a, b} & lost}
         verdicts = pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
-        assert set(attributed_parts(8, verdicts).values()) == blamed
+        assert set(attributed_parts(8, verdicts).values()) == attributed
 
 
 def test_gpu_index_outside_the_host_is_ignored() -> None:

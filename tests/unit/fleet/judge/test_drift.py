@@ -70,7 +70,7 @@ def test_level_is_the_median_of_three_buckets_relative_to_the_start() -> None:
 @pytest.mark.parametrize(
     ("means", "expected"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
 )
-def test_minimum_data_for_a_drift(means: tuple[float, ...], expected: bool) -> None:
+def test_drift_needs_six_buckets_and_a_positive_start(means: tuple[float, ...], expected: bool) -> None:
     assert (rate_course(series(*means), soak()) is not None) is expected
 
 
@@ -109,7 +109,9 @@ def test_start_is_weighted_by_sample_count() -> None:
         ((1, 0.95, 0.9, 0.9, 1, 1, 1), (2, 4)), ((1, 1, 0.9, 0.9), (2, None)), ((1, 1, 0.9, 0.9, 1), (2, None)),
     ],
 )  # fmt: skip
-def test_periods_below_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
+def test_first_drop_below_the_limit_has_a_start_and_an_end(
+    shares: tuple[float, ...], fell: tuple[int, int | None]
+) -> None:
     course = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert course.first_drop(0.95) == fell
 
@@ -196,7 +198,7 @@ def test_times_and_durations_are_readable() -> None:
 # Incomplete soaks
 
 
-def drift_verdicts(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
+def soak_findings(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
     result = list(judge_soak(soaked_host(*soaks, **over)))
     assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
     return [(item.scope, item.reason) for item in result]
@@ -210,15 +212,15 @@ COMPLETE = soak()
 
 
 def test_complete_soak_has_no_finding() -> None:
-    assert drift_verdicts(COMPLETE) == []
-    assert drift_verdicts(soak(), None) == []
-    assert drift_verdicts(None, plan=PLAN) == []
-    assert drift_verdicts(replace(COMPLETE, soaked_s=1.0), plan=PLAN) == []
-    assert drift_verdicts(None) == [("host", "the plan has a soak, but no record of the host has one")]
+    assert soak_findings(COMPLETE) == []
+    assert soak_findings(soak(), None) == []
+    assert soak_findings(None, plan=PLAN) == []
+    assert soak_findings(replace(COMPLETE, soaked_s=1.0), plan=PLAN) == []
+    assert soak_findings(None) == [("host", "the plan has a soak, but no record of the host has one")]
 
 
 @pytest.mark.parametrize(
-    ("over", "expected_text"),
+    ("over", "reasons"),
     [
         ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, without a reason"]),
         ({"ended": "", "soaked_s": 60.0}, ["cut off after 1 min 00 s of 10 min 00 s: resume the run"]),
@@ -228,37 +230,35 @@ def test_complete_soak_has_no_finding() -> None:
         ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, for an unknown reason"]),
     ],
 )  # fmt: skip
-def test_incomplete_soak_is_reported(over: dict[str, Any], expected_text: list[str]) -> None:
-    assert drift_verdicts(replace(COMPLETE, **over)) == [("host", text) for text in expected_text]
+def test_incomplete_soak_is_reported(over: dict[str, Any], reasons: list[str]) -> None:
+    assert soak_findings(replace(COMPLETE, **over)) == [("host", reason) for reason in reasons]
 
 
 def test_failed_rounds_name_the_first_one() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert drift_verdicts(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
-    assert drift_verdicts(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
+    assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
+    assert soak_findings(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
         ("host", "5 of 15 rounds did not finish: round 3: failed")
     ]
-    assert drift_verdicts(replace(COMPLETE, finished=0), launches=bad) == [
+    assert soak_findings(replace(COMPLETE, finished=0), launches=bad) == [
         ("host", "2 of 2 rounds did not finish: round 2: why")
     ]
 
 
 @pytest.mark.parametrize(
-    ("planned", "over", "expected_text"),
+    ("planned", "over", "is_reported"),
     [
         (HOUR, {}, True), (HOUR - 1, {}, False), (HOUR, {"reason": "x"}, False), (HOUR, {"ended": ""}, False),
         (HOUR, {"timeline": Timeline(bucket_s=60.0, series=(series(*(100,) * 20),))}, False),
     ],
 )  # fmt: skip
-def test_long_soak_without_drift_data_is_inconclusive(
-    planned: float, over: dict[str, Any], expected_text: bool
-) -> None:
+def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict[str, Any], is_reported: bool) -> None:
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
     made = soak(series(1.0), planned=planned, finished=1, **over)
     why = f"too few rounds to evaluate the drift of {RATE}: 1 in {format_span(planned)}"
-    assert (("host", why) in drift_verdicts(made, plan=plan)) is expected_text
-    assert ("host", why) not in drift_verdicts(made, plan=replace(plan, rehearsal=True))
+    assert (("host", why) in soak_findings(made, plan=plan)) is is_reported
+    assert ("host", why) not in soak_findings(made, plan=replace(plan, rehearsal=True))
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:
@@ -291,9 +291,9 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     made = replace(made, finished=1)
     expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, on other parts of its kind at 10:00"
-    assert drift_verdicts(made) == [("gpu=1", f"{expected_text} (and 1 more)")]
+    assert soak_findings(made) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
-    assert drift_verdicts(few) == [("gpu=0", f"{RATE} is in 7 of 10 rounds")]
+    assert soak_findings(few) == [("gpu=0", f"{RATE} is in 7 of 10 rounds")]
 
 
 def test_judge_reports_an_incomplete_soak() -> None:

@@ -289,7 +289,7 @@ def test_fabric_limit_follows_the_rate_in_the_inventory(gbps: float, verdicts: l
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [((4, 4), PASS), ((4, 5), FAIL), ((5, 1), FAIL), ((5, 0), INCONCLUSIVE)],
-    ids=["same", "rose", "anew", "fell"],
+    ids=["same", "rose", "rose after a reset", "reset to 0"],
 )
 def test_counter_is_judged_by_its_increase(values: tuple[int, int], verdict: str) -> None:
     plan = one_figure_plan()
@@ -726,8 +726,8 @@ def test_reboot_during_the_run_is_inconclusive(uptimes: tuple[float, float], lin
 
 def test_gpu_model_must_match_the_inventory() -> None:
     plan = one_figure_plan(rackproof_gpu_model="h200-sxm")
-    (expected,) = judge_criteria(plan, host_evidence(plan))
-    assert (expected.criterion, expected.verdict, expected.value, expected.action) == (
+    (good,) = judge_criteria(plan, host_evidence(plan))
+    assert (good.criterion, good.verdict, good.value, good.action) == (
         "gpu-model",
         PASS,
         "NVIDIA H200",
@@ -1197,18 +1197,18 @@ def identity_findings(*gpus: dict[str, str], serials: tuple[str, str] | None = N
     record = evidence.records[0]
     if metrics:
         taken = tuple(
-            replace(shot, metrics=snapshot)
-            for shot, snapshot in zip(record.snapshots, (metrics[0], *metrics), strict=True)
+            replace(snapshot, metrics=readings)
+            for snapshot, readings in zip(record.snapshots, (metrics[0], *metrics), strict=True)
         )
         record = replace(record, snapshots=taken)
     records = [replace(record, gpus=(replace(record.gpus[0], **gpu),)) for gpu in gpus]
     records = [
         replace(one, gang="r1" if at else "", snapshots=() if at else one.snapshots) for at, one in enumerate(records)
     ]
-    snapshot = judge_criteria(plan, replace(evidence, records=tuple(records)))
-    snapshot = [item for item in snapshot if item.criterion == "identity-constant"]
-    assert all(item.action == "inspect_hardware" and item.scope == "gpu=0" for item in snapshot)
-    return [(item.name, item.verdict, item.reason) for item in snapshot]
+    verdicts = judge_criteria(plan, replace(evidence, records=tuple(records)))
+    verdicts = [item for item in verdicts if item.criterion == "identity-constant"]
+    assert all(item.action == "inspect_hardware" and item.scope == "gpu=0" for item in verdicts)
+    return [(item.name, item.verdict, item.reason) for item in verdicts]
 
 
 def test_gpu_identity_that_differs_between_records_fails() -> None:

@@ -108,7 +108,7 @@ def snapshots(values: Iterable[Metric], last: Iterable[Metric]) -> tuple[Snapsho
     )
 
 
-def found(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evidence]) -> set[tuple[str, ...]]:
+def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evidence]) -> set[tuple[str, ...]]:
     """Return criterion, name, host and scope of what does not pass."""
     verdicts = judge(plan, evidence, packs)
     return {(item.criterion, item.name, item.host, item.scope) for item in verdicts if item.verdict != PASS}
@@ -220,7 +220,7 @@ def healthy_fleet(metrics: Mapping[str, Metric], name: str) -> Healthy:
         readings[name] = with_healthy_values(metrics[name])
     packs = (replace(fleet().packs[0], criteria=criteria_on(name)),)
     evidence = {host: evidence_of(host, readings) for host in HOSTS}
-    return Healthy(readings[name], readings, packs, evidence, found(fleet().plan, packs, evidence))
+    return Healthy(readings[name], readings, packs, evidence, not_passing(fleet().plan, packs, evidence))
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str
     for faulty, is_change in cases:
         hosts = HOSTS[: PARTS[extent]]
         changed = {host: evidence_of(host, before.readings, faulty, is_change=is_change) for host in hosts}
-        after = found(fleet().plan, before.packs, {**before.fleet, **changed}) - before.findings
+        after = not_passing(fleet().plan, before.packs, {**before.fleet, **changed}) - before.findings
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
         if informational:
             criteria -= {"plan"}  # impossible values are reported without a criterion
@@ -288,7 +288,7 @@ def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric
     healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
     packs = (replace(fleet().packs[0], criteria=criteria_on(*READINGS)),)
     evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}
-    return found(fleet().plan, packs, evidence)
+    return not_passing(fleet().plan, packs, evidence)
 
 
 def test_healthy_fleet_of_complete_hosts_has_no_finding(metrics: Mapping[str, Metric]) -> None:
@@ -395,7 +395,7 @@ def healthy_figure(name: str, settings: tuple[tuple[str, Value], ...]) -> Health
     criteria = tuple(item for item in read_pack(FIGURES_MODEL).criteria if item.matches_name(name))
     packs = (replace(read_pack(FIGURES_MODEL), criteria=criteria),)
     evidence = {host: figure_evidence(plan, host) for host in HOSTS}
-    return HealthyFigure(plan, criteria, packs, evidence, found(plan, packs, evidence))
+    return HealthyFigure(plan, criteria, packs, evidence, not_passing(plan, packs, evidence))
 
 
 @pytest.mark.parametrize("extent", PARTS)
@@ -406,7 +406,7 @@ def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[s
     finding: set[str] = set()
     for change in changes(scopes[0] if extent == "one part" else ""):
         changed = {host: in_all_records(healthy.fleet[host], change) for host in HOSTS[: PARTS[extent]]}
-        after = found(healthy.plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
+        after = not_passing(healthy.plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
         finding = {criterion for criterion, figure, *_ in after if figure == name and criterion != "plan"}
         if finding:
             break

@@ -120,7 +120,7 @@ def test_observation_index_finds_by_name() -> None:
     assert named["gpu.nothing"] == []
 
 
-def test_scope_with_measurements() -> None:
+def test_gpu_without_a_measured_value_is_unmeasured() -> None:
     lost = measure(status=ERROR, scope="gpu=1")
     evidence = evidence_with(snapshot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
     view = host_view(evidence)
@@ -131,7 +131,7 @@ def test_scope_with_measurements() -> None:
     assert host_view(evidence, plan=processes).unmeasured_gpus == []
 
 
-def test_stages_with_observations() -> None:
+def test_stage_with_a_value_or_an_error_counts_as_observed() -> None:
     evidence = evidence_with(
         snapshot(0, reading(1), stage="preflight"), snapshot(1, reading(absent="error: x"), stage="soak"),
         snapshot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), snapshot(3, stage="later"),
@@ -191,14 +191,14 @@ def test_serial_is_that_of_the_first_gpu_in_the_scope() -> None:
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
-def test_site_pack_is_not_shipped() -> None:
+def test_packs_with_criteria_of_the_operator_are_operator_packs() -> None:
     own = pack(criterion(origin="mine"), criterion(id="d", origin="base"), name="mine", chosen=True)
     named = pack(criterion(origin="common"), name="common", chosen=True)
     packs = [pack(), pack(name="common"), named, own]
     assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine", "base"}
 
 
-def test_unsupported_figures_of_a_model() -> None:
+def test_view_lacks_the_figures_that_its_model_lacks() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(ASKED, params=params)) is lacks
@@ -213,7 +213,7 @@ def test_later_pack_overrides_a_criterion() -> None:
     assert criteria_by_id([two, one])["c"].value == 1
 
 
-def test_unjudgeable_evidence_has_its_own_verdict() -> None:
+def test_inconclusive_verdict_has_its_part_reason_and_criterion() -> None:
     view = host_view(host_evidence(PLAN))
     reported = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
     assert (reported.host, reported.scope, reported.serial, reported.name, reported.stage) == (
@@ -272,13 +272,13 @@ def test_benchmark_figures_are_distinguished_from_readings(name: str, expected: 
     assert from_benchmark(name) is expected
 
 
-def test_bounded_cache_keeps_its_size() -> None:
-    kept: BoundedCache[int, int] = BoundedCache(3)
+def test_full_bounded_cache_is_emptied() -> None:
+    cache: BoundedCache[int, int] = BoundedCache(3)
     for number in range(3):
-        kept[number] = number
-    assert dict(kept) == {0: 0, 1: 1, 2: 2}
-    kept[3] = 3
-    assert dict(kept) == {3: 3}
+        cache[number] = number
+    assert dict(cache) == {0: 0, 1: 1, 2: 2}
+    cache[3] = 3
+    assert dict(cache) == {3: 3}
 
 
 def test_unsupported_reading_is_not_a_measurement() -> None:

@@ -498,7 +498,7 @@ def test_counter_reset_to_zero_is_inconclusive() -> None:
     assert counter_verdict(5, 5, 5, 5, 5, 5).verdict == PASS
 
 
-def test_time_of_newest_event_falls_if_the_log_drops_it() -> None:
+def test_time_of_newest_event_may_fall_if_the_log_drops_it() -> None:
     assert counter_verdict(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
     newer = counter_verdict(30, 30, 30, 0, 0, 86_460, name="gpu.event.last_seen")
     assert (newer.verdict, newer.stage, newer.detail) == (

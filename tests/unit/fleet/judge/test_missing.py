@@ -316,7 +316,7 @@ def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -
     }
 
 
-def test_more_missing_gpus_than_known_slots() -> None:
+def test_no_slot_if_more_gpus_are_missing_than_slots_are_known() -> None:
     """The plan expects eight GPUs and each host has four, so the other slots are unknown."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
     evidence = {name: host_with_slots(name, ALL, of=of) for name in ("h1", "h2", "h3")}

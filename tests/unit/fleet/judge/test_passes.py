@@ -183,7 +183,7 @@ def with_launch(**over: Any) -> Callable[[Record], Record]:
     return lambda record: replace(record, launches=tuple(replace(launch, **over) for launch in record.launches))
 
 
-def test_like_hosts_pass() -> None:
+def test_equal_hosts_pass() -> None:
     for parts in (1, 2, 3):
         assert odd_hosts(fleet(), parts=parts) == []
 
@@ -345,7 +345,7 @@ def test_parameters_distinguish_figures() -> None:
 
 
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
-def test_worst_figures_are_the_same(operator: str) -> None:
+def test_value_at_the_limit_fails_only_strict_operators(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
     evidence = fleet(**on_each_host(lambda at: with_figure(SPEED + at * 1e9)))
     assert odd_hosts(evidence, replace(FLOOR, operator=operator, value=limit)) == []
@@ -418,7 +418,7 @@ TWO_HEATS = Metric(name=HEAT.name, unit="1", values={"gpu=0": 40, "gpu=1": 99})
         ({"replays": (None, 6, 8)}, [ODD]),
     ],
 )
-def test_one_fault_among_readings_that_differ(readings: dict[str, Any], expected_hosts: list[str]) -> None:
+def test_one_fault_among_differing_readings_fails_one_host(readings: dict[str, Any], expected_hosts: list[str]) -> None:
     changes = {name: with_own_readings(at, **(readings if name == ODD else {})) for at, name in enumerate(NAMES)}
     assert odd_hosts(fleet(**changes), HEAT, REPLAYS) == expected_hosts
 
@@ -438,7 +438,7 @@ def test_readings_that_differ_and_are_by_pci_address_belong_to_their_gpu() -> No
     assert odd_hosts(fleet(**changes), HEAT) == [ODD]
 
 
-def test_records_without_reading_keys_give_the_same() -> None:
+def test_records_without_reading_keys_give_the_same_result() -> None:
     for change, expected_hosts in (
         (with_constant_readings(thing=2), [ODD]),
         (with_constant_readings(version="550"), [ODD]),
@@ -452,7 +452,7 @@ def test_records_without_reading_keys_give_the_same() -> None:
         assert odd_hosts(evidence) == expected_hosts
 
 
-def test_integers_and_floats_are_counted_as_they_are() -> None:
+def test_integers_and_floats_are_compared_by_value() -> None:
     whole = dict.fromkeys(NAMES, with_constant_readings(clock=1500))
     assert odd_hosts(fleet(**whole), CLOCK) == []
     assert odd_hosts(fleet(**{**whole, ODD: with_constant_readings(clock=1500.5)}), CLOCK) == []
@@ -483,7 +483,7 @@ def test_host_without_valid_record_does_not_pass() -> None:
         assert odd_hosts(evidence) == [ODD]
 
 
-def test_run_with_a_baseline_gives_the_same() -> None:
+def test_hosts_with_an_invalid_baseline_do_not_pass() -> None:
     plan = replace(PLAN, baseline=PlannedBaseline(directory="b", digest="0" * 64))
     evidence = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
     assert odd_hosts(evidence, plan=plan) == NAMES
@@ -498,7 +498,7 @@ def test_fleet_too_small_for_a_median_is_inconclusive(count: int, expected_hosts
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_comparisons_in_fleets_of_one_to_three_hosts(count: int) -> None:
+def test_digests_are_compared_from_two_hosts_on(count: int) -> None:
     plan = one_figure_plan(*NAMES[:count])
     evidence = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     expected_hosts = ["h1", "h2"] if count == 2 else []
@@ -590,7 +590,9 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
         (replace(FLOOR, value=None, same_as_fleet=True), (4.26e12, SPEED), []),
     ],
 )  # fmt: skip
-def test_repeated_figure(rule: Criterion, evidence: tuple[float, float], expected_hosts: list[str]) -> None:
+def test_repeated_figure_fails_if_one_of_its_values_fails(
+    rule: Criterion, evidence: tuple[float, float], expected_hosts: list[str]
+) -> None:
     def repeat_figure(record: Record) -> Record:
         one = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
         launches = tuple(replace(record.launches[0], number=number) for number in range(len(evidence)))
@@ -725,7 +727,7 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
         (lambda made: replace(made, gang="g1"), []),
     ],
 )  # fmt: skip
-def test_one_fault_in_a_gang(change: Any, expected_hosts: list[str]) -> None:
+def test_fault_in_a_gang_is_found_on_its_hosts(change: Any, expected_hosts: list[str]) -> None:
     assert odd_in_gangs(gang_fleet(h2=change)) == expected_hosts
 
 
@@ -837,8 +839,8 @@ def with_first_pair_twice(record: Record) -> Record:
         (with_first_pair_twice, ["h5"]),
     ],
 )
-def test_floor_of_pairs(change: Callable[[Record], Record], expected_hosts: list[str]) -> None:
+def test_slow_or_invalid_pair_fails_its_floor(change: Callable[[Record], Record], expected_hosts: list[str]) -> None:
     rules = (FLOOR, PAIRS, replace(PAIRS, id="one-partner", where={"partner": "h2"}, value=3e10))
     assert odd_in_gangs(gang_fleet(h5=change), *rules) == expected_hosts
     first_without = odd_in_gangs(gang_fleet(h1=without(PAIRS.name), h5=change), *rules)
-    assert first_without == ["h1", *expected_hosts], "a first host without pairs concerns no other host"
+    assert first_without == ["h1", *expected_hosts], "a first host without pairs affects no other host"

@@ -27,9 +27,9 @@ def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", st
     )
 
 
-def host_view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
+def host_view(*observations: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
     """Return the view of a host with peer access and these observations of the transport."""
-    return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=seen), [pack(*rules)])
+    return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=observations), [pack(*rules)])
 
 
 def slow_collective(**over: Any) -> Verdict:
@@ -40,8 +40,8 @@ def slow_collective(**over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def explain(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
-    return with_slow_path(host_view(*seen, **over), verdict, [verdict, *others], set())
+def explain(verdict: Verdict, *observations: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
+    return with_slow_path(host_view(*observations, **over), verdict, [verdict, *others], set())
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def explain(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = 
     ],
 )  # fmt: skip
 def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, named: str) -> None:
-    verdicts = explain(slow_collective(), path_by(transport))
+    verdict = explain(slow_collective(), path_by(transport))
     if not named:
-        assert verdicts == slow_collective()
+        assert verdict == slow_collective()
         return
-    assert verdicts.reason.startswith(f"NCCL uses {named} instead of P2P; check NCCL_P2P_*")
-    assert verdicts.reason.endswith("; found 1, wanted 2")
-    assert verdicts.action == "configure"
+    assert verdict.reason.startswith(f"NCCL uses {named} instead of P2P; check NCCL_P2P_*")
+    assert verdict.reason.endswith("; found 1, wanted 2")
+    assert verdict.action == "configure"
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
 )
 def test_sockets_and_copies_without_gdr_are_slow_paths_between_hosts(transport: str, expected_text: str) -> None:
     gang = slow_collective(scope="gang=r1", stage="gang")
-    verdicts = explain(gang, path_by(transport, scope="gang=r1", stage="gang"))
-    assert (expected_text in verdicts.reason) if expected_text else verdicts == gang
-    assert ("check NCCL_* in the environment" in verdicts.reason) == bool(expected_text)
+    verdict = explain(gang, path_by(transport, scope="gang=r1", stage="gang"))
+    assert (expected_text in verdict.reason) if expected_text else verdict == gang
+    assert ("check NCCL_* in the environment" in verdict.reason) == bool(expected_text)
 
 
 def test_observed_path_precedes_the_previous_detail() -> None:
@@ -166,12 +166,12 @@ def test_path_is_fast_if_it_passes_on_the_fleet(parts: int, best_of_run: bool) -
 
 
 def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
-    for verdict, transport in (
+    for observations, transport in (
         ([path_by("P2P"), path_by("SHM")], "SHM"), ([path_by("SHM"), path_by("P2P")], "P2P"),
         ([path_by("SHM"), path_by(None, status=ERROR)], "SHM"), ([path_by("SHM", stage="gang")], None),
         ([path_by("SHM", scope="gang=r1")], None),
     ):  # fmt: skip
-        assert path_of(host_view(*verdict), slow_collective()) == (
+        assert path_of(host_view(*observations), slow_collective()) == (
             "c",
             "collective.all_reduce.busbw",
             "benchmark",

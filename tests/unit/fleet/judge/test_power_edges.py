@@ -133,7 +133,7 @@ def test_gang_is_one_part_and_a_serial_is_optional() -> None:
     assert silent.repeats[0].where == "h1 gpu=0"
 
 
-def test_robust_sigma_of_few() -> None:
+def test_robust_sigma_of_few_values_is_corrected() -> None:
     assert robust_sigma([]) == robust_sigma([5.0]) == 0.0
     assert robust_sigma([1.0, 3.0]) == pytest.approx(1.4826 * 1.196)
     assert robust_sigma([1.0] * 4 + [3.0] * 6) == pytest.approx(0.0)

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "gpu=0,peer=0",
         "between a GPU and itself",
     ),
-    "adapter that no list has": (
+    "adapter that is in no list": (
         [metric("network.operstate", nic_eth0="up"), metric("network.carrier", nic_eth0=True, nic_eth1=True)],
         "nic=eth1",
         "but network.operstate was not",
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "host",
         "is 3, but pcie.kind lists 2 GPUs",
     ),
-    "links that no GPU has": (
+    "fewer links than the GPU has": (
         [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],
         "gpu=0",
         "gpu.nvlink.active was read for 1 links",

@@ -34,7 +34,7 @@ WEAKENED: dict[str, dict[str, Any]] = {
     "a wider limit": {"vs_sku": {"expected": 4.276e12, "fraction": 0.76}},
     "another kind of limit": {"vs_sku": None, "vs_fleet": {"fraction": 0.95}},
     "only with a baseline": {"vs_sku": None, "vs_baseline": {"fraction": 0.98}},
-    "of a family": {"vs_sku": None, "vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.6}},
+    "a share of the datasheet": {"vs_sku": None, "vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.6}},
     "switched off": {"vs_sku": None, "operator": "eq", "same_as_fleet": False},
     "a narrower scope": {"scope": "host"},
     "narrower parameters": {"where": {"op": "copy", "dtype": "none"}},
@@ -258,12 +258,12 @@ def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any)
 
 
 def test_closer_floor_of_lower_severity_does_not_hide_the_failure() -> None:
-    def left(*verdicts: Verdict) -> list[str]:
+    def remaining(*verdicts: Verdict) -> list[str]:
         return [one.criterion for one in without_looser_floors(verdicts)]
 
     shipped, closer = floor("shipped", 2.0), floor("closer", 3.0, basis="policy")
-    assert left(shipped, closer) == ["closer"]
-    assert left(shipped, replace(closer, severity="warning", action="none")) == ["shipped", "closer"]
-    assert left(shipped, replace(closer, basis="model")) == ["closer"]
-    assert left(shipped, replace(closer, verdict=PASS)) == ["shipped", "closer"]
-    assert left(floor("ceiling", 0.5, operator="le"), shipped) == ["ceiling", "shipped"]
+    assert remaining(shipped, closer) == ["closer"]
+    assert remaining(shipped, replace(closer, severity="warning", action="none")) == ["shipped", "closer"]
+    assert remaining(shipped, replace(closer, basis="model")) == ["closer"]
+    assert remaining(shipped, replace(closer, verdict=PASS)) == ["shipped", "closer"]
+    assert remaining(floor("ceiling", 0.5, operator="le"), shipped) == ["ceiling", "shipped"]

@@ -70,7 +70,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         snapshots(lambda items: (*items, items[1])),
         "the snapshots of the stage are not in order: before, after, after",
     ),
-    "after before before": (
+    "snapshots before and after exchanged": (
         True,
         snapshots(lambda items: (items[1], items[0])),
         "the snapshots of the stage are not in order: after, before",
