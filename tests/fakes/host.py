@@ -179,7 +179,7 @@ def tree(
         root: created if missing.
         gpus: number of NVIDIA GPUs on the PCI bus, beside other devices; None: no bus, the caller builds it.
         files: path -> text, in addition to FILES or in place of an entry; None leaves the file out.
-        proc: the same for a file of /proc by its last name, e.g. `meminfo="nonsense"`.
+        proc: the same for a file of /proc, given by its file name, e.g. `meminfo="nonsense"`.
     """
     by_name = {path: proc[Path(path).name] for path in FILES if path.startswith("proc/") and Path(path).name in proc}
     for path, text in {**FILES, **by_name, **(files or {})}.items():

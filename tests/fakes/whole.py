@@ -23,7 +23,7 @@ from collectors.storage import StorageCollector
 from schemas.records import to_json
 from tests.fakes import host, links, nvml
 
-KEPT = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
+SYNCHRONIZED = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
 """File under the root: the health log of every NVMe disk."""
 CLOCK = "clock.json"
@@ -38,7 +38,7 @@ NVML = (
 
 
 BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
-"""The kernel log."""
+"""The kernel log of a healthy host."""
 
 
 def tree(root: Path) -> Path:
@@ -81,19 +81,19 @@ def run_program(root: Path, library: Path, *arguments: str, requests: str = "") 
 def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool = False) -> Iterator[Collector]:
     """Yield the collectors; NVMe logs and the clock come from files under the root."""
 
-    def ask() -> ClockState:
+    def read_clock() -> ClockState:
         expected = root / CLOCK
         return (
             ClockState(offset=0.0, error_max=float(expected.read_text()), error_estimated=0.0)
             if expected.exists()
-            else KEPT
+            else SYNCHRONIZED
         )
 
     for collector in collectors.build_collectors(full_snapshot=full_snapshot, root=root, keep_nvml_open=keep_nvml_open):
         if collector.name == "storage":
             yield StorageCollector(root, full_snapshot, read_log=lambda _: (root / SMART).read_bytes())
         elif collector.name == "clock":
-            yield ClockCollector(root, ask)
+            yield ClockCollector(root, read_clock)
         else:
             yield collector
 

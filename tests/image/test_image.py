@@ -116,7 +116,7 @@ def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> s
     )
 
 
-def test_user_ports_labels_and_health_check(container: str) -> None:
+def test_image_sets_user_ports_labels_and_health_check(container: str) -> None:
     configuration = config(container)
     assert (configuration["User"], configuration["WorkingDir"]) == ("10001:0", "/results")
     assert {"2222/tcp", "9836/tcp"} <= set(configuration["ExposedPorts"])  # type: ignore[call-overload]
@@ -189,7 +189,7 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         healthy = "/opt/rackproof/container/healthy.sh"
         ends = time.monotonic() + 30
         while run(container, healthy).returncode and time.monotonic() < ends:
-            # Here the entry point also starts the check, and overwrites the command that the check reads.
+            # `run` starts the check through the entry point, which overwrites the stored command that the check reads.
             buildah("run", container, "--", "sh", "-c", "echo sshd >/tmp/rackproof-container/command")
             time.sleep(0.3)
         words = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")

@@ -21,7 +21,7 @@ def readings(root: Path, state: ClockState) -> dict[str, Value | Absent]:
     return {family.name: family.readings[0][1] for family in families}
 
 
-def test_synchronized_clock(tmp_path: Path) -> None:
+def test_synchronized_clock_gives_every_reading(tmp_path: Path) -> None:
     assert readings(host.tree(tmp_path), SYNCHRONIZED) == {
         "clock.synchronized": True,
         "clock.offset": -2.5e-5,
@@ -31,7 +31,7 @@ def test_synchronized_clock(tmp_path: Path) -> None:
     }
 
 
-def test_unsynchronized_clock(tmp_path: Path) -> None:
+def test_unsynchronized_clock_reports_its_maximum_error(tmp_path: Path) -> None:
     values = readings(host.tree(tmp_path), UNSYNCHRONIZED)
     assert values["clock.synchronized"] is False
     assert values["clock.error_max"] == 16.0

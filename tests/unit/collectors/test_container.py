@@ -139,7 +139,9 @@ def test_local_machine_has_no_errors() -> None:
         ("\n", (False, "runc")),
     ],
 )
-def test_docker_configuration(text: str, expected: tuple[bool, str]) -> None:
+def test_nvidia_and_default_runtime_are_read_from_the_docker_configuration(
+    text: str, expected: tuple[bool, str]
+) -> None:
     assert parse_docker_config(text) == expected
 
 
@@ -153,7 +155,7 @@ def test_docker_configuration(text: str, expected: tuple[bool, str]) -> None:
         ("", []),
     ],
 )
-def test_cdi_device_names(specification: str, names: list[str]) -> None:
+def test_cdi_device_names_are_read_from_yaml_and_json(specification: str, names: list[str]) -> None:
     assert device_names(specification) == names
 
 
@@ -165,10 +167,10 @@ def test_cdi_device_names(specification: str, names: list[str]) -> None:
         ("kind: intel.com/gpu\n", "intel.com/gpu"),
     ],
 )
-def test_cdi_kind(specification: str, kind: str) -> None:
+def test_cdi_kind_is_read_from_yaml_and_json(specification: str, kind: str) -> None:
     assert specification_kind(specification) == kind
 
 
-def test_cdi_driver_versions() -> None:
+def test_cdi_driver_versions_are_those_of_the_library_files() -> None:
     text = "/usr/lib64/libcuda.so.580.95.05 /usr/lib64/libcuda.so.1 /usr/lib64/libnvidia-ml.so.570.86.15 /libfoo.so.1.2"
     assert driver_versions(text) == {"580.95.05", "570.86.15"}

@@ -49,7 +49,7 @@ def read(root: Path, *, full_snapshot: bool = False) -> dict[str, Value | Absent
     }
 
 
-def test_switches_with_a_running_manager(tmp_path: Path) -> None:
+def test_running_manager_is_reported(tmp_path: Path) -> None:
     assert read(host(tmp_path, processes=("nv-fabricmanage", "python3"))) == {
         "nvswitch.count": 4,
         "nvswitch.probed": 4,
@@ -120,7 +120,7 @@ def test_missing_pci_bus_is_an_error(tmp_path: Path) -> None:
     assert len(read(tmp_path)) == 4
 
 
-def test_switches_not_probed_by_the_driver(tmp_path: Path) -> None:
+def test_only_switches_probed_by_the_driver_count_as_probed(tmp_path: Path) -> None:
     root = host(tmp_path / "one", probed=3, processes=("nv-fabricmanage",))
     assert (read(root)["nvswitch.count"], read(root)["nvswitch.probed"]) == (4, 3)
     unloaded = read(host(tmp_path / "none", probed=0))["nvswitch.probed"]
@@ -128,7 +128,7 @@ def test_switches_not_probed_by_the_driver(tmp_path: Path) -> None:
     assert unloaded.status == "error"
 
 
-def test_firmware_version_of_each_switch(tmp_path: Path) -> None:
+def test_firmware_version_is_read_for_each_switch(tmp_path: Path) -> None:
     root = host(tmp_path, probed=2)
     information = "proc/driver/nvidia-nvswitch/devices/0000:02:00.0/information"
     write(root / information, "BIOS Version: N/A\n")

@@ -479,7 +479,10 @@ class Machine:
     """Snapshot of the healthy host, reused as the first snapshot of every fault that starts between snapshots."""
 
     def judge_fault(self, fault: Fault, packs: tuple[Pack, ...]) -> list[Verdict]:
-        """Build the host with the fault, take a second snapshot only if something changes, and return the verdicts."""
+        """Build the host with the fault, and return the verdicts on two snapshots.
+
+        The second is a copy of the first if the first has the fault and nothing changes afterwards.
+        """
         if self.needs_reset:
             shutil.rmtree(self.root, ignore_errors=True)
             self.root.mkdir()

@@ -273,7 +273,7 @@ def test_virtual_machine_is_detected(tmp_path: Path, flags: str, product: str, v
         ("Processor\t: ARMv8\n", "ARMv8"),
     ],
 )
-def test_cpu_model(text: str, model: str) -> None:
+def test_cpu_model_is_read_for_x86_and_arm(text: str, model: str) -> None:
     assert cpu_model(text) == model
 
 
@@ -283,7 +283,7 @@ def test_missing_cpu_model_is_an_error(text: str) -> None:
         cpu_model(text)
 
 
-def test_load_average() -> None:
+def test_load_average_is_that_of_one_minute() -> None:
     assert load_average("0.05 0.10 0.20 1/200 4711\n") == 0.05
 
 
@@ -298,7 +298,7 @@ def test_invalid_meminfo_is_an_error(text: str) -> None:
         meminfo(text, "MemTotal")
 
 
-def test_meminfo_with_and_without_unit_and_numa_node() -> None:
+def test_meminfo_is_read_with_and_without_unit_or_numa_node() -> None:
     assert optional_meminfo("HugePages_Total:    12\n", "HugePages_Total") == 12
     assert optional_meminfo("Node 3 MemFree:  2 kB\n", "MemFree") == 2048
 
@@ -324,11 +324,11 @@ def test_host_specific_options_and_secrets_are_removed(text: str, shared: str) -
         ("ro iommufoo quiet", "default"),
     ],
 )
-def test_iommu_options(text: str, options: str) -> None:
+def test_iommu_options_are_taken_from_the_command_line(text: str, options: str) -> None:
     assert iommu_options(text) == options
 
 
-def test_soft_limits() -> None:
+def test_soft_limit_is_a_number_or_none_if_unlimited() -> None:
     text = "Max locked memory  8388608  unlimited  bytes\nMax open files   unlimited  unlimited files\n"
     assert soft_limit(text, "Max locked memory") == 8388608
     assert soft_limit(text, "Max open files") is None
@@ -345,7 +345,7 @@ def test_stalled_share_is_a_ratio() -> None:
     )
 
 
-def test_bracketed_choice() -> None:
+def test_choice_in_brackets_is_selected() -> None:
     assert bracketed_choice("always madvise [never]\n") == "never"
 
 

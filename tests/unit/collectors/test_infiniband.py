@@ -160,7 +160,7 @@ def test_rate_is_in_bytes_per_second(text: str, rate: float, width: int) -> None
     assert parse_rate(text) == (rate, width)
 
 
-def test_rate_without_a_width() -> None:
+def test_rate_is_read_without_a_width() -> None:
     rate, width = parse_rate("100 Gb/sec")
     assert rate == 12.5e9
     assert getattr(width, "status", "") == "unsupported"
@@ -261,10 +261,10 @@ def test_refused_counter_is_read_again_after_an_hour(root: Path) -> None:
     counter.unlink()
     counter.write_text("7\n")
     now += 3599.0
-    assert symbol_errors() == refused, "not asked"
+    assert symbol_errors() == refused, "within an hour the counter is not read again"
     now += 2.0
     assert symbol_errors() == 7
     counter.unlink()
     assert symbol_errors() == Absent.unsupported("the adapter has no such counter")
     counter.write_text("8\n")
-    assert symbol_errors() == 8, "a missing file is looked for each time"
+    assert symbol_errors() == 8, "a missing file may appear at any time"

@@ -184,7 +184,7 @@ def test_gpu_lost_without_an_xid_is_read_in_every_format(prefix: str, lines: tup
         ("traps: NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", ""),
     ],
 )
-def test_other_messages_about_a_gpu(message: str, kind: str) -> None:
+def test_other_messages_about_a_gpu_are_classified(message: str, kind: str) -> None:
     for prefix in PREFIXES.values():
         assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
 

@@ -86,24 +86,24 @@ def test_error_counter_affects_only_its_reading(root: Path, name: str) -> None:
     assert fault == {(name, SCOPE): 4}
 
 
-def test_carrier_changes(root: Path) -> None:
+def test_carrier_changes_are_counted(root: Path) -> None:
     assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", SCOPE): 4}
 
 
-def test_half_duplex(root: Path) -> None:
+def test_half_duplex_is_reported(root: Path) -> None:
     fault = changed(root, lambda root: write(root, duplex="half"))
     assert fault == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
 
 
 def test_nic_without_a_cable_has_no_speed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
-    expected = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
-    assert expected == {"operstate": "down", "carrier": False}
+    values = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    assert values == {"operstate": "down", "carrier": False}
     absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(("speed", "duplex", "half_duplex"), "unsupported")
 
 
-def test_disabled_nic_has_no_readings(root: Path) -> None:
+def test_disabled_nic_has_no_carrier_speed_or_duplex(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
         # Root can open the file, and reading it gives EINVAL, as for these three files of a disabled interface.
@@ -225,7 +225,9 @@ Aggregator ID: {aggregator}
         ("IEEE 802.3ad Dynamic link aggregation", "", "going back", 1, False),
     ],
 )
-def test_member_of_a_bond_in_proc(root: Path, mode: str, active: str, state: str, aggregator: int, is_up: bool) -> None:
+def test_member_of_a_bond_is_read_from_proc(
+    root: Path, mode: str, active: str, state: str, aggregator: int, is_up: bool
+) -> None:
     text = PROC_BOND.format(mode=mode, active=active, state=state, aggregator=aggregator)
     links.write(root, "proc/net/bonding/bond7", text)
     assert members(readings(root), "bond7") == {"eth1": True, "eth2": is_up}
@@ -250,7 +252,7 @@ def add_master(root: Path, name: str, kind: str = "") -> None:
 
 
 @pytest.mark.parametrize("carrier", ["1", "0"])
-def test_member_of_a_team(root: Path, carrier: str) -> None:
+def test_member_of_a_team_is_up_with_its_carrier(root: Path, carrier: str) -> None:
     add_master(root, "team0")
     write(root, carrier=carrier)
     assert members(readings(root), "team0") == {links.ROCE_INTERFACE: True, NIC: carrier == "1"}
@@ -263,7 +265,7 @@ def test_members_of_a_bridge_are_not_redundant(root: Path, name: str, kind: str)
     assert members(readings(root), name) == {}
 
 
-def test_virtio_nic_of_a_virtual_machine(root: Path) -> None:
+def test_virtio_nic_has_driver_and_pci_address_but_no_speed(root: Path) -> None:
     nic = links.interface(root, NIC).resolve()
     below = nic.parents[1] / "virtio0"
     (below / "net").mkdir(parents=True)
@@ -282,7 +284,7 @@ def test_virtio_nic_of_a_virtual_machine(root: Path) -> None:
     }
 
 
-def test_host_without_interfaces(tmp_path: Path) -> None:
+def test_host_without_interfaces_has_no_nics(tmp_path: Path) -> None:
     assert readings(tmp_path) == {("nic_count", "host"): 0}
 
 

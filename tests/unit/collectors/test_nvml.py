@@ -315,7 +315,6 @@ FAULTS: dict[str, Readings] = {
             for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
         },
         **{f"gpu.throttle.time gpu={index},reason=thermal": 0.0 for index in range(8)},
-        # these drivers have the old name of the function
     },
     "power-limit-lowered": {
         "gpu.power_limit gpu=3": 500.0,
@@ -556,7 +555,7 @@ def test_pcie_path_is_reported_without_nvlink(reader: nvml.Reader) -> None:
 @pytest.mark.parametrize(
     ("answer", "path"), [("20", "PXB"), ("30", "PHB"), ("0", "X"), ("7", "unknown"), ("!3", NOT_SUPPORTED)]
 )
-def test_other_paths_over_pcie(reader: nvml.Reader, answer: str, path: str) -> None:
+def test_path_over_pcie_is_named_after_the_common_ancestor(reader: nvml.Reader, answer: str, path: str) -> None:
     observed = peers(readings(reader, "pcie-only", f"gpu.0.TopologyCommonAncestor.1={answer}"))
     assert (observed[0, 1], observed[1, 0]) == (path, "PIX")
 
@@ -1280,9 +1279,9 @@ def test_absent_gpm_has_a_reason(library: Path, tmp_path: Path, base: str, line:
 
 def test_lost_gpu_does_not_keep_nvml_open(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.1.GpmSupport=0")
-    (before, kept_open), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
-    assert (before["gpu.gpm.sm_active 0"], kept_open) == (0.0, 1)
-    assert (after["gpu.gpm.sm_active 0"], open_) == (LOST, 0)
+    (before, count_before), (after, count_after) = gpm(library, scenario, "", "gpu.0.*=!15\n")
+    assert (before["gpu.gpm.sm_active 0"], count_before) == (0.0, 1)
+    assert (after["gpu.gpm.sm_active 0"], count_after) == (LOST, 0)
 
 
 def test_library_without_gpm_reports_it_as_unsupported(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_unresponsive_device_is_an_error(root: Path) -> None:
 @pytest.mark.parametrize(
     ("speed", "number"), [("2.5 GT/s", 1), ("5 GT/s", 2), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)]
 )
-def test_generation_from_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
+def test_generation_is_derived_from_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
     assert parse_generation(speed) == number
 
 
@@ -226,7 +226,7 @@ def test_missing_aer_total_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     "end", [GPU, PORT, links.HCA_PORTS[1]], ids=["GPU", "port above the GPU", "port above the adapter"]
 )
-def test_acs_between_gpu_and_adapter_is_redirected(root: Path, end: str) -> None:
+def test_acs_redirects_only_in_a_port_above_gpu_or_adapter(root: Path, end: str) -> None:
     fault = changed(root, lambda root: links.set_acs(root, end, links.ACS_KERNEL))
     expected = (
         {} if end == GPU else device_readings(end, acs__enabled=True) | device_readings(GPU, acs__redirected=True)
@@ -240,18 +240,18 @@ def test_acs_of_a_root_port_does_not_redirect_traffic_below_one_switch(root: Pat
 
 
 @pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])
-def test_acs_without_redirection(root: Path, control: int) -> None:
+def test_other_acs_controls_do_not_redirect(root: Path, control: int) -> None:
     assert changed(root, lambda root: links.set_acs(root, PORT, control)) == {}
 
 
-def test_payload_and_read_request_sizes(root: Path) -> None:
+def test_payload_and_read_request_sizes_are_read_from_the_configuration_space(root: Path) -> None:
     def reduce_sizes(root: Path) -> None:
         (links.pci(root, HCA) / "config").write_bytes(links.config_space(payload=0, read=2))
 
     assert changed(root, reduce_sizes) == device_readings(HCA, max_payload=128, max_read_request=512)
 
 
-def test_iommu_group_and_type(root: Path) -> None:
+def test_iommu_group_and_type_are_reported(root: Path) -> None:
     def isolate(root: Path) -> None:
         links.write(root, "sys/class/iommu/dmar0/name", "dmar0\n")
         links.write(root, "sys/kernel/iommu_groups/47/type", "identity\n")
@@ -274,7 +274,7 @@ def test_settings_are_unsupported_without_root(root: Path) -> None:
     }  # fmt: skip
 
 
-def test_largest_bar() -> None:
+def test_largest_memory_bar_is_selected() -> None:
     old = "0xc5000000 0xc5ffffff 0x40200\n0x52000000000 0x52fffffffff 0x14220c\n0x0 0x0 0x0\n"
     assert largest_bar(old) == 64 * links.GIB
 
@@ -316,7 +316,7 @@ def test_virtual_function_is_excluded(root: Path) -> None:
     assert [key for key in readings(root) if key[1] == f"pci={links.ROCE_NIC}"] == []
 
 
-def test_host_without_a_pci_bus(tmp_path: Path) -> None:
+def test_host_without_a_pci_bus_reports_only_that(tmp_path: Path) -> None:
     observed = readings(tmp_path)
     assert list(observed) == [("pcie.device_count", "host")]
     assert re.search("no PCI bus", str(observed["pcie.device_count", "host"]))

@@ -77,7 +77,7 @@ LOST_MDSTAT = {
 
 
 @pytest.mark.parametrize(("head", "body"), HEALTHY_MDSTAT.values(), ids=HEALTHY_MDSTAT)
-def test_healthy_array_in_mdstat(tmp_path: Path, head: str, body: str) -> None:
+def test_healthy_array_in_mdstat_has_no_lost_member(tmp_path: Path, head: str, body: str) -> None:
     observed = readings(write(tmp_path, {"proc/mdstat": mdstat(head, body)}))
     assert lost(observed) == set()
     assert observed["storage.array.works array=md0"] is True
@@ -85,7 +85,9 @@ def test_healthy_array_in_mdstat(tmp_path: Path, head: str, body: str) -> None:
 
 
 @pytest.mark.parametrize(("head", "body", "missing", "names"), LOST_MDSTAT.values(), ids=LOST_MDSTAT)
-def test_lost_member_in_mdstat(tmp_path: Path, head: str, body: str, missing: int | None, names: set[str]) -> None:
+def test_lost_member_in_mdstat_is_named(
+    tmp_path: Path, head: str, body: str, missing: int | None, names: set[str]
+) -> None:
     observed = readings(write(tmp_path, {"proc/mdstat": mdstat(head, body)}))
     assert lost(observed) == {name if "=" in name else f"array=md0,member={name}" for name in names}
     if missing is not None:
@@ -142,12 +144,12 @@ LOST_SYSFS = {
 
 
 @pytest.mark.parametrize("files", HEALTHY_SYSFS.values(), ids=HEALTHY_SYSFS)
-def test_healthy_array_in_sysfs(tmp_path: Path, files: Mapping[str, str]) -> None:
+def test_healthy_array_in_sysfs_has_no_lost_member(tmp_path: Path, files: Mapping[str, str]) -> None:
     assert lost(readings(write(tmp_path, files))) == set()
 
 
 @pytest.mark.parametrize(("files", "names"), LOST_SYSFS.values(), ids=LOST_SYSFS)
-def test_lost_member_in_sysfs(tmp_path: Path, files: Mapping[str, str], names: set[str]) -> None:
+def test_lost_member_in_sysfs_is_named(tmp_path: Path, files: Mapping[str, str], names: set[str]) -> None:
     observed = readings(write(tmp_path, files))
     assert lost(observed) == {name if "=" in name else f"array=md0,member={name}" for name in names}
     if f"{MD}/degraded" in files:
@@ -164,13 +166,13 @@ def test_array_that_only_one_source_reports_as_degraded_is_degraded(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("missing", "members"), [("0", set()), ("1", {"array=c0ffee,member=device2"})])
-def test_btrfs_device(tmp_path: Path, missing: str, members: set[str]) -> None:
+def test_missing_btrfs_device_is_named(tmp_path: Path, missing: str, members: set[str]) -> None:
     files = {"sys/fs/btrfs/c0ffee/devinfo/1/missing": "0\n", "sys/fs/btrfs/c0ffee/devinfo/2/missing": f"{missing}\n"}
     assert lost(readings(write(tmp_path, files))) == members
 
 
 @pytest.mark.parametrize("state", ["ONLINE", "DEGRADED", "FAULTED", "SUSPENDED", "UNAVAIL"])
-def test_zfs_pool(tmp_path: Path, state: str) -> None:
+def test_state_of_a_zfs_pool_is_reported(tmp_path: Path, state: str) -> None:
     observed = readings(write(tmp_path, {"proc/spl/kstat/zfs/tank/state": f"{state}\n"}))
     assert observed["storage.pool.state pool=tank"] == state
 
@@ -193,11 +195,11 @@ def nvme(states: Mapping[str, str]) -> dict[str, str]:
         ({"nvme3": "live", "nvme4": "deleting (no IO)"}, set()),
     ],
 )
-def test_nvme_path(tmp_path: Path, states: Mapping[str, str], paths: set[str]) -> None:
+def test_lost_nvme_path_is_named(tmp_path: Path, states: Mapping[str, str], paths: set[str]) -> None:
     assert lost(readings(write(tmp_path, nvme(states)))) == {f"disk=nvme-subsys3,path={path}" for path in paths}
 
 
-def test_nvme_paths_of_a_subsystem_directory(tmp_path: Path) -> None:
+def test_lost_path_in_a_subsystem_directory_is_named(tmp_path: Path) -> None:
     files = {f"sys/class/nvme/nvme{number}/state": state for number, state in ((0, "live"), (1, "dead"))}
     files |= {f"sys/class/nvme-subsystem/nvme-subsys0/nvme{number}/x": "" for number in (0, 1)}
     files["sys/class/nvme-subsystem/nvme-subsys0/nvme0n1/size"] = "1"
@@ -205,7 +207,7 @@ def test_nvme_paths_of_a_subsystem_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "offline", "transport-offline", "blocked", "quiesce"])
-def test_path_of_the_device_mapper(tmp_path: Path, state: str) -> None:
+def test_lost_path_of_the_device_mapper_is_named(tmp_path: Path, state: str) -> None:
     files = {"sys/block/dm-0/dm/uuid": "mpath-3600508b400105e21", "sys/block/dm-0/dm/name": "mpatha"}
     files |= {
         "sys/block/dm-1/dm/uuid": "LVM-abc",
@@ -247,7 +249,7 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize(("kind", "status", "expected"), MEMBERS.values(), ids=MEMBERS)
-def test_member_in_the_status_of_the_device_mapper(kind: str, status: str, expected: set[str]) -> None:
+def test_status_of_the_device_mapper_names_lost_members(kind: str, status: str, expected: set[str]) -> None:
     assert {member for member, works in mapper.parse_members(kind, status).items() if not works} == expected
 
 
@@ -262,14 +264,14 @@ def answer(*targets: tuple[str, str], flags: int = 0) -> bytes:
     return struct.pack("=3I3Ii3IQ128s129s7s", 4, 48, 0, *sizes, b"vg-lv", b"LVM-abc", b"") + body
 
 
-def test_answer_of_the_device_mapper() -> None:
+def test_answer_of_the_device_mapper_is_parsed_if_it_is_complete() -> None:
     targets = [("raid", "raid1 2 AD 8/8 idle 0 0 -"), ("linear", "")]
     assert mapper.parse_targets(answer(*targets)) == targets
     with pytest.raises(OSError, match="longer"):
         mapper.parse_targets(answer(flags=0x100))
 
 
-def test_lvm_raid_and_failed_path_of_a_full_snapshot(tmp_path: Path) -> None:
+def test_full_snapshot_names_lost_member_of_lvm_raid_and_lost_path(tmp_path: Path) -> None:
     files = {
         "sys/block/dm-0/dm/uuid": "mpath-36",
         "sys/block/dm-0/dm/name": "mpatha",
@@ -294,6 +296,6 @@ def test_lvm_raid_and_failed_path_of_a_full_snapshot(tmp_path: Path) -> None:
     assert lost(observed) == {"disk=mpatha,path=sdc", "array=vg-lv,member=leg1"}
 
 
-def test_host_without_redundancy(tmp_path: Path) -> None:
+def test_host_without_redundancy_has_no_array(tmp_path: Path) -> None:
     (tmp_path / "sys/devices").mkdir(parents=True)
     assert readings(tmp_path) == {"storage.array.missing host": Absent.unsupported("no disk array")}

@@ -147,9 +147,9 @@ def test_program_without_a_version_is_an_error(tmp_path: Path, script: str, reas
 def test_program_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     host.program(tmp_path / "usr/sbin/tool", "")
     (tmp_path / "usr/sbin/tool").write_bytes(os.urandom(16))
-    expected = programs.program_version(tmp_path, "tool", r"version (\S+)")
-    assert isinstance(expected, Absent)
-    assert expected.status == "error"
+    version = programs.program_version(tmp_path, "tool", r"version (\S+)")
+    assert isinstance(version, Absent)
+    assert version.status == "error"
 
 
 def test_missing_program_is_unsupported(tmp_path: Path) -> None:
@@ -167,12 +167,12 @@ def test_missing_program_is_unsupported(tmp_path: Path) -> None:
         ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.65.06  Release Build\n", "580.65.06", True),
     ],
 )
-def test_kernel_module_version_and_license(text: str, version: str, is_open: bool) -> None:
+def test_version_and_license_of_the_kernel_module_are_read(text: str, version: str, is_open: bool) -> None:
     assert module_version(text) == version
     assert is_open_module(text) is is_open
 
 
-def test_cuda_toolkit_version() -> None:
+def test_cuda_toolkit_version_is_not_that_of_a_component() -> None:
     assert toolkit_version('{"cuda": {"version": "12.4.1"}, "nvcc": {"version": "12.4.131"}}') == "12.4.1"
 
 
@@ -183,11 +183,11 @@ def test_cuda_toolkit_version() -> None:
         ('VERSION_ID="9.4"\nID="rocky"\n', "ID", "rocky"),
     ],
 )
-def test_os_release_field(text: str, key: str, value: str) -> None:
+def test_os_release_field_is_read_without_quotes(text: str, key: str, value: str) -> None:
     assert release_field(text, key) == value
 
 
-def test_missing_os_release_field() -> None:
+def test_missing_os_release_field_is_reported_as_missing() -> None:
     with pytest.raises(MissingError):
         release_field("ID=arch\n", "VERSION_ID")
 

@@ -207,7 +207,7 @@ def test_missing_disk_is_not_counted(tmp_path: Path) -> None:
     assert readings(host.tree(tmp_path, files=missing))["storage.disk.count host"] == 1
 
 
-def test_sata_disk_readings(tmp_path: Path) -> None:
+def test_sata_disk_has_state_errors_firmware_and_rotation(tmp_path: Path) -> None:
     disk = "sys/block/sdb"
     files = {
         f"{disk}/device/state": "running",
@@ -359,7 +359,7 @@ def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 / / rw - ext4 /dev/sda1 ro\n", True),
     ],
 )
-def test_read_only_state_directory(lines: str, read_only: bool) -> None:
+def test_state_directory_is_read_only_if_its_mount_is(lines: str, read_only: bool) -> None:
     assert is_read_only(mount_of(parse_mounts(lines), "/var")) is read_only
 
 

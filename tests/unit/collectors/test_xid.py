@@ -49,7 +49,7 @@ def journal_command(tmp_path: Path, *lines: str) -> Sequence[str]:
 # ---- lines ----
 
 
-def test_uptime_is_parsed_from_every_format() -> None:
+def test_uptime_is_parsed_from_kmsg_dmesg_and_journal() -> None:
     assert kernel_log.uptime(XID_79) == 91827.364554
     assert kernel_log.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
     assert kernel_log.uptime("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00.0): 48") == 91827.364554
@@ -83,8 +83,8 @@ def test_uptime_is_parsed_from_every_format() -> None:
 )
 def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> None:
     (message,) = messages(line.strip())
-    found = parse_xid(message)
-    assert (found and (found.pci, found.code)) == result
+    xid = parse_xid(message)
+    assert (xid and (xid.pci, xid.code)) == result
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_fatal_nvlink_5_xid_fails() -> None:
         ("unsaid", "99999", ""),
     ],
 )
-def test_fatal_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
+def test_only_fatal_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
     location = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
     expected = [(criterion, FAIL, location, "")] if criterion else []
     assert not_passed(judged({location: 2}, name="sxid.count")) == expected

@@ -292,7 +292,7 @@ def test_pods_request_as_many_gpus_as_the_plan_has(overlay: str) -> None:
     assert requested == counts
 
 
-def test_pods_of_nodes_are_named_after_their_node() -> None:
+def test_host_of_a_pod_is_named_after_its_node() -> None:
     (job,) = of_kind("nodes", "Job")
     pod = job["spec"]["template"]["spec"]
     (variable,) = [item for item in pod["containers"][0]["env"] if item["name"] == "RACKPROOF_HOST"]

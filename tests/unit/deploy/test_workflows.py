@@ -85,7 +85,7 @@ def test_scripts_pass_shellcheck_and_contain_no_expression(job: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_workflows_start_existing_targets(job: dict[str, Any]) -> None:
+def test_workflows_use_existing_targets_scripts_and_variables(job: dict[str, Any]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for step in job["steps"]:
         for words in re.findall(r"^make (.+)$", step.get("run", ""), flags=re.MULTILINE):

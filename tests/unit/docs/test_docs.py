@@ -517,6 +517,6 @@ def test_invalid_command_in_a_page_is_reported(text: str) -> None:
         '-e \'{"rackproof_epochs": "three"}\'',
     ],
 )
-def test_mention_of_a_missing_path_is_reported(text: str) -> None:
+def test_invalid_mention_of_a_command_is_reported(text: str) -> None:
     assert is_command(text)
     assert list(mention_problems(text))

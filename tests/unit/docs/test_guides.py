@@ -17,7 +17,7 @@ from tests.fakes import nvml, whole
 
 PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 PYTEST_OPTIONS = ("-q", "-c", os.devnull, "--rootdir", ".", "--basetemp", "pytest-files")
-"""Without a base directory of its own, pytest removes directories of older runs before it ends, which can take minutes."""
+"""Without a separate base directory, pytest removes directories of older runs before it ends, which can take minutes."""
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_new_verb_is_in_the_command(checkout: Path) -> None:
     assert "uptime" in run(checkout, "rackproof", "--help")
 
 
-def test_new_criterion_finds_its_fault(checkout: Path) -> None:
+def test_new_criterion_fails_for_its_fault(checkout: Path) -> None:
     """The guides for a criterion and for its fault are tested together: one is incomplete without the other."""
     for name in ("tests", "docs"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("images", "measurements"))

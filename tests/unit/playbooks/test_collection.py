@@ -128,11 +128,11 @@ def test_minimum_ansible_core_equals_that_of_the_package() -> None:
 def test_requirements_equal_those_of_the_package() -> None:
     """Dependencies that only hosts need are left out. So is ansible-core, whose version the execution environment chooses."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    theirs = {*project["dependencies"], *project["optional-dependencies"]["control"]}
+    of_the_package = {*project["dependencies"], *project["optional-dependencies"]["control"]}
     lines = (ROOT / "meta" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     elsewhere = ("ansible-core", "bcrypt", "nvidia-ml-py")
     assert {line for line in lines if not line.startswith("#")} == {
-        item for item in theirs if not item.startswith(elsewhere)
+        item for item in of_the_package if not item.startswith(elsewhere)
     }
 
 
@@ -153,9 +153,9 @@ def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
 def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
     """The inventory is that of the rehearsal without its second host. The profile is the smallest possible one."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
-    little = smallest_profile(0.2)
-    del little["stages"]["gang"]
-    profile.write_text(yaml.safe_dump(little), encoding="utf-8")
+    tiny = smallest_profile(0.2)
+    del tiny["stages"]["gang"]
+    profile.write_text(yaml.safe_dump(tiny), encoding="utf-8")
     rehearsal = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))
     del rehearsal["gpu_hosts"]["hosts"]["local2"]
     assert rehearsal["gpu_hosts"]["vars"].pop("ansible_python_interpreter") == "{{ ansible_playbook_python }}"
@@ -173,13 +173,15 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
         "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
     }
-    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # takes a third of the time
+    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # needs a third of the time of the default
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
     names = {path.name for path in (site / "runs" / "r1").iterdir()}
-    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, "the callback plugins, too"
+    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, (
+        "the callback plugins must write three of them"
+    )
     assert not (installed(site) / "runs").exists(), "another user may own the collection"
     assert not (installed(site) / "build").exists()
 
@@ -194,7 +196,7 @@ def test_callback_plugin_is_loaded_under_ansible_runner(site: Path) -> None:
         "ANSIBLE_CONFIG": str(site / "empty.cfg"),
         "ANSIBLE_CALLBACK_PLUGINS": str(site / "runners"),
     }
-    inventory = site / "nobody.yml"
+    inventory = site / "unreachable.yml"
     inventory.write_text("gpu_hosts: {hosts: {h1: {ansible_host: 127.0.0.1, ansible_port: 9, rackproof_gpu_count: 1}}}")
     variables = json.dumps({"rackproof_run_id": "named", "rackproof_gang": "none"})
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", variables)

@@ -39,7 +39,7 @@ def planned_hosts(tmp_path: Path) -> dict[str, tuple[str, str]]:
     return {host["name"]: (host["address"], host["rack"]) for host in document["hosts"]}
 
 
-def test_templates_and_variables_of_other_software(tmp_path: Path) -> None:
+def test_templates_and_variables_of_other_software_are_accepted(tmp_path: Path) -> None:
     done = plan(
         tmp_path,
         {"a": {"number": 1}, "b": {"number": 2}},
@@ -53,7 +53,7 @@ def test_templates_and_variables_of_other_software(tmp_path: Path) -> None:
     assert planned_hosts(tmp_path) == {"a": ("10.0.0.1", "r1"), "b": ("10.0.0.2", "r2")}
 
 
-def test_host_called_localhost(tmp_path: Path) -> None:
+def test_host_called_localhost_is_planned(tmp_path: Path) -> None:
     done = plan(tmp_path, {"localhost": None}, ansible_user="nobody-here", rackproof_rack=12)
     assert done.returncode == 0, done.stdout + done.stderr
     assert planned_hosts(tmp_path) == {"localhost": ("localhost", "12")}

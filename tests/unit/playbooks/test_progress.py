@@ -23,9 +23,9 @@ WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackpr
 
 def site(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
     """Return the command of a playbook on two local hosts that sets the facts of its run."""
-    know = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
+    set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
-        {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [know]},
+        {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
         {"name": "Benchmark", "hosts": "gpu_hosts", "gather_facts": False, "tasks": list(tasks)},
     ]
     hosts = {name: {"ansible_connection": "local"} for name in ("h1", "h2")}
@@ -119,7 +119,7 @@ def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")
     where = tmp_path / "nowhere" / "r1" if broken == "missing" else run_dir
     environment = {"RACKPROOF_HEARTBEAT": "1"}
-    if broken == "heartbeat":  # the program that it starts does not exist
+    if broken == "heartbeat":  # the program that the plugin starts does not exist there
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())

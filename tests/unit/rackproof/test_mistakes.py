@@ -108,7 +108,7 @@ def test_directory_without_a_plan_gives_the_same_error_in_every_verb(
     assert call_verb(name, directory, *options) == (2, f"rackproof: {directory}/{NO_RUN}\n")
 
 
-def test_similar_run_directories_are_suggested(call_verb: CallVerb, run: str) -> None:
+def test_similar_run_directories_are_suggested(call_verb: CallVerb, run: Path) -> None:
     assert call_verb("report", f"{run}x")[1].endswith(f"which has a plan.json (did you mean {run.name}?)\n")
     forged = run.with_name("x\x1b[31m\nFAKE: accepted")
     forged.mkdir()
@@ -224,7 +224,9 @@ def test_report_notes_that_the_run_is_in_progress(
     assert (run_in_progress / run_directory.LOCK).exists()
 
 
-def test_report_on_a_finished_or_own_run_has_no_note(reported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_no_note_on_a_finished_run_or_one_locked_by_this_process(
+    reported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(reported)]) == 0
     run_lock.acquire(reported)
     assert main(["report", str(reported)]) == 0
@@ -247,6 +249,6 @@ def test_run_in_progress_cannot_be_a_baseline(
 
 
 @pytest.mark.parametrize("verb", ["report", "rma", "watch", "diff"])
-def test_without_any_run_the_error_says_where_it_searched(call_verb: CallVerb, tmp_path: Path, verb: str) -> None:
+def test_error_without_any_run_names_the_searched_directory(call_verb: CallVerb, tmp_path: Path, verb: str) -> None:
     code, output = call_verb(verb)
     assert (code, f"no run in {tmp_path / 'runs'}: give " in output) == (64, True)

@@ -67,15 +67,14 @@ def child_of_the_command(directory: Path, **variables: str) -> str:
     return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_packages_of_other_software_do_not_hide_ours(tmp_path: Path) -> None:
+def test_packages_of_other_software_do_not_hide_those_of_rackproof(tmp_path: Path) -> None:
     for name in ("agent", "schemas"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('other software')")
-    (tmp_path / "theirs.py").write_text("")
     output = child_of_the_command(Path("/nowhere"), PYTHONPATH=str(tmp_path))
     assert output.count(f"{ROOT}/") == 4
-    own = run(tmp_path, "--help", PYTHONPATH=str(tmp_path))
-    assert (own.returncode, own.stderr) == (0, "")
+    completed = run(tmp_path, "--help", PYTHONPATH=str(tmp_path))
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_processes_of_a_checkout_that_is_not_installed_find_its_packages(tmp_path: Path) -> None:
@@ -112,10 +111,10 @@ def test_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> None:
     report = documents.read(tmp_path / "here/r1/report.json", "report")
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
-    made = {observation["name"] for observation in record["observations"]}
-    assert "overlap.hidden_share" in made, "a single host runs the gang benchmarks"
-    assert not any(name.startswith("pairs") for name in made)
-    assert [observation["phase"] for observation in record["snapshots"]][:2] == ["before", "before"]
+    observed = {observation["name"] for observation in record["observations"]}
+    assert "overlap.hidden_share" in observed, "a single host runs the gang benchmarks"
+    assert not any(name.startswith("pairs") for name in observed)
+    assert [snapshot["phase"] for snapshot in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
     assert again.returncode == 0
     assert "nothing is measured again" in again.stderr
@@ -206,7 +205,6 @@ def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     in_container = gpus(8, 2, given=2)
     assert in_container.expected == 2
     assert in_container.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
-    assert "the driver answers for 1; " not in gpus(8, 2, given=2).disagreement()
     assert gpus(8, 1, given=2).expected == 2
     assert "the driver answers for 1" in gpus(8, 1, given=2).disagreement()
 
@@ -362,7 +360,7 @@ def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
     assert line in merge(counted, {}, ()).acceptance.summary
 
 
-def test_machine_held_by_a_playbook_run_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_leased_to_a_playbook_run_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs on one machine would disturb each other."""
     from agent.run import lease
     from rackproof.main import main

@@ -165,7 +165,7 @@ def directories(probe: ModuleType, tmp_path: Path, **options: Any) -> list[str]:
     return list(probe.directory_problems(Namespace(**values)))
 
 
-def test_directories_of_the_agent_are_usable(
+def test_unusable_directories_of_the_agent_are_problems(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert directories(probe, tmp_path) == []

@@ -409,7 +409,7 @@ def test_ipv6_address_is_in_brackets(rendered_templates: Path) -> None:
     assert [group["targets"] for group in groups] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
 
 
-def test_exporter_is_started_with_the_other_names_that_the_inventory_asks_for(
+def test_exporter_is_started_with_the_compatible_names_of_the_inventory(
     rendered_templates: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unit = (rendered_templates / "rackproof-exporter.service").read_text()

@@ -64,7 +64,7 @@ def test_truncated_record_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
-def test_record_with_a_changed_character_raises_no_other_error(position: int, character: str) -> None:
+def test_record_with_a_changed_character_raises_only_a_document_error(position: int, character: str) -> None:
     text = TEXT[:position] + character + TEXT[position + 1 :]
     try:
         document = documents.parse(text, source="r")

@@ -9,7 +9,7 @@ from schemas.run_directory import RunDirectory, is_run, record_name, record_name
 from tests import ROOT, builders
 
 
-def test_record_of_a_host_and_of_its_gang() -> None:
+def test_records_of_host_and_gang_have_separate_paths() -> None:
     assert record_name("h1") == "hosts/h1.json"
     assert record_name("h1", "rack12") == "gangs/rack12/h1.json"
     assert RunDirectory(Path("r1")).record("h1", "rack12") == Path("r1/gangs/rack12/h1.json")

@@ -303,7 +303,9 @@ def test_single_wrong_element_is_counted(op: str) -> None:
         (["--only", "host_copy", "digest"], 0, "skipped: host_copy"),
     ],
 )
-def test_exit_code_without_supervisor(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+def test_exit_code_without_supervisor_states_the_result(
+    tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
     started = ranks.start_alone("agent.benchmarks", *arguments, work=tmp_path)
     codes, output = started.wait(), started.output.read_text()
     assert (codes, message in output) == ([code], True), output

@@ -210,7 +210,7 @@ def test_every_second_rank_drives_a_replica(count: int, replicas: int) -> None:
     ("both", "hidden", "slowdown"),
     [(3.0, 1.0, 1.0), (5.0, 0.0, 5 / 3), (4.0, 0.5, 4 / 3), (6.0, 0.0, 2.0), (2.9, 1.0, 2.9 / 3)],
 )
-def test_overlap_figures(both: float, hidden: float, slowdown: float) -> None:
+def test_overlap_figures_follow_from_three_times(both: float, hidden: float, slowdown: float) -> None:
     assert overlap.overlap_figures(3.0, 2.0, both) == pytest.approx((hidden, slowdown))
 
 

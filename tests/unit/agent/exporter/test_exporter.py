@@ -54,14 +54,14 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 class Fake:
     """A collector that calls the given function, and counts the calls."""
 
-    def __init__(self, name: str, does: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, name: str, function: Callable[[], Iterable[Family]]) -> None:
         self.name = name
         self.calls = 0
-        self._does = does
+        self._function = function
 
     def collect(self) -> Iterable[Family]:
         self.calls += 1
-        return self._does()
+        return self._function()
 
 
 def family(name: str, value: object, unit: str = "1", *, counter: bool = False, **labels: str) -> Family:
@@ -151,14 +151,16 @@ def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
         ]
 
     text = text_of(Exporter([Fake("nvml", read)], ["dcgm"]))
-    found = {name: (value, dict(labels)) for (name, labels), value in series(text).items() if name.startswith("DCGM_")}
-    assert {name: value for name, (value, _) in found.items()} == {
+    exported = {
+        name: (value, dict(labels)) for (name, labels), value in series(text).items() if name.startswith("DCGM_")
+    }
+    assert {name: value for name, (value, _) in exported.items()} == {
         "DCGM_FI_DEV_SM_CLOCK": 1980,
         "DCGM_FI_DEV_GPU_UTIL": 50,
         "DCGM_FI_DEV_FB_USED": 1024,
         "DCGM_FI_DEV_FB_FREE": 2048,
     }
-    labels = found["DCGM_FI_DEV_SM_CLOCK"][1]
+    labels = exported["DCGM_FI_DEV_SM_CLOCK"][1]
     assert (labels["gpu"], labels["device"], labels["UUID"], labels["modelName"]) == (
         "0",
         "nvidia0",
@@ -180,8 +182,8 @@ def test_utilization_is_exported_as_dcgm_prof_fields() -> None:
             family("gpu.gpm.memory_active", lost, "ratio", gpu="0")
         ]
 
-    found = {name: value for (name, _), value in series(text_of(Exporter([Fake("nvml", read)], ["dcgm"]))).items()}
-    assert {name: value for name, value in found.items() if name.startswith("DCGM_")} == {
+    exported = {name: value for (name, _), value in series(text_of(Exporter([Fake("nvml", read)], ["dcgm"]))).items()}
+    assert {name: value for name, value in exported.items() if name.startswith("DCGM_")} == {
         "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.625,
         "DCGM_FI_PROF_PCIE_TX_BYTES": 2e9,
     }
@@ -229,9 +231,9 @@ def test_counters_and_units_match_the_table(healthy: str) -> None:
 
 
 def test_identity_is_in_one_info_series_per_scope(healthy: str) -> None:
-    found = {labels: value for (name, labels), value in series(healthy).items() if name.endswith("_info")}
-    assert set(found.values()) == {1.0}
-    reported = [dict(labels) for labels in found]
+    exported = {labels: value for (name, labels), value in series(healthy).items() if name.endswith("_info")}
+    assert set(exported.values()) == {1.0}
+    reported = [dict(labels) for labels in exported]
     assert (
         reported[0].items() > {"cpu_model": "Intel(R) Xeon(R) Platinum 8480C", "driver_version": "580.159.04"}.items()
     )
@@ -281,12 +283,12 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
         return [family("host.uptime", 7.0, "s")]
 
     stuck = Fake("stuck", blocks)
-    kept = Exporter([stuck, Fake("good", load)])
+    instance = Exporter([stuck, Fake("good", load)])
     monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.2)
-    text_of(kept)
+    text_of(instance)
     monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 30.0)
     began = time.monotonic()
-    result = series(text_of(kept))
+    result = series(text_of(instance))
     assert time.monotonic() - began < 5
     assert stuck.calls == 1
     assert result[("rackproof_collector_success", (("collector", "stuck"),))] == 0
@@ -299,23 +301,23 @@ def test_time_that_a_collector_is_stuck_is_exported(monkeypatch: pytest.MonkeyPa
         return load()
 
     monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.1)
-    kept = Exporter([Fake("stuck", blocks), Fake("good", breaks)])
+    instance = Exporter([Fake("stuck", blocks), Fake("good", breaks)])
     stuck, good = [("rackproof_collector_stuck_seconds", (("collector", name),)) for name in ("stuck", "good")]
-    assert series(text_of(kept))[stuck] == 0
+    assert series(text_of(instance))[stuck] == 0
     time.sleep(0.2)
-    result = series(text_of(kept))
+    result = series(text_of(instance))
     assert 0.2 <= result[stuck] < 5
     assert result[good] == 0
     gate.set()
     time.sleep(0.05)
-    assert series(text_of(kept))[stuck] == 0
+    assert series(text_of(instance))[stuck] == 0
 
 
 class FakeSource:
     """A source of Prometheus metric families."""
 
-    def __init__(self, name: str, does: Callable[[], Iterable[Metric]]) -> None:
-        self.name, self.collect = name, does
+    def __init__(self, name: str, function: Callable[[], Iterable[Metric]]) -> None:
+        self.name, self.collect = name, function
 
 
 def test_failed_source_is_counted_like_a_collector() -> None:

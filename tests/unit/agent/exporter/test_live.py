@@ -71,9 +71,9 @@ sys.path.insert(0, os.environ["CHECKOUT"])
 from agent.gang.heartbeat import rank_heartbeat
 work = pathlib.Path(os.environ["WORK"])
 rank_heartbeat().phase = "gemm bf16"
-seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 2e9,
-        "params": {"dtype": "bf16"}}
-(work / "rank0.json").write_text(json.dumps({"rank": 0, "observations": [seen], "software": {}}))
+observation = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured",
+        "value": 2e9, "params": {"dtype": "bf16"}}
+(work / "rank0.json").write_text(json.dumps({"rank": 0, "observations": [observation], "software": {}}))
 now = {"name": "training.loss", "scope": "host", "unit": "1", "status": "measured", "value": 1.5,
        "params": {"network": "convnet"}}
 (work / "rank0.now.json").write_text(json.dumps({"observations": [now]}))
@@ -213,9 +213,9 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
     return {"name": name, "scope": scope, "unit": unit, "status": "measured", "value": value, "params": params}
 
 
-def aggregated(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
+def aggregated(*earlier: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
     """Return metric and label values -> value."""
-    figures, left_out = newest_figures(seen, now)
+    figures, left_out = newest_figures(earlier, now)
     assert left_out == 0
     return {
         (figure["metric"].removeprefix("rackproof_benchmark_"), *figure["labels"].values()): figure["value"]
@@ -284,11 +284,11 @@ def test_all_figures_of_a_healthy_host_are_exported_with_listed_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "left",
+    "text",
     ["", "{", "[]", '{"observations": [1]}', '{"observations": [{"name": "a.b"}]}', '{"observations": [{}], "a": NaN}'],
 )
-def test_invalid_result_file_has_no_figures(tmp_path: Path, left: str) -> None:
-    (tmp_path / "rank0.json").write_text(left)
+def test_invalid_result_file_has_no_figures(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rank0.json").write_text(text)
     results = RankFiles(tmp_path, 0)
     assert (results.observations(), results.training_progress()) == ([], [])
     (tmp_path / "rank0.json").write_text(json.dumps({"observations": [observation("gemm.throughput", 1.0, "FLOP/s")]}))

@@ -15,8 +15,8 @@ from collectors.nvml import GpuLimits, GpuSample
 from tests.fakes import nvml
 
 H200 = GpuLimits(uuid="GPU-1", power_limit=700.0, clock_max=1980e6)
-AT_WORK = GpuSample(power=665.0, clock=1980e6, temperature=60.0, reasons=0, memory_clock=3201e6)
-DIP = AT_WORK._replace(power=280.0, clock=990e6, reasons=0x4)
+BUSY = GpuSample(power=665.0, clock=1980e6, temperature=60.0, reasons=0, memory_clock=3201e6)
+DIP = BUSY._replace(power=280.0, clock=990e6, reasons=0x4)
 LOST = Absent(status="error", reason="NVML: GPU is lost")
 
 Exported = dict[str, float]
@@ -44,7 +44,7 @@ def sampled(*values: GpuSample | Absent, bounds: GpuLimits | Absent = H200, wind
 
 
 def test_window_contains_a_dip_of_one_sample() -> None:
-    metrics = exported(sampled(*[AT_WORK] * 9, DIP))
+    metrics = exported(sampled(*[BUSY] * 9, DIP))
     assert metrics["power_window_min_watts"] == 280.0
     assert metrics["power_window_mean_watts"] == pytest.approx(626.5)
     assert metrics["power_window_max_watts"] == 665.0
@@ -55,7 +55,7 @@ def test_window_contains_a_dip_of_one_sample() -> None:
 
 
 def test_histograms_and_counters_keep_samples_older_than_the_window() -> None:
-    metrics = exported(sampled(DIP, DIP, *[AT_WORK] * 20, window_s=1.55))
+    metrics = exported(sampled(DIP, DIP, *[BUSY] * 20, window_s=1.55))
     assert (metrics["power_window_min_watts"], metrics["window_samples"]) == (665.0, 16)
     assert metrics["samples_total"] == metrics["power_of_limit_ratio_count"] == 22
     assert metrics["throttle_sampled_seconds_total reason=power_cap"] == pytest.approx(0.1)
@@ -63,7 +63,7 @@ def test_histograms_and_counters_keep_samples_older_than_the_window() -> None:
 
 
 def test_histograms_are_cumulative() -> None:
-    metrics = exported(sampled(AT_WORK, DIP, AT_WORK._replace(power=700.0), AT_WORK._replace(power=730.0)))
+    metrics = exported(sampled(BUSY, DIP, BUSY._replace(power=700.0), BUSY._replace(power=730.0)))
     counts = [metrics[f"power_of_limit_ratio_bucket le={bound}"] for bound in (*BUCKETS, "+Inf")]
     assert counts == sorted(counts)
     assert [metrics[f"power_of_limit_ratio_bucket le={bound}"] for bound in ("0.3", "0.4", "0.95", "1.0", "+Inf")] == [
@@ -90,7 +90,7 @@ def test_lost_gpu_exports_only_its_counts() -> None:
 
 
 def test_gpu_without_a_power_limit_has_no_share_of_it() -> None:
-    metrics = exported(sampled(AT_WORK, bounds=GpuLimits("GPU-1", 0.0, 1980e6)))
+    metrics = exported(sampled(BUSY, bounds=GpuLimits("GPU-1", 0.0, 1980e6)))
     assert (metrics["power_of_limit_ratio_count"], metrics["clock_sm_of_max_ratio_count"]) == (0, 1)
 
 
@@ -161,7 +161,7 @@ def test_hanging_gpu_does_not_stop_the_sampling_of_the_others(sample: Callable[.
     assert hung["gpu_sampled_timestamp_seconds 1"] == later["gpu_sampled_timestamp_seconds 1"]
     assert hung["gpu_samples_total 1"] == later["gpu_samples_total 1"]
     for gpu in (0, 2, 3):
-        assert later["gpu_samples_total 0"] - hung["gpu_samples_total 0"] > 20
+        assert later[f"gpu_samples_total {gpu}"] - hung[f"gpu_samples_total {gpu}"] > 20
         assert later[f"gpu_sampled_timestamp_seconds {gpu}"] - before[f"gpu_sampled_timestamp_seconds {gpu}"] > 2
 
 

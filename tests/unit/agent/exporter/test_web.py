@@ -85,7 +85,7 @@ def serving(web_config: WebConfig | None = None) -> Iterator[str]:
 # ---- responses ----
 
 
-def test_metrics_plain_zipped_and_as_openmetrics() -> None:
+def test_metrics_are_served_plain_zipped_and_as_openmetrics() -> None:
     with serving() as url:
         assert curl(f"{url}/metrics") == (
             200,

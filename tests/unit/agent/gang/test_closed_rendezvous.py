@@ -128,7 +128,7 @@ def test_empty_allow_list_admits_every_address() -> None:
 @pytest.mark.parametrize(
     ("allowed", "expected"), [("::1", True), ("::2", False), ("1::1", False), ("127.0.0.1", False)]
 )
-def test_allow_list_of_ipv6_addresses(allowed: str, expected: bool) -> None:
+def test_only_allowed_ipv6_addresses_can_connect(allowed: str, expected: bool) -> None:
     with socket.socket(socket.AF_INET6) as listener:
         try:
             listener.bind(("::1", 0))

@@ -558,7 +558,7 @@ def test_join_timeout_is_twice_the_group_timeout_within_bounds(timeout_s: float,
         (-63, "killed by signal 63"),
     ],
 )
-def test_exit_code_in_words(code: int | None, expected: str) -> None:
+def test_exit_code_is_described_in_words(code: int | None, expected: str) -> None:
     assert describe_exit(code) == expected
 
 

@@ -109,7 +109,9 @@ def test_rank_defaults_to_zero(receiver: HeartbeatReceiver, tmp_path: Path, monk
     assert [state.alive_s is not None for state in receiver.states()] == [True, False]
 
 
-def test_ages_of_progress_and_waiting(receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock) -> None:
+def test_ages_of_progress_and_waiting_follow_the_clock(
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock
+) -> None:
     rank = start_heartbeat(tmp_path, receiver)
 
     def state_after(after_s: float) -> tuple[float, float | None, int]:
@@ -297,7 +299,7 @@ def make_silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, a
 @pytest.mark.parametrize(
     ("state", "stopped", "busy"), [("T", True, False), ("t", True, False), ("D", False, True), ("Z", False, False)]
 )
-def test_process_state_of_a_silent_rank(
+def test_silent_rank_is_stopped_or_busy_by_its_process_state(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, proc: FakeProc, state: str, stopped: bool, busy: bool
 ) -> None:
     proc.put(4711, state)
@@ -387,7 +389,7 @@ def test_identity_is_number_and_start_time(proc: FakeProc) -> None:
         (None, None),
     ],
 )
-def test_recorded_exit_code(tmp_path: Path, text: str | None, code: int | None) -> None:
+def test_recorded_exit_code_is_a_whole_number_or_none(tmp_path: Path, text: str | None, code: int | None) -> None:
     if text is not None:
         (tmp_path / "rank7.state.json").write_text(text)
     assert recorded_exit_code(tmp_path, 7) == code

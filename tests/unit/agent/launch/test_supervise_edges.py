@@ -876,7 +876,7 @@ def test_launch_with_another_culprit_has_its_ranks(run: HostRun, monkeypatch: py
         ("torch.x.DistError: gone\n\x00\x01\n", "torch.x.DistError: gone"), ("\x1b[31mred\n\x00\n", "[31mred"),
     ],
 )  # fmt: skip
-def test_last_error_line_of_a_log(tmp_path: Path, log: str, line: str) -> None:
+def test_last_readable_line_of_a_log_is_its_error(tmp_path: Path, log: str, line: str) -> None:
     (tmp_path / "launcher.log").write_text(log)
     assert work_directory.last_error_line(tmp_path / "launcher.log") == line
 

@@ -114,10 +114,10 @@ def test_invalid_saved_counters_report_no_kill(tmp_path: Path, text: str) -> Non
     assert oom.describe_kill_since_save(tmp_path / "gang.memory") == ""
 
 
-def test_parent_group_reports_the_kill_if_the_own_group_is_gone(
+def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session's group goes with its last process; version 2 counts in the groups above it, too."""
+    """A session's group goes with its last process; version 2 counts the kill in the parent groups, too."""
     tree = Tree(tmp_path, version=2)
     monkeypatch.setattr(oom, "read_groups", lambda: read_groups(tmp_path))
     oom.save_counters(tmp_path / "bench.memory")

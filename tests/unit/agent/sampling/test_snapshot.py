@@ -24,9 +24,9 @@ WHEN = "2026-11-21T04:00:00.000000Z"
 class Fake:
     """A collector that calls the given function."""
 
-    def __init__(self, name: str, does: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, name: str, function: Callable[[], Iterable[Family]]) -> None:
         self.name = name
-        self.collect = does
+        self.collect = function
 
 
 def load(value: object = 0.5) -> list[Family]:
@@ -47,11 +47,11 @@ def gate() -> Iterator[threading.Event]:
 
 
 def blocked(gate: threading.Event) -> Callable[[], list[Family]]:
-    def does() -> list[Family]:
+    def wait_for_gate() -> list[Family]:
         gate.wait()
         return load(9.0)
 
-    return does
+    return wait_for_gate
 
 
 def record(*snapshots: Snapshot) -> Record:
@@ -159,12 +159,12 @@ def test_snapshot_records_the_result_of_each_collector() -> None:
         [Fake("bad", broken), Fake("good", load)], stage="preflight", phase="before", clock=lambda: WHEN
     )
     assert (snapshot.stage, snapshot.phase, snapshot.at, gpus) == ("preflight", "before", WHEN, ())
-    found = {metric.name: metric for metric in snapshot.metrics}
-    assert found["host.load"].values == {"host": 0.5}
-    assert found["collector.bad"].absent == {"host": "error: RuntimeError: the source went away"}
-    assert found["collector.bad"].values == {}
-    assert found["collector.good"].unit == "s"
-    assert list(found["collector.good"].values) == ["host"]
+    metrics = {metric.name: metric for metric in snapshot.metrics}
+    assert metrics["host.load"].values == {"host": 0.5}
+    assert metrics["collector.bad"].absent == {"host": "error: RuntimeError: the source went away"}
+    assert metrics["collector.bad"].values == {}
+    assert metrics["collector.good"].unit == "s"
+    assert list(metrics["collector.good"].values) == ["host"]
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
@@ -193,10 +193,10 @@ def test_long_texts_are_truncated() -> None:
         return [*load("z" * 5000), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, absent)])]
 
     snapshot, _ = take_snapshot([Fake("loud", shouts), Fake("long", long)], stage="preflight", phase="before")
-    found = {metric.name: metric for metric in snapshot.metrics}
-    assert found["host.load"].values == {"host": "z" * 1024}
-    assert found["host.uptime"].absent == {"host": ("error: " + "y" * 5000)[:1024]}
-    assert found["collector.loud"].absent == {"host": ("error: OSError: " + "x" * 5000)[:1024]}
+    metrics = {metric.name: metric for metric in snapshot.metrics}
+    assert metrics["host.load"].values == {"host": "z" * 1024}
+    assert metrics["host.uptime"].absent == {"host": ("error: " + "y" * 5000)[:1024]}
+    assert metrics["collector.loud"].absent == {"host": ("error: OSError: " + "x" * 5000)[:1024]}
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 

@@ -68,11 +68,11 @@ def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **o
 
 def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
     """Return the report on healthy hosts, one of which has this trace."""
-    left = builders.evidence(plan)
-    alone, *rest = left[host].records
+    evidence = builders.evidence(plan)
+    alone, *rest = evidence[host].records
     launch = replace(alone.launches[0], duration_s=duration_s, timeline=trace)
-    left[host] = replace(left[host], records=(replace(alone, launches=(launch,)), *rest))
-    return merge(plan, left, read_packs([]))
+    evidence[host] = replace(evidence[host], records=(replace(alone, launches=(launch,)), *rest))
+    return merge(plan, evidence, read_packs([]))
 
 
 def data(report: FleetReport) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def test_host_page_has_a_sparkline_per_gpu_and_figure(plan: Plan) -> None:
     assert begun == "M8 0v40M80 0v40"
     assert [(text(at), text(name)) for at, name in benchmarks] == [("3 s", "GEMM"), ("30 s", "Stress")]
     assert [text(name) for name, _ in columns] == ["Power", "Temperature", "SM clock"]
-    assert [(text(head), text(serial), text(lost), len(own)) for head, serial, lost, own in parts] == [
+    assert [(text(head), text(serial), text(lost), len(sparklines)) for head, serial, lost, sparklines in parts] == [
         ("GPU 0", "h1-0", "", 3),
         ("GPU 1", "h1-1", "", 3),
     ]
@@ -364,10 +364,10 @@ def test_only_hosts_with_findings_of_many_have_plots() -> None:
     many = builders.plan(*(f"h{number}" for number in range(1, 15)))
     evidence = builders.evidence(many)
     trace = launch_trace(60, gpus=2)
-    for host, own in evidence.items():
-        first, *rest = own.records
+    for host, of_host in evidence.items():
+        first, *rest = of_host.records
         launches = (replace(first.launches[0], timeline=trace),)
-        evidence[host] = replace(own, records=(replace(first, launches=launches), *rest))
+        evidence[host] = replace(of_host, records=(replace(first, launches=launches), *rest))
     evidence["h3"] = builders.with_observations(
         evidence["h3"], lambda item: None if item.name == "gemm.throughput" else item
     )

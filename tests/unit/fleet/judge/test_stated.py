@@ -145,14 +145,14 @@ def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "found", "passes"),
+    ("stated", "actual", "passes"),
     [("580", "580.159.04", True), ("580.159.04", "580.159.04", True), ("58", "580.159.04", False), ("570", "580.159.04", False),
      ("", "580.159.04", True)],
 )  # fmt: skip
-def test_driver_is_the_one_that_the_inventory_states(stated: str, found: str, passes: bool) -> None:
+def test_driver_is_the_one_that_the_inventory_states(stated: str, actual: str, passes: bool) -> None:
     variables = {"nvidia_driver_version": stated} if stated else {}
     plan = one_figure_plan(**variables)
-    readings = {"h1": (metric("driver.version", {"host": found}),)}
+    readings = {"h1": (metric("driver.version", {"host": actual}),)}
     assert (failures(plan, pack_of("h200-sxm", "driver-version"), readings) == []) is passes
     ignored = one_figure_plan(nvidia_driver_state="ignored", **variables)
     assert failures(ignored, pack_of("h200-sxm", "driver-version"), readings) == []

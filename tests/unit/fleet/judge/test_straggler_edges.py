@@ -57,12 +57,12 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
 
 
 def test_straggler_and_its_delay_precede_the_cause() -> None:
-    verdicts = annotate()
-    assert verdicts.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NOTHING}"
-    assert verdicts.reason == f"{verdicts.detail}; found 30"
-    assert verdicts.action == "inspect_hardware"
+    verdict = annotate()
+    assert verdict.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NOTHING}"
+    assert verdict.reason == f"{verdict.detail}; found 30"
+    assert verdict.action == "inspect_hardware"
     assert "computes 50 % longer than its peers:" in annotate(last_share=None).detail
-    assert annotate(slow_verdict(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
+    assert annotate(slow_verdict(detail="5 %")).detail == f"{verdict.detail}; 5 %"
     assert "computes longer than its peers: " in annotate(peers={"compute": None}).detail
 
 
@@ -94,9 +94,9 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
     ],
 )  # fmt: skip
 def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: str) -> None:
-    verdicts = annotate(**own)
-    assert verdicts.detail.partition(": ")[2] == expected_text
-    assert verdicts.action == "inspect_hardware"
+    verdict = annotate(**own)
+    assert verdict.detail.partition(": ")[2] == expected_text
+    assert verdict.action == "inspect_hardware"
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_cpu_wait_is_a_cause_from_twice_the_peers() -> None:
 
 
 def test_causes_on_the_gpu_are_listed_first() -> None:
-    verdicts = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
-    assert verdicts.detail.partition(": ")[2] == (
+    verdict = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
+    assert verdict.detail.partition(": ")[2] == (
         "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
         "processors of its host were short 50 % of the time, against 0 %"
     )
@@ -179,19 +179,19 @@ def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
 
 
 @pytest.mark.parametrize(
-    ("launches", "expected_hosts"),
+    ("launches", "rank_name"),
     [
         ((launch("benchmark", (7, 0), (8, 1)),), "rank 7 (h1 gpu=0)"), ((launch("benchmark", (8, 1)),), "h1 gpu=0"),
         ((launch("gang", (7, 0)),), "h1 gpu=0"), ((), "h1 gpu=0"),
         ((launch("benchmark", (7, 0)), launch("benchmark", (9, 0))), "rank 9 (h1 gpu=0)"),
     ],
 )  # fmt: skip
-def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], expected_hosts: str) -> None:
+def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], rank_name: str) -> None:
     here = host_view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
     (verdict,) = with_straggler_causes([here, host_view("h2"), host_view("h3")], [slow_verdict()])
-    assert verdict.detail.startswith(f"{expected_hosts} computes")
+    assert verdict.detail.startswith(f"{rank_name} computes")
     (elsewhere,) = with_straggler_causes([here, host_view("h2")], [slow_verdict(scope="gpu=7")])
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
@@ -210,7 +210,7 @@ def test_other_verdicts_are_unchanged() -> None:
     assert with_straggler_causes(views, [*others, slow_verdict()])[-1] != slow_verdict()
 
 
-def test_readings_of_a_rank() -> None:
+def test_only_measured_numbers_are_figures_of_a_rank() -> None:
     plan = one_figure_plan("h1", gpu_count=2)
     more = (
         measure("compute", 9.0), measure("compute", 8.0, stage="gang"), measure("compute", 7.0, "gpu=1"),

@@ -313,8 +313,8 @@ BOARDS = {f"hca=mlx5_{index}": "MT_0000000838" for index in range(8)}
 
 
 def test_odd_port_of_a_single_host_fails() -> None:
-    found = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
-    assert alone(ports(mlx5_3="DOWN"), BOARDS) == found
+    expected = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
+    assert alone(ports(mlx5_3="DOWN"), BOARDS) == expected
 
 
 def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
@@ -487,8 +487,8 @@ def test_missing_adapter_is_named(hosts: tuple[str, ...]) -> None:
     without = {scope: board for scope, board in full.items() if scope != "hca=mlx5_3"}
     evidence = evidence_with(plan, "infiniband.hca.board_id", dict.fromkeys(hosts, full) | {"h2": without})
     others = len(hosts) - 1
-    found = [("h2", "hca=mlx5_3", FAIL, f"not on this host; {others} other hosts have it")]
-    assert not_passing(uniformity_verdicts(plan, evidence)) == found
+    expected = [("h2", "hca=mlx5_3", FAIL, f"not on this host; {others} other hosts have it")]
+    assert not_passing(uniformity_verdicts(plan, evidence)) == expected
     more = evidence_with(plan, "infiniband.hca.board_id", dict.fromkeys(hosts, without) | {"h2": full})
     assert not_passing(uniformity_verdicts(plan, more)) == [], "one host has an adapter more"
 

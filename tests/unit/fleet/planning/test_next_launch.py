@@ -114,19 +114,19 @@ class Site:
         is_slow = bool(self.slow & set(start.members))
         return [
             replace(
-                values,
-                params={**values.params, "world_size": self.plan.ranks(start.members)},
-                **self._figure(values, host, is_slow),
+                observation,
+                params={**observation.params, "world_size": self.plan.ranks(start.members)},
+                **self._figure(observation, host, is_slow),
             )
-            for values in builders.results(self.plan, host, "gang")
-            if values.scope.partition("partner=")[2] in ("", *start.members)
+            for observation in builders.results(self.plan, host, "gang")
+            if observation.scope.partition("partner=")[2] in ("", *start.members)
         ]
 
-    def _figure(self, values: Observation, host: str, is_slow: bool) -> dict[str, Any]:
-        other = values.scope.partition("partner=")[2]
-        if values.name == "pairs.bandwidth":
+    def _figure(self, observation: Observation, host: str, is_slow: bool) -> dict[str, Any]:
+        other = observation.scope.partition("partner=")[2]
+        if observation.name == "pairs.bandwidth":
             return {"value": 1e10 if self.slow & {host, other} else 4e10}
-        return {"value": 1e9} if is_slow and values.name.endswith(("busbw", "algbw")) else {}
+        return {"value": 1e9} if is_slow and observation.name.endswith(("busbw", "algbw")) else {}
 
     def evidence(self) -> dict[str, Evidence]:
         """Return the fetched records. Those of a gang hold the figures of its last launch."""
@@ -186,10 +186,8 @@ def test_healthy_gang_is_launched_once() -> None:
 
 
 def test_several_gangs_start_at_once() -> None:
-    hosts = builders.inventory("a1", "a2", "b1", "b2", rackproof_gpu_count=2)
     of = plan("a1", "a2", "b1", "b2")
     of = replace(of, hosts=tuple(replace(host, gang=host.name[0]) for host in of.hosts))
-    assert len(hosts) == 4
     first = Site(of).decide()
     assert [(start.gang, start.members, start.number) for start in first.launches] == [
         ("a", ("a1", "a2"), 1),
@@ -224,8 +222,7 @@ def test_every_launch_stays_in_the_record() -> None:
 
 def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
     lost = culprit_of("host_silent", "h3")
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost), unreachable={"h3"})
-    site.unreachable = set()
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost))
     first = site.decide()
     site.unreachable = {"h3"}
     for start in first.launches:
@@ -442,7 +439,7 @@ def test_launch_without_measurements_does_not_count_as_measured_together() -> No
         assert line == f"Gang r1: no launch of its {len(names)} hosts finished"
 
 
-def test_renumbered_gpus_do_not_blame_the_last_number() -> None:
+def test_missing_device_of_renumbered_gpus_is_reported_on_the_host() -> None:
     """The GPUs are renumbered between the host record and the gang record: gpu=0 is another part."""
     site = Site(plan("h1", "h2", "h3"), unable={"h2": 1})
     site.run_all()
@@ -455,7 +452,7 @@ def test_renumbered_gpus_do_not_blame_the_last_number() -> None:
     assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
 
 
-def test_launch_interrupted_by_the_control_node_blames_no_host() -> None:
+def test_launch_interrupted_by_the_control_node_excludes_no_host() -> None:
     """The control node was killed while it started the launch, so the started hosts waited for the others in vain."""
     site = Site(plan("h1", "h2", "h3"))
     (first,) = site.decide().launches
@@ -508,7 +505,7 @@ def test_every_search_ends_without_rejecting_a_healthy_host(seed: int) -> None:
     assert decisions(site.report()) == {name: "accepted" if name in healthy else "rejected" for name in names}
 
 
-def written(site: Site, directory: Path) -> Path:
+def write_run(site: Site, directory: Path) -> Path:
     """Write the run directory as the playbooks do, and return it."""
     documents.write(directory / "plan.json", json.loads(json.dumps(to_json(site.plan))))
     for host, evidence in site.evidence().items():
@@ -527,7 +524,7 @@ def rackproof(*arguments: str | Path, stdin: str = "") -> str:
 
 def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     site = Site(with_few_figures(plan("h1", "h2", "h3")), culprit=stopped_by(culprit_of("rank_ended", "h2")))
-    run = written(site, tmp_path)
+    run = write_run(site, tmp_path)
     assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
         "launches": [["--members=h1,h2,h3", "--number=1"]],
         "hosts": {"h1": 0, "h2": 0, "h3": 0},
@@ -537,12 +534,12 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     assert (run / "gangs" / "r1").is_dir(), "a resumed control node looks for records in it first"
     for start in site.decide().launches:
         site.launch(start)
-    run = written(site, tmp_path)
+    run = write_run(site, tmp_path)
     reported = rackproof("gangs", "--run-dir", run).splitlines()
     assert reported == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
     site.run_all()
     last = site.launches["h3"].pop()  # h3 is still finishing when the interrupted control node resumes
-    run = written(site, tmp_path)
+    run = write_run(site, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == "wait for h3 first\n"
     assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
         "launches": [],
@@ -552,7 +549,7 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     }
     assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "out of reach"
     site.launches["h3"].append(last)
-    run = written(site, tmp_path)
+    run = write_run(site, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)
     assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
 

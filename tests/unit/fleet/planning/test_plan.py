@@ -255,7 +255,7 @@ def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
         ("benchmarks: [", "not YAML"),
     ],
 )
-def test_unknown_profile_suggests_the_nearest_name(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_profile_is_refused_with_the_name_of_the_setting(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yml"
     head = (
         "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"

@@ -105,7 +105,7 @@ def test_every_benchmark_runs_within_some_weeks() -> None:
     assert covered == set(EACH)
 
 
-def test_never_run_counts_as_long_ago() -> None:
+def test_benchmark_that_never_ran_counts_as_run_long_ago() -> None:
     half = past(1, measured=dict.fromkeys(EACH[1:], 10))
     choice = pick(26, half)
     assert chosen(choice) == [(BENCHMARK, "gemm")]
@@ -296,7 +296,7 @@ def test_only_revalidation_profiles_accept_a_budget() -> None:
     ]
 
 
-def partly(plan: Plan) -> Plan:
+def with_partial_selection(plan: Plan) -> Plan:
     """Return a plan in which one of three benchmarks is not selected."""
     items = [
         BenchmarkChoice(stage=BENCHMARK, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
@@ -306,7 +306,9 @@ def partly(plan: Plan) -> Plan:
 
 
 def test_every_view_shows_the_selection() -> None:
-    plan = partly(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none", rackproof_share_gpus=True))
+    plan = with_partial_selection(
+        builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none", rackproof_share_gpus=True)
+    )
     report = merge(plan, builders.evidence(plan), read_packs(()))
     assert report.acceptance.status == "PASS (2 of 3 benchmarks chosen)"
     documents.validate(json.loads(json.dumps(to_json(report))), "report", source="the report")

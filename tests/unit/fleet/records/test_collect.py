@@ -112,7 +112,7 @@ def test_lines_of_several_pods_may_be_mixed_and_repeated(run: Path, plan: Plan, 
     assert rackproof("collect", run, log_of(tmp_path, lines)).returncode == 0
 
 
-def test_standard_input_and_json(run: Path, plan: Plan) -> None:
+def test_records_are_collected_from_standard_input_and_listed_as_json(run: Path, plan: Plan) -> None:
     done = subprocess.run(
         [sys.executable, command.__file__, "collect", run, "-", "--json"],
         input="\n".join(lines_of(plan, *HOSTS)),

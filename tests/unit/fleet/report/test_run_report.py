@@ -74,11 +74,13 @@ def with_duplicate_serial(record: Record) -> Record:
 def without_gpu(record: Record) -> Record:
     """Return the record without a GPU. Neither driver nor PCI bus shows it; the report infers its slot from other hosts."""
     counts = ("gpu.count", "gpu.pci_count")
-    shots = tuple(
-        replace(shot, metrics=tuple(replace(m, values={"host": 1}) if m.name in counts else m for m in shot.metrics))
-        for shot in record.snapshots
+    snapshots = tuple(
+        replace(
+            snapshot, metrics=tuple(replace(m, values={"host": 1}) if m.name in counts else m for m in snapshot.metrics)
+        )
+        for snapshot in record.snapshots
     )
-    return replace(record, gpus=record.gpus[:1], snapshots=shots)
+    return replace(record, gpus=record.gpus[:1], snapshots=snapshots)
 
 
 def with_other_nccl(record: Record) -> Record:

@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
         (ALWAYS, {"TERM": "dumb", "NO_COLOR": "1"}, False, True),
     ],
 )
-def test_colour(
+def test_colour_follows_choice_environment_and_terminal(
     monkeypatch: pytest.MonkeyPatch, choice: str, variables: dict[str, str], is_terminal: bool, expected: bool
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)

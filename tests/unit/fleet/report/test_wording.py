@@ -25,7 +25,7 @@ from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.reports import KINDS, LINES, FleetReport, LineKind, Verdict, VerdictKind
 from tests import ROOT
-from tests.unit.fleet.integrations.test_revalidate import judged, skipped
+from tests.unit.fleet.integrations.test_revalidate import judged, skip_h2
 from tests.unit.fleet.report.test_render import structure
 from tests.unit.fleet.simulate.test_simulate import report_of, run_of
 
@@ -144,7 +144,7 @@ def document(report: FleetReport) -> dict[str, Any]:
 def test_reworded_notification_has_the_same_state(tmp_path: Path, seed: int, in_use: bool) -> None:
     def change(plan: Plan, directory: Path) -> None:
         if in_use:
-            skipped(plan, directory)
+            skip_h2(plan, directory)
 
     report_document, plan = judged(tmp_path, change, rackproof_gang="none")
     texts = RandomTexts(seed)

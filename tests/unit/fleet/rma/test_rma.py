@@ -360,7 +360,7 @@ def test_parts_are_those_of_the_causes_without_gangs() -> None:
     ]
 
 
-def test_what_follows_from_a_cause_does_not_change_its_action() -> None:
+def test_consequence_of_a_cause_does_not_change_its_action() -> None:
     """A lost GPU fails checks whose action is an inspection. The action remains a reboot, and no package is written."""
     verdicts = [failed("gpu=1,xid=79", "reboot"), failed("gpu=1", "inspect_hardware"), failed("gpu=1,peer=2", "rma")]
     verdicts[0] = replace(verdicts[0], name="xid.count")

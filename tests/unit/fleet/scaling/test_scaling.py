@@ -443,10 +443,10 @@ def run(tmp_path: Path) -> Path:
         hostile = "<script>alert(1)</script> | \x1b[31mred"
         return replace(launch, outcome="failed", reason=hostile) if number == 2 else launch
 
-    return written(tmp_path, Site(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), change=change))
+    return write_study(tmp_path, Site(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), change=change))
 
 
-def written(tmp_path: Path, site: Site) -> Path:
+def write_study(tmp_path: Path, site: Site) -> Path:
     site.run_study()
     directory = tmp_path / "runs" / "s1"
     begin(directory, json.loads(json.dumps(to_json(site.plan))))
@@ -494,7 +494,7 @@ def test_price_option_replaces_the_price_of_the_study(run: Path, capsys: pytest.
 
 
 def test_complete_study_exits_0(tmp_path: Path) -> None:
-    assert main(["scaling", str(written(tmp_path, Site(study(tmp_path))))]) == 0
+    assert main(["scaling", str(write_study(tmp_path, Site(study(tmp_path))))]) == 0
 
 
 def test_rehearsal_is_marked_in_every_format(tmp_path: Path) -> None:
@@ -565,7 +565,7 @@ def test_rejected_record_is_reported_in_every_format(run: Path, capsys: pytest.C
 
 def test_control_characters_in_the_currency_are_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = study(tmp_path, price={"per_host_hour": 12, "currency": "\x1b[31m"})
-    directory = written(tmp_path, Site(plan))
+    directory = write_study(tmp_path, Site(plan))
     assert main(["scaling", str(directory)]) == 0
     texts = [capsys.readouterr().out, *((directory / f"scaling.{kind}").read_text() for kind in ("md", "html"))]
     assert "\x1b" not in "".join(texts)

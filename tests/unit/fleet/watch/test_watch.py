@@ -142,10 +142,10 @@ def test_states_follow_the_events(run: Run) -> None:
     assert states_of(view, "benchmark") == {"h1": DONE, "h2": RUNNING, "h3": RUNNING}
     assert states_of(view, "gang") == dict.fromkeys(run.names, WAITING)
     assert (view.task, view.pending, view.answered) == (WAIT, ("h2", "h3"), 1)
-    left = {host.name: host.remaining_s for host in view.hosts}
-    assert left["h1"] is None
+    remaining = {host.name: host.remaining_s for host in view.hosts}
+    assert remaining["h1"] is None
     waits = run.plan.stage("benchmark").deadline_s - 300
-    assert left["h2"] == pytest.approx(waits, abs=5)
+    assert remaining["h2"] == pytest.approx(waits, abs=5)
 
 
 def test_nonzero_exit_code_fails_the_stage_before_the_host_leaves(run: Run) -> None:
@@ -549,7 +549,7 @@ def test_hosts_that_need_attention_come_first_and_hidden_hosts_are_counted(tmp_p
     ("seconds", "text"),
     [(-5, "0 s"), (45, "45 s"), (60, "1 min"), (130, "2 min 10 s"), (11100, "3 h 5 min"), (187200, "2 d 4 h")],
 )
-def test_duration_text(seconds: float, text: str) -> None:
+def test_duration_has_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 

@@ -682,7 +682,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_suspects_and_their_evidence(case: str) -> None:
+def test_slow_parts_are_suspected_with_their_evidence(case: str) -> None:
     pairs, options = CASES[case]
     assert all_fields(find_suspects(pairs, **options)) == EXPECTED.get(case, [])
     if len({pair.a for pair in pairs}) > 1:
@@ -709,7 +709,7 @@ def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
     )
 
 
-def test_medians_spread_and_rule_of_succession() -> None:
+def test_upper_median_spread_and_rule_of_succession_are_computed() -> None:
     assert [upper_median(values) for values in ([1.0], [1.0, 2.0], [3.0, 1.0, 2.0], [4.0, 1.0, 2.0, 3.0])] == [
         1,
         2,
@@ -1552,7 +1552,7 @@ def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], fa
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]
 
 
-def test_invalid_and_foreign_pair_observations() -> None:
+def test_invalid_speed_fails_its_pair_and_a_foreign_one_is_ignored() -> None:
     def odd(value: Any, **over: Any) -> list[Verdict]:
         values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):

@@ -184,7 +184,8 @@ def test_simultaneous_faults_of_every_kind_are_separated() -> None:
         fleet.links = {frozenset((c, d)): 0.3}
         score.add(kinds_and_names(find_suspects(fleet.pairs())), fleet.bad_parts())
     print(f"16 hosts, 5 parts of 5 kinds: precision {score.precision:.3f}, recall {score.recall:.3f}")
-    assert (score.precision, score.recall) >= (0.95, 0.95)
+    assert score.precision >= 0.95
+    assert score.recall >= 0.95
 
 
 def test_healthy_fleet_has_no_suspect() -> None:
@@ -201,7 +202,7 @@ def test_healthy_fleet_has_no_suspect() -> None:
     assert not any(wrong for wrong, _ in alarms.values())
 
 
-def test_smallest_slowdown_that_is_detected() -> None:
+def test_slowdown_is_detected_only_above_the_noise() -> None:
     for part in ("host", "link"):
         recall = {}
         for percent in (95, 90, 85, 80, 70):
