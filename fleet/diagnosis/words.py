@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.quantities import SIGNS, finite, format_pair, number, quantity
-from schemas.reports import FAIL, Verdict, VerdictKind
+from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 _ACRONYMS = {
@@ -237,5 +237,9 @@ def network(shown: Sequence[Verdict]) -> str:
 
 def why(first: Verdict) -> str:
     """Return the explanation that the title leaves out: the detail of the first verdict, or its reason if it has no value."""
+    if first.kind == VerdictKind.SUSPECT:
+        return first.detail or first.reason.removeprefix(f"host {first.host} ").removeprefix(f"{first.scope} ")
+    if first.name == RECORD:
+        return first.reason.removeprefix("no record: ")
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
     return first.detail if has_value else first.reason

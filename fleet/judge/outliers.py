@@ -206,12 +206,13 @@ def _limits(criterion: Criterion, peers: PeerGroup) -> tuple[float, bool]:
 
 
 def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:
-    """Return the origin of the limit: `95 % of the fleet's median 4200 GB/s over 16 GPUs`."""
+    """Return the origin of the limit: `the limit is 95 % of the fleet's median 4200 GB/s over 16 GPUs`."""
     deviation = peers.deviation or 0.0
     if _limits(criterion, peers)[1]:
         share = f" ({deviation / abs(peers.median) * 100:.2g} % each)" if peers.median else ""
-        return f"{criterion.fleet_deviations:g} robust deviations{share} from the fleet's median {median} over {peers.count}"
-    return f"{(criterion.fleet_fraction or 0) * 100:g} % of the fleet's median {median} over {peers.count}"
+        deviations = f"{criterion.fleet_deviations:g} robust deviations{share}"
+        return f"the limit is {deviations} from the fleet's median {median} over {peers.count}"
+    return f"the limit is {(criterion.fleet_fraction or 0) * 100:g} % of the fleet's median {median} over {peers.count}"
 
 
 def too_few_reason(peers: PeerGroup, criterion: Criterion | None = None) -> str:

@@ -75,7 +75,7 @@ class RecordReader:
                     problems.append(f"no record: {path} is missing")
             except documents.DocumentError as error:
                 quarantined.append(Quarantined(path=path, reason=str(error)))
-                problems.append(f"quarantined: {error}")
+                problems.append(f"rejected: {error}")
         if problems and host.name not in self._events and not self.plan.simulated:
             problems[-1] += f"; {FETCH_AGAIN}"
         problems += self._events.get(host.name, [])

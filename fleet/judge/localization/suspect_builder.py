@@ -120,7 +120,7 @@ class SuspectBuilder:
         )
 
     def _comparison(self, host: str, rails: set[int], slow: int, compared: int, share: float) -> str:
-        """Return text such as `bandwidth of h3 with 7 of 7 healthy hosts is at most 48% of the typical value`."""
+        """Return text such as `bandwidth of h3 with 7 of 7 healthy hosts is at most 48 % of the typical value`."""
         if share <= _FAILED_LOG_SHARE:
             return f"{host} could not exchange data with {slow} of {compared} healthy hosts"
         bound = "at most" if self._quantity == BANDWIDTH else "at least"
@@ -238,8 +238,8 @@ def _figures(quantity: str, edges: Sequence[Edge], indexes: Iterable[int], limit
 
 
 def ratio_text(quantity: str, share: float) -> str:
-    """Return a share of speed (given as a logarithm) as text: `40% of` for a bandwidth, `2.5 times` for a latency."""
-    return f"{math.exp(share):.0%} of" if quantity == BANDWIDTH else f"{math.exp(-share):.3g} times"
+    """Return a share of speed (given as a logarithm) as text: `40 % of` for a bandwidth, `2.5 times` for a latency."""
+    return f"{100 * math.exp(share):.0f} % of" if quantity == BANDWIDTH else f"{math.exp(-share):.3g} times"
 
 
 def rails_name(rails: Sequence[int]) -> str:

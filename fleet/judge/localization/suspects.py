@@ -93,7 +93,7 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
         kind=FABRIC,
         where="",
         confidence=rule_of_succession(len(hosts), len(hosts)),
-        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({len(compared)} pairs compared, {share:.0%} of all), "
+        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({len(compared)} pairs compared, {100 * share:.0f} % of all), "
         "but the collective over all of them is slow",
     )
 

@@ -19,6 +19,7 @@ from fleet.judge.localization.launches import EVEN_ODDS, Attempt, gang_attempts
 from fleet.judge.localization.matrix import (
     BANDWIDTH,
     FABRIC,
+    GPU,
     HOST,
     LATENCY,
     LINK,
@@ -38,6 +39,7 @@ from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
+_KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 SOURCE = "ours: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
@@ -214,7 +216,8 @@ class _GangPairs:
             # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
             note = f"; it is the NIC that {describe_scope(scope)}{f' (serial {serial})' if serial else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
-        title = f"suspect {suspect.kind} {suspect.where}".strip()
+        title = f"suspect {_KIND_NAMES.get(suspect.kind, suspect.kind)} {suspect.where}".strip()
+        names_part = bool(part) or scope != self._scope
         quantity = suspect.quantity
         return Verdict(
             host=host,
@@ -231,7 +234,7 @@ class _GangPairs:
             operator=_operator(quantity) if suspect.limit is not None else "",
             unit=UNITS[quantity],
             reason=f"{title} (confidence {suspect.confidence:.2f}): {suspect.evidence}{note}",
-            detail=f"{title}: {suspect.evidence}{note}",
+            detail=f"{'' if names_part else f'{title}: '}{suspect.evidence}{note}",
             action="inspect_hardware" if fails else "none",
             source=SOURCE,
             basis="policy",

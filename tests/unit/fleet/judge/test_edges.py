@@ -1055,7 +1055,7 @@ def test_fleet_median_is_the_same_after_merging_parts(parts: int) -> None:
     assert [(item.host, item.verdict, item.limit) for item in verdicts] == [
         (host, PASS if value >= 95 else FAIL, 95.0) for host, value in values.items()
     ]
-    assert verdicts[0].detail == "95 % of the fleet's median 100 over 5 GPUs"
+    assert verdicts[0].detail == "the limit is 95 % of the fleet's median 100 over 5 GPUs"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -1087,10 +1087,10 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
         assert {item.limit for item in verdicts} == {limit}
         assert (
             verdicts[0].detail
-            == f"3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
+            == f"the limit is 3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
         )
     flat = fleet_verdicts(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
-    assert flat[0].detail == "3 robust deviations from the fleet's median 0 over 15 GPUs"
+    assert flat[0].detail == "the limit is 3 robust deviations from the fleet's median 0 over 15 GPUs"
     both = criterion(fleet_deviations=3.0, fleet_fraction=1.5, operator="le")
     assert {item.limit for item in fleet_verdicts(values, both)} == {1.5 * 101}
     few = fleet_verdicts(

@@ -716,7 +716,7 @@ def test_gpu_below_the_fleet_median_fails_with_the_median_in_its_reason() -> Non
     }
     slow = verdicts[("h2", "gpu=1")]
     assert (slow.limit, slow.action, slow.serial) == (0.95 * 7.95e14, "inspect_hardware", "h2-1")
-    assert slow.detail == "95 % of the fleet's median 795 TFLOP/s over 4 GPUs"
+    assert slow.detail == "the limit is 95 % of the fleet's median 795 TFLOP/s over 4 GPUs"
     assert slow.reason == f"found 750 TFLOP/s, wanted ≥ 755.2 TFLOP/s ({slow.detail})"
 
 

@@ -205,7 +205,7 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     assert (straggler.action, straggler.serial) == (action, "h2-1")
     assert (
         straggler.detail
-        == f"{straggler.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
+        == f"{straggler.reason.partition('; found ')[0]}; the limit is 110 % of the fleet's median 15.99 ms over 4 GPUs"
     )
 
 

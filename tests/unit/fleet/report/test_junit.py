@@ -83,7 +83,7 @@ def test_inconclusive_is_an_error_and_never_skipped() -> None:
     evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
     suites = read(merge(PLAN, evidence, read_packs([])))
     errors = {(suite, message) for suite, _, message in results(suites.values(), Error)}
-    assert ("h2", "h2 left no usable record: no record: hosts/h2.json is missing") in errors
+    assert ("h2", "h2 left no usable record: hosts/h2.json is missing") in errors
     assert {suite for suite, _ in errors} == {"fleet", "h2"}
     assert not results(suites.values(), Skipped)
 

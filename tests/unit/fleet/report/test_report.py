@@ -78,7 +78,7 @@ def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
     first, *lines, last = process.stdout.splitlines()
     assert (process.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
     assert any(
-        line.startswith("INCOMPLETE") and "h2 left no usable record: quarantined: hosts/h2.json: not JSON" in line
+        line.startswith("INCOMPLETE") and "h2 left no usable record: rejected: hosts/h2.json: not JSON" in line
         for line in lines
     )
     assert not any("h1" in line or "FINAL" in line for line in lines)
@@ -206,7 +206,7 @@ def test_missing_record_names_the_remedy(run: Path) -> None:
     truncated(run / "hosts" / "h2.json")
     reasons = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
     assert reasons["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect it again"
-    assert reasons["h2"].startswith("quarantined: hosts/h2.json: not JSON")
+    assert reasons["h2"].startswith("rejected: hosts/h2.json: not JSON")
     assert reasons["h2"].endswith("; resume the run, or collect it again")
     assert reasons["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
 

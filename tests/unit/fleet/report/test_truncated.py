@@ -53,7 +53,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     for text in (done.stdout, (run / "report.md").read_text()):
         assert re.search(
             rf"INCOMPLETE(: | +Measure again +){broken} left no usable record: "
-            rf"quarantined: hosts/{broken}.json: not JSON at offset",
+            rf"rejected: hosts/{broken}.json: not JSON at offset",
             text,
         )
         assert "SIMULATED INCOMPLETE" in text
@@ -69,7 +69,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     check_tables(run, broken)
     notification = json.loads(rackproof("notice", run).stdout)
     assert notification["state"] == "incomplete"
-    assert f"{broken} left no usable record: quarantined" in notification["text"]
+    assert f"{broken} left no usable record: rejected" in notification["text"]
     page = rackproof("report", run, "--host", broken, "--json")
     assert (page.returncode, json.loads(page.stdout)["hosts"][0]["decision"]) == (2, "incomplete")
     shutil.rmtree(run)

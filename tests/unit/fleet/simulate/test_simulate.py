@@ -215,7 +215,7 @@ EXPECTED_REASONS = {
     "stale_record": "nonce",
     "missing_observations": "not observed; the launch finished without it",
     "hung": "not finished after 180 s",
-    "slow_nic": "suspect nic",
+    "slow_nic": "suspect NIC",
     "slow_host": "suspect host",
 }
 

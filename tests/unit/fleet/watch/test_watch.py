@@ -314,7 +314,7 @@ def test_decision_is_shown_once_the_run_is_reported(run: Run, capsys: pytest.Cap
     assert rackproof.main(["watch", str(run.directory), "--once"]) == 0
     output = capsys.readouterr().out
     assert "decision: incomplete (INCOMPLETE)" in output
-    assert "no record: hosts/h3.json is missing" in output
+    assert "left no usable record: hosts/h3.json is missing" in output
     run.lock()  # resumed: the decision belongs to the previous attempt
     assert run.view().decision == ""
 

@@ -194,7 +194,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a kind of two hosts": [
         (
             "link", "d - e rail 1", 0.8,
-            "bandwidth between d and e is 50% of the typical value on rail 1; each host reaches normal speed "
+            "bandwidth between d and e is 50 % of the typical value on rail 1; each host reaches normal speed "
             "with at least 3 others",
             "de", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -202,14 +202,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a host is slow": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 50% of the typical value on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 50 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a host is slow on its only rail": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 75.0, 66.0,
         ),
@@ -217,7 +217,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a GPU is bad on its only rail": [
         (
             "gpu", "b rail 0", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 0; the GPU "
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; the GPU "
             "also failed in tests without other hosts",
             "b", (0,), "bandwidth", 50.0, 75.0, 66.0,
         ),
@@ -225,7 +225,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a NIC is slow": [
         (
             "nic", "b rail 1", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 1; 1 of its "
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 1; 1 of its "
             "other rails is normal",
             "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -233,7 +233,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a GPU is bad": [
         (
             "gpu", "b rail 1", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 1; the GPU "
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 1; the GPU "
             "also failed in tests without other hosts",
             "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -241,20 +241,20 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "most rails of a host": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on 3 of 4 rails",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on 3 of 4 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "half of the rails of a host": [
         (
             "nic", "b rail 0", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 50% of the typical value on rail 0; 2 of its "
+            "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; 2 of its "
             "other rails are normal",
             "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "nic", "b rail 1", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 60% of the typical value on rail 1; 2 of its "
+            "bandwidth of b with 3 of 3 healthy hosts is at most 60 % of the typical value on rail 1; 2 of its "
             "other rails are normal",
             "b", (1,), "bandwidth", 60.0, 100.0, 88.0,
         ),
@@ -262,19 +262,19 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a rail is slow": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of that of the other rails, on 4 of 4 hosts",
+            "bandwidth on rail 1 is 50 % of that of the other rails, on 4 of 4 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a rail is slow and a NIC on it slower": [
         (
             "rail", "rail 1", 0.857,
-            "bandwidth on rail 1 is 50% of that of the other rails, on 5 of 5 hosts",
+            "bandwidth on rail 1 is 50 % of that of the other rails, on 5 of 5 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "nic", "b rail 1", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 40% of the typical value on rail 1; 2 of its "
+            "bandwidth of b with 4 of 4 healthy hosts is at most 40 % of the typical value on rail 1; 2 of its "
             "other rails are normal",
             "b", (1,), "bandwidth", 20.0, 100.0, 88.0,
         ),
@@ -282,14 +282,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a link is slow": [
         (
             "link", "b - d", 0.8,
-            "bandwidth between b and d is 50% of the typical value; each host reaches normal speed with at least 3 others",
+            "bandwidth between b and d is 50 % of the typical value; each host reaches normal speed with at least 3 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a link is slow on one rail": [
         (
             "link", "b - d rail 1", 0.8,
-            "bandwidth between b and d is 50% of the typical value on rail 1; each host reaches normal speed "
+            "bandwidth between b and d is 50 % of the typical value on rail 1; each host reaches normal speed "
             "with at least 3 others",
             "bd", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -333,7 +333,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a host is slow and late": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 50% of the typical value on 2 of 2 rails; "
+            "bandwidth of b with 4 of 4 healthy hosts is at most 50 % of the typical value on 2 of 2 rails; "
             "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -348,7 +348,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a NIC is slow with most": [
         (
             "host", "b", 0.625,
-            "bandwidth of b with 4 of 6 healthy hosts is about 50% of the typical value on its only rail: the "
+            "bandwidth of b with 4 of 6 healthy hosts is about 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -356,12 +356,12 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a NIC is slow with few": [
         (
             "link", "b - c", 0.833,
-            "bandwidth between b and c is 50% of the typical value; each host reaches normal speed with at least 4 others",
+            "bandwidth between b and c is 50 % of the typical value; each host reaches normal speed with at least 4 others",
             "bc", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - d", 0.833,
-            "bandwidth between b and d is 50% of the typical value; each host reaches normal speed with at least 4 others",
+            "bandwidth between b and d is 50 % of the typical value; each host reaches normal speed with at least 4 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
@@ -375,34 +375,34 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "links are slow": [
         (
             "link", "e - f", 0.875,
-            "bandwidth between e and f is 50% of the typical value; each host reaches normal speed with at least 6 others",
+            "bandwidth between e and f is 50 % of the typical value; each host reaches normal speed with at least 6 others",
             "ef", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "g - h", 0.875,
-            "bandwidth between g and h is 50% of the typical value; each host reaches normal speed with at least 6 others",
+            "bandwidth between g and h is 50 % of the typical value; each host reaches normal speed with at least 6 others",
             "gh", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "a - b", 0.857,
-            "bandwidth between a and b is 50% of the typical value; each host reaches normal speed with at least 5 others",
+            "bandwidth between a and b is 50 % of the typical value; each host reaches normal speed with at least 5 others",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "a - c", 0.857,
-            "bandwidth between a and c is 50% of the typical value; each host reaches normal speed with at least 5 others",
+            "bandwidth between a and c is 50 % of the typical value; each host reaches normal speed with at least 5 others",
             "ac", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "c - d", 0.857,
-            "bandwidth between c and d is 50% of the typical value; each host reaches normal speed with at least 5 others",
+            "bandwidth between c and d is 50 % of the typical value; each host reaches normal speed with at least 5 others",
             "cd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "only the collective is slow": [
         (
             "fabric", "", 0.833,
-            "all 4 hosts reach normal speed in pairs (6 pairs compared, 100% of all), but the collective over "
+            "all 4 hosts reach normal speed in pairs (6 pairs compared, 100 % of all), but the collective over "
             "all of them is slow",
             "", (), "bandwidth", None, None, None,
         ),
@@ -410,7 +410,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "only the collective is slow, a pair is missing": [
         (
             "fabric", "", 0.833,
-            "all 4 hosts reach normal speed in pairs (5 pairs compared, 83% of all), but the collective over all "
+            "all 4 hosts reach normal speed in pairs (5 pairs compared, 83 % of all), but the collective over all "
             "of them is slow",
             "", (), "bandwidth", None, None, None,
         ),
@@ -418,34 +418,34 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "slower than the limit": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 87% of the typical value on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 87 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 87.0, 100.0, 88.0,
         ),
     ],
     "smaller tolerance": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 89% of the typical value on 2 of 2 rails",
+            "bandwidth of b with 4 of 4 healthy hosts is at most 89 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 89.0, 100.0, 90.0,
         ),
     ],
     "a host with one partner": [
         (
             "link", "a - b", 0.5,
-            "bandwidth between a and b is 50% of the typical value; one of the hosts was measured with no other host",
+            "bandwidth between a and b is 50 % of the typical value; one of the hosts was measured with no other host",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "two hosts are slow": [
         (
             "host", "b", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "bandwidth of b with 4 of 4 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 50.0, 44.0,
         ),
         (
             "host", "e", 0.833,
-            "bandwidth of e with 4 of 4 healthy hosts is at most 30% of the typical value on its only rail: the "
+            "bandwidth of e with 4 of 4 healthy hosts is at most 30 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "e", (), "bandwidth", 30.0, 50.0, 44.0,
         ),
@@ -453,7 +453,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "the second best of nine counts": [
         (
             "host", "b", 0.818,
-            "bandwidth of b with 8 of 9 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "bandwidth of b with 8 of 9 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -468,7 +468,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "two hosts, a rail slow": [
         (
             "link", "a - b rail 1", 0.5,
-            "bandwidth is 50% of that of the other rails: with two hosts, the cause may be a, b or the link between them",
+            "bandwidth is 50 % of that of the other rails: with two hosts, the cause may be a, b or the link between them",
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
@@ -496,28 +496,28 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "three hosts, a rail slow": [
         (
             "rail", "rail 1", 0.8,
-            "bandwidth on rail 1 is 50% of that of the other rails, on 3 of 3 hosts",
+            "bandwidth on rail 1 is 50 % of that of the other rails, on 3 of 3 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "one of two rails is slow": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of that of the other rails, on 4 of 4 hosts",
+            "bandwidth on rail 1 is 50 % of that of the other rails, on 4 of 4 hosts",
             "", (1,), "bandwidth", 50.0, 75.0, 66.0,
         ),
     ],
     "two of three rails of a host": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 3 of 3 healthy hosts is at most 60% of the typical value on 2 of 3 rails",
+            "bandwidth of b with 3 of 3 healthy hosts is at most 60 % of the typical value on 2 of 3 rails",
             "b", (), "bandwidth", 55.0, 100.0, 88.0,
         ),
     ],
     "the best of seven counts": [
         (
             "host", "b", 0.778,
-            "bandwidth of b with 6 of 7 healthy hosts is about 50% of the typical value on its only rail: the "
+            "bandwidth of b with 6 of 7 healthy hosts is about 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -525,7 +525,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "the best of eight does not count": [
         (
             "host", "b", 0.8,
-            "bandwidth of b with 7 of 8 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "bandwidth of b with 7 of 8 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -533,7 +533,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "the second best of eight counts": [
         (
             "host", "b", 0.7,
-            "bandwidth of b with 6 of 8 healthy hosts is about 50% of the typical value on its only rail: the "
+            "bandwidth of b with 6 of 8 healthy hosts is about 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -541,7 +541,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "different rails, one slow NIC": [
         (
             "nic", "b rail 3", 0.833,
-            "bandwidth of b with 4 of 4 healthy hosts is at most 82% of the typical value on rail 3; 3 of its "
+            "bandwidth of b with 4 of 4 healthy hosts is at most 82 % of the typical value on rail 3; 3 of its "
             "other rails are normal",
             "b", (3,), "bandwidth", 80.0, 95.0, 78.929,
         ),
@@ -549,14 +549,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a rail is slow, and all have a best partner": [
         (
             "rail", "rail 1", 0.917,
-            "bandwidth on rail 1 is 53% of that of the other rails, on 10 of 10 hosts",
+            "bandwidth on rail 1 is 53 % of that of the other rails, on 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 72.5, 63.8,
         ),
     ],
     "a NIC is slow with most, and all have a best partner": [
         (
             "host", "b", 0.556,
-            "bandwidth of b with 4 of 7 healthy hosts is about 53% of the typical value on its only rail: the "
+            "bandwidth of b with 4 of 7 healthy hosts is about 53 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 95.0, 83.6,
         ),
@@ -564,30 +564,30 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a NIC is slow with fewer than half": [
         (
             "link", "b - c", 0.857,
-            "bandwidth between b and c is 50% of the typical value; each host reaches normal speed with at least 5 others",
+            "bandwidth between b and c is 50 % of the typical value; each host reaches normal speed with at least 5 others",
             "bc", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - d", 0.857,
-            "bandwidth between b and d is 50% of the typical value; each host reaches normal speed with at least 5 others",
+            "bandwidth between b and d is 50 % of the typical value; each host reaches normal speed with at least 5 others",
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - e", 0.857,
-            "bandwidth between b and e is 50% of the typical value; each host reaches normal speed with at least 5 others",
+            "bandwidth between b and e is 50 % of the typical value; each host reaches normal speed with at least 5 others",
             "be", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a NIC is slow with half, beside a slow host": [
         (
             "host", "h", 0.875,
-            "bandwidth of h with 6 of 6 healthy hosts is at most 50% of the typical value on its only rail: the "
+            "bandwidth of h with 6 of 6 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "h", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "host", "b", 0.5,
-            "bandwidth of b with 3 of 6 healthy hosts is about 50% of the typical value on its only rail: the "
+            "bandwidth of b with 3 of 6 healthy hosts is about 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
@@ -595,17 +595,17 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "two NICs that share a slow link": [
         (
             "link", "b - f", 0.8,
-            "bandwidth between b and f is 50% of the typical value; each host reaches normal speed with at least 3 others",
+            "bandwidth between b and f is 50 % of the typical value; each host reaches normal speed with at least 3 others",
             "bf", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "b - g", 0.8,
-            "bandwidth between b and g is 50% of the typical value; each host reaches normal speed with at least 3 others",
+            "bandwidth between b and g is 50 % of the typical value; each host reaches normal speed with at least 3 others",
             "bg", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "host", "e", 0.5,
-            "bandwidth of e with 3 of 6 healthy hosts is about 50% of the typical value on its only rail: the "
+            "bandwidth of e with 3 of 6 healthy hosts is about 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "e", (), "bandwidth", 75.0, 100.0, 88.0,
         ),
@@ -613,28 +613,28 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a host is the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.833,
-            "bandwidth on rail 1 is 50% of that of the other rails, on 9 of 10 hosts",
+            "bandwidth on rail 1 is 50 % of that of the other rails, on 9 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 84.4, 74.272,
         ),
     ],
     "a host is barely the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.917,
-            "bandwidth on rail 1 is 50% of that of the other rails, on 10 of 10 hosts",
+            "bandwidth on rail 1 is 50 % of that of the other rails, on 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 82.5, 72.6,
         ),
     ],
     "a host is slow on one rail, and with most on another": [
         (
             "host", "b", 0.875,
-            "bandwidth of b with 6 of 6 healthy hosts is about 50% of the typical value on 2 of 2 rails",
+            "bandwidth of b with 6 of 6 healthy hosts is about 50 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "pairs scatter, and a host is slow with all": [
         (
             "host", "h", 0.889,
-            "bandwidth of h with 7 of 7 healthy hosts is at most 80% of the typical value on its only rail: the "
+            "bandwidth of h with 7 of 7 healthy hosts is at most 80 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
             "h", (), "bandwidth", 80.0, 92.5, 58.611,
         ),
@@ -642,32 +642,32 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "few links of very many are slow": [
         (
             "link", "a - b", 0.96,
-            "bandwidth between a and b is 50% of the typical value; each host reaches normal speed with at least 23 others",
+            "bandwidth between a and b is 50 % of the typical value; each host reaches normal speed with at least 23 others",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "c - d", 0.96,
-            "bandwidth between c and d is 50% of the typical value; each host reaches normal speed with at least 23 others",
+            "bandwidth between c and d is 50 % of the typical value; each host reaches normal speed with at least 23 others",
             "cd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "e - f", 0.96,
-            "bandwidth between e and f is 50% of the typical value; each host reaches normal speed with at least 23 others",
+            "bandwidth between e and f is 50 % of the typical value; each host reaches normal speed with at least 23 others",
             "ef", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "g - h", 0.96,
-            "bandwidth between g and h is 50% of the typical value; each host reaches normal speed with at least 23 others",
+            "bandwidth between g and h is 50 % of the typical value; each host reaches normal speed with at least 23 others",
             "gh", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "i - j", 0.96,
-            "bandwidth between i and j is 50% of the typical value; each host reaches normal speed with at least 23 others",
+            "bandwidth between i and j is 50 % of the typical value; each host reaches normal speed with at least 23 others",
             "ij", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "link", "k - l", 0.96,
-            "bandwidth between k and l is 50% of the typical value; each host reaches normal speed with at least 23 others",
+            "bandwidth between k and l is 50 % of the typical value; each host reaches normal speed with at least 23 others",
             "kl", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
@@ -1127,7 +1127,7 @@ def test_host_that_is_slow_with_every_partner_fails_alone() -> None:
     assert summaries([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
     assert (bad.action, bad.value, bad.operator) == ("inspect_hardware", 5e8, "ge")
     assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 healthy hosts")
-    assert bad.detail == bad.reason.replace(" (confidence 0.80)", "")
+    assert bad.detail == bad.reason.removeprefix("suspect host h2 (confidence 0.80): ")
     assert {item.verdict for item in others} == {PASS}
 
 
@@ -1372,7 +1372,7 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
         (nic,) = [item for item in pair_verdicts(plan_of_racks(), pairs) if item.verdict != PASS]
         assert (nic.host, nic.scope, nic.part_scope, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
         assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
-        assert nic.reason.startswith("suspect nic b rail 1 (confidence 0.80): ")
+        assert nic.reason.startswith("suspect NIC b rail 1 (confidence 0.80): ")
         assert nic.basis == "policy"
 
 
@@ -1397,7 +1397,7 @@ def test_gpu_is_suspected_if_it_failed_without_other_hosts(before: Verdict, kind
         for item in pair_verdicts(plan_of_racks(), matrix(4, shares={("b", 1): 0.5}), before)
         if item.verdict != PASS
     ]
-    assert verdict.reason.startswith(f"suspect {kind} b rail 1 ")
+    assert verdict.reason.startswith(f"suspect {kind.upper()} b rail 1 ")
 
 
 @pytest.mark.parametrize(
@@ -1511,7 +1511,7 @@ def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
     mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
     assert pair_verdicts(mixed, matrix(3, 1, {"ab": 0.3})) == []
     (fabric, *_) = pair_verdicts(mixed, matrix(3, 1), SLOW)
-    assert "(0 pairs compared, 0% of all)" in fabric.reason
+    assert "(0 pairs compared, 0 % of all)" in fabric.reason
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:

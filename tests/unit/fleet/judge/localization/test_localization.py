@@ -520,7 +520,7 @@ def test_slow_nic_fails_without_its_gpu_or_other_hosts() -> None:
         "ge",
         "inspect_hardware",
     )
-    assert "suspect nic h2 rail 1 (confidence 0.80)" in verdict.reason
+    assert "suspect NIC h2 rail 1 (confidence 0.80)" in verdict.reason
     assert isinstance(verdict.value, float)
     assert isinstance(verdict.limit, float)
     assert verdict.value < verdict.limit
@@ -540,10 +540,10 @@ def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
         action="inspect_hardware",
     )
     (verdict,) = (item for item in judge_pairs(views(plan, fleet), [alone]) if item.verdict == "fail")
-    assert "suspect gpu h2 rail 1" in verdict.reason
+    assert "suspect GPU h2 rail 1" in verdict.reason
     attributed = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # the pair is attributed to the other GPU
     (verdict,) = (item for item in judge_pairs(views(plan, fleet), [attributed]) if item.verdict == "fail")
-    assert "suspect nic h2 rail 1" in verdict.reason
+    assert "suspect NIC h2 rail 1" in verdict.reason
 
 
 def test_late_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None:
