@@ -88,12 +88,12 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
     """Return the fabric as suspect: no pair is slow, but the collective over all hosts is."""
     hosts = {host for pair in pairs for host in (pair.a, pair.b)}
     compared = {(pair.a, pair.b) for pair in comparable_pairs(pairs, BANDWIDTH)}
-    share = len(compared) / (len(hosts) * (len(hosts) - 1) / 2)
+    share = 100 * len(compared) / (len(hosts) * (len(hosts) - 1) / 2)
     return Suspect(
         kind=FABRIC,
         where="",
         confidence=rule_of_succession(len(hosts), len(hosts)),
-        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({len(compared)} pairs compared, {100 * share:.0f} % of all), "
+        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({len(compared)} pairs compared, {share:.0f} % of all), "
         "but the collective over all of them is slow",
     )
 
