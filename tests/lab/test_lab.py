@@ -55,7 +55,7 @@ def paths_of(lab_name: str) -> list[str]:
     return [str(path) for directory in directories for path in directory.iterdir() if path.name.startswith(lab_name)]
 
 
-def own_paths() -> set[str]:
+def paths_of_this_process() -> set[str]:
     return set(paths_of(f"rp-{os.getpid()}-"))
 
 
@@ -76,7 +76,7 @@ def stat_fields(pid: str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def alive(processes: set[tuple[str, str]]) -> list[str]:
+def still_running(processes: set[tuple[str, str]]) -> list[str]:
     """Return the processes that still run, by PID and start time: the kernel may have reused the number of their namespace."""
     running = []
     for pid, start in processes:
@@ -267,7 +267,7 @@ def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three_hosts: 
 
 
 def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
-    before = own_paths()
+    before = paths_of_this_process()
     with Lab(tmp_path, hosts=2) as other:
         lab_name = other.control.removesuffix("-control")
         detach = ["setsid", "--fork", "sh", "-c", "exec sleep 1000 >/dev/null 2>&1"]
@@ -278,13 +278,13 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
         assert background.stdout.readline() == "deaf\n"
         assert len(paths_of(lab_name)) == 5  # switch, control, two hosts, run directory
         processes = processes_of(lab_name)
-        assert len(alive(processes)) > 6
+        assert len(still_running(processes)) > 6
     assert paths_of(lab_name) == []
-    assert alive(processes) == []
+    assert still_running(processes) == []
     assert processes_naming(str(tmp_path)) == []
     assert background.poll() is not None
     assert other.hosts == ()
-    assert own_paths() == before
+    assert paths_of_this_process() == before
     assert reachable(three_hosts, three_hosts.host("node1").address), "the other lab still runs"
 
 
@@ -292,7 +292,7 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
 def test_host_that_does_not_start_is_reported_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = own_paths()
+    before = paths_of_this_process()
     broken = tmp_path / "broken-init.sh"
     broken.write_text('if [ "$2" = node2 ]; then echo "no sshd on $2"; exit 1; fi\nexec bash "$0".good "$@"\n')
     shutil.copy(hosts.INIT, f"{broken}.good")
@@ -303,22 +303,22 @@ def test_host_that_does_not_start_is_reported_and_nothing_is_left_behind(
     monkeypatch.setattr(lab, "READY_SECONDS", 0.3)
     with pytest.raises(LabError, match=r"node1 does not answer SSH after 0\.3 s"), Lab(tmp_path / "lab", hosts=1):
         pass
-    assert own_paths() == before
+    assert paths_of_this_process() == before
     assert processes_naming(str(tmp_path)) == []
 
 
 @pytest.mark.usefixtures("three_hosts")
 def test_interrupt_during_the_start_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = own_paths()
+    before = paths_of_this_process()
 
     def interrupt(*arguments: object) -> None:
-        assert own_paths() > before
+        assert paths_of_this_process() > before
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Lab, "_wait_for_ssh", interrupt)
     with pytest.raises(KeyboardInterrupt), Lab(tmp_path, hosts=2):
         pass
-    assert own_paths() == before
+    assert paths_of_this_process() == before
     assert processes_naming(str(tmp_path)) == []
 
 
@@ -371,14 +371,14 @@ def test_next_lab_removes_the_leftovers_of_a_killed_one(
     ]
     subprocess.run(background_command, check=True)
     processes = processes_of(lab_name)
-    assert len(alive(processes)) > 2
+    assert len(still_running(processes)) > 2
     process.kill()
     process.wait()
     # The host ends with the process of the lab. The next lab removes the namespaces and processes of the control node.
     wait_until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
     with Lab(tmp_path / "next", hosts=1):
         assert paths_of(lab_name) == []
-        assert alive(processes) == []
+        assert still_running(processes) == []
         assert reachable(three_hosts, three_hosts.host("node1").address), "a running lab is not removed"
 
 

@@ -50,7 +50,7 @@ def test_nothing_is_written_to_a_pipe_or_a_dumb_terminal(monkeypatch: pytest.Mon
     assert work(Terminal()) == ""
 
 
-def test_without_a_bar_nothing_happens() -> None:
+def test_calls_without_a_bar_raise_no_error() -> None:
     progress.begin("judging hosts", 8)
     progress.advance()
     progress.draw()

@@ -221,7 +221,9 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     assert take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
 
 
-def test_lost_device_costs_its_own_and_the_group_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_lost_device_and_of_its_group_are_errors_or_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lose_device(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
@@ -366,10 +368,10 @@ def test_telemetry_has_every_catalogue_figure_for_the_requested_time(
 
 
 def test_telemetry_without_samples_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dead(_: Any) -> None:
+    def refuse(_: Any) -> None:
         raise OSError("NVML: GPU is lost")
 
-    monkeypatch.setattr("agent.sampling.telemetry.FastReader", dead)
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", refuse)
     with Telemetry([0]) as telemetry:
         telemetry.join()
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}

@@ -146,7 +146,7 @@ def plausibility_findings(name: str, **over: Any) -> list[str]:
         ("x.latency", {"expected": 2.0, "fraction": 0.5, "operator": "le"}, ""),
     ],
 )
-def test_direction_of_a_limit(name: str, over: Any, findings: str) -> None:
+def test_limit_that_cannot_be_intended_is_a_finding(name: str, over: Any, findings: str) -> None:
     result = plausibility_findings(name, **over)
     assert bool(result) is bool(findings)
     assert not findings or findings in result[0]

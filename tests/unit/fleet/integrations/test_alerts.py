@@ -285,7 +285,7 @@ def expected(number: int, case: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["fires", "quiet"])
-def test_rules_fire_or_stay_quiet_as_each_case_says(kind: str, tmp_path: Path) -> None:
+def test_rules_fire_exactly_in_the_expected_cases(kind: str, tmp_path: Path) -> None:
     played = list(enumerate(CASES.items()))
     inputs = [line for number, (case, values) in played for line in series(case, number, values[kind])]
     check = {

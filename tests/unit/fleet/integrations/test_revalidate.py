@@ -305,7 +305,7 @@ UNMARK = "annotate node n1 rackproof/drained-by-"
 
 
 def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) -> None:
-    """With a leftover annotation, a later cordon by an administrator would look like ours."""
+    """If the annotation remained, a later cordon by an administrator would be mistaken for one by Rackproof."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
     assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
@@ -534,7 +534,7 @@ def test_host_in_use_with_another_error_is_not_busy(tmp_path: Path) -> None:
 
 
 def test_host_locked_by_another_run_is_in_use(tmp_path: Path) -> None:
-    def held(plan: Plan, directory: Path) -> None:
+    def lock_h3(plan: Plan, directory: Path) -> None:
         (directory / "hosts" / "h3.json").unlink()
         event = {
             "at": builders.WHEN,
@@ -547,7 +547,7 @@ def test_host_locked_by_another_run_is_in_use(tmp_path: Path) -> None:
         message = "rackproof: this host is held by run r0 of alice on control1"
         (directory / "events.jsonl").write_text(json.dumps({**event, "message": message}) + "\n")
 
-    report, plan = judged(tmp_path, held, rackproof_gang="none")
+    report, plan = judged(tmp_path, lock_h3, rackproof_gang="none")
     assert state(report, plan) == ("busy", {"h3": "rackproof: this host is held by run r0 of alice on control1"})
 
 

@@ -88,7 +88,7 @@ def samples(n: int, cv: float = 0.1, exact: float | None = None) -> Samples:
     return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=exact)
 
 
-def test_precision_of_a_median() -> None:
+def test_precision_of_a_median_is_derived_from_its_samples() -> None:
     assert precision(None) is None
     assert precision(samples(1)) is None
     assert precision(samples(1, exact=0.1)) is None
@@ -137,7 +137,7 @@ def test_noise_is_that_of_a_further_measurement() -> None:
         ("collective.all_reduce.algbw", "B/s", 1), ("x.temperature", "1", -1),
     ],
 )  # fmt: skip
-def test_direction_of_improvement(name: str, unit: str, way: int) -> None:
+def test_direction_of_improvement_follows_from_name_and_unit(name: str, unit: str, way: int) -> None:
     assert direction(name, unit) == way
 
 
@@ -217,7 +217,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
         ({"change": -3.0}, level(), 97.0), ({"change": 0.0}, level(precision=9.0), 100.0),
     ],
 )  # fmt: skip
-def test_limit_from_an_accepted_figure(asked: Any, of: Level, wanted: float | None) -> None:
+def test_limit_is_derived_from_an_accepted_figure(asked: Any, of: Level, wanted: float | None) -> None:
     result = limit(baseline_criterion(**asked), of)
     assert (result and result[0]) == (wanted and pytest.approx(wanted))
     if "change" not in asked and wanted:  # a ceiling is as far above the level

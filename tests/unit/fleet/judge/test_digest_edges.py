@@ -64,7 +64,7 @@ def test_majority_needs_more_than_half(views: list[HostView], verdicts: list[str
     assert [item.verdict for item in judged(*views)] == verdicts
 
 
-def test_digest_verdict_texts() -> None:
+def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     bad, good, _ = judged(*three_hosts(BAD))
     majority = f"2 of 3 GPUs of its model and software agree on {GOOD}"
     assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")

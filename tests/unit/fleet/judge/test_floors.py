@@ -399,7 +399,7 @@ A100 = ("a100-sxm-40", "a100-sxm-80", "a100-pcie-40", "a100-pcie-80")
 DIRECTIONS = ("host_to_device", "device_to_host")
 
 
-def _own_expectation(model: str, name: str, params: Mapping[str, Value]) -> float:
+def _expectation_of_the_model(model: str, name: str, params: Mapping[str, Value]) -> float:
     """Return the most that a criterion of the model's own pack expects of a figure; 0 if it has none."""
     matching = (
         item.expected or item.value or 0.0
@@ -418,7 +418,7 @@ def host_rates(model: str, count: int, links: int) -> list[Observation]:
     nvlink = sheet["nvlink"]["bandwidth"] / 2 * share_of_links if links else 0.0
 
     def rate(name: str, share: float, *, scope: str = "gpu=0", **params: Value) -> Observation:
-        return figure(name, max(share, _own_expectation(model, name, params)), scope=scope, **params)
+        return figure(name, max(share, _expectation_of_the_model(model, name, params)), scope=scope, **params)
 
     figures = []
     for dtype in DTYPE_SHARES.keys() & sheet["flops"].keys():
@@ -438,14 +438,14 @@ def host_rates(model: str, count: int, links: int) -> list[Observation]:
         for direction, share in (("one_way", 0.81), ("both_ways", 1.62)):
             value = nvlink * share if links else host_link * share * 0.7
             scope = f"gpu={first},peer={second}"
-            own = _own_expectation(model, "peer_copy.bandwidth", {"direction": direction}) * share_of_links
+            own = _expectation_of_the_model(model, "peer_copy.bandwidth", {"direction": direction}) * share_of_links
             figures.append(figure("peer_copy.bandwidth", max(value, own), scope=scope, direction=direction))
     ops = [op for op in OPS if op != "hypercube" or count & (count - 1) == 0] if count > 1 else []
     for op, size in itertools.product(ops, (1 << 27, GIB, 8 * GIB)):
         share = (0.596 if count == 2 else 0.65) if op != "all_reduce" else 0.69 if count == 2 else 0.72
         share = 0.35 if size < GIB else share
         params = {"world_size": count, "size_bytes": size, "placement": "in_place"}
-        own = _own_expectation(model, f"collective.{op}.busbw", params) * share_of_links
+        own = _expectation_of_the_model(model, f"collective.{op}.busbw", params) * share_of_links
         value = max(nvlink * share, own) if links else host_link * 0.11
         figures.append(figure(f"collective.{op}.busbw", value, scope="host", **params))
     return figures

@@ -254,7 +254,7 @@ def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
     assert {item.detail for item in judge(chosen, evidence, read_packs([])) if item.name == DRIVER} == {""}
 
 
-def test_slot_by_address_alone_without_module_ids() -> None:
+def test_slot_is_identified_by_address_alone_without_module_ids() -> None:
     hosts = {name: host_with_slots(name, ALL if name != "h2" else REMAINING, modules=()) for name in ("h1", "h2", "h3")}
     where = "nothing at PCI 0000:01:00.0, where 2 of 2 hosts of its build have a GPU"
     detail = f"{where} (only PCI addresses identify the slots: not every GPU reports a module number)"

@@ -120,12 +120,12 @@ def not_passing(verdicts: Iterable[Verdict]) -> list[Verdict]:
     return sorted((item for item in verdicts if item.verdict != PASS), key=str)
 
 
-def odd_hosts(
+def hosts_with_findings(
     evidence: dict[str, Evidence], *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), parts: int = 2
 ) -> list[str]:
     """Return the hosts with a verdict that does not pass.
 
-    Assert that counting, building all verdicts and the plain judge agree.
+    Assert that counting, building all verdicts and `judge` agree.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
     _, counted = judge_in_parts(plan, evidence, used, parts=parts, in_full=False)
@@ -185,7 +185,7 @@ def with_launch(**over: Any) -> Callable[[Record], Record]:
 
 def test_equal_hosts_pass() -> None:
     for parts in (1, 2, 3):
-        assert odd_hosts(fleet(), parts=parts) == []
+        assert hosts_with_findings(fleet(), parts=parts) == []
 
 
 LOST = reading(absent="error: gone", name="gpu.thing")
@@ -292,7 +292,7 @@ def test_statistics_are_what_each_host_adds() -> None:
     hosts = on_each_host(change_host)
     for parts in (1, 3):
         assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
-    assert odd_hosts(fleet(**hosts)) == []
+    assert hosts_with_findings(fleet(**hosts)) == []
     # The same without shared text objects, and if one host reports text instead of a number.
     assert_gathered(
         PLAN, {name: Evidence(records=(hosts[name](healthy_record(name)),)) for name in NAMES}, [pack(*RULES)]
@@ -317,40 +317,40 @@ def test_transport_that_is_fast_elsewhere_explains_no_slow_host() -> None:
     )
     reach = criterion("peer_copy.access", id="reach", value=True, scope="peer")
     everywhere = {name: with_transport("SHM/direct", 3.0e10) for name in NAMES}
-    assert odd_hosts(fleet(**everywhere | {ODD: with_transport("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+    assert hosts_with_findings(fleet(**everywhere | {ODD: with_transport("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
     elsewhere = {name: with_transport("P2P/CUMEM", 3.0e10) for name in NAMES}
-    assert odd_hosts(fleet(**elsewhere | {ODD: with_transport("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+    assert hosts_with_findings(fleet(**elsewhere | {ODD: with_transport("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
 
 
 def test_text_instead_of_a_number_fails() -> None:
     for name in (ODD, "h1"):
-        assert name in odd_hosts(fleet(**{name: with_figure("fast")}), FRACTION)
-        assert name in odd_hosts(fleet(**{name: with_figure(True)}), FRACTION)
-    assert odd_hosts(fleet(h1=with_figure("fast")), FRACTION, parts=1) == ["h1"], (
+        assert name in hosts_with_findings(fleet(**{name: with_figure("fast")}), FRACTION)
+        assert name in hosts_with_findings(fleet(**{name: with_figure(True)}), FRACTION)
+    assert hosts_with_findings(fleet(h1=with_figure("fast")), FRACTION, parts=1) == ["h1"], (
         "the figures of the other hosts still count"
     )
 
 
 def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
     change = with_constant_readings(more=reading(SPEED, name="memory.bandwidth", scope="gpu=0"))
-    assert odd_hosts(fleet(**{ODD: change}), FLOOR) == []
+    assert hosts_with_findings(fleet(**{ODD: change}), FLOOR) == []
 
 
 def test_parameters_distinguish_figures() -> None:
     read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read", world_size=1)
     evidence = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
     for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
-        assert odd_hosts(evidence, rule) == []
-    assert odd_hosts(evidence, replace(FLOOR, value=None, same_as_fleet=True)) == []
+        assert hosts_with_findings(evidence, rule) == []
+    assert hosts_with_findings(evidence, replace(FLOOR, value=None, same_as_fleet=True)) == []
 
 
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
 def test_value_at_the_limit_fails_only_strict_operators(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
     evidence = fleet(**on_each_host(lambda at: with_figure(SPEED + at * 1e9)))
-    assert odd_hosts(evidence, replace(FLOOR, operator=operator, value=limit)) == []
+    assert hosts_with_findings(evidence, replace(FLOOR, operator=operator, value=limit)) == []
     wrong = {**on_each_host(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
-    assert odd_hosts(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == (
+    assert hosts_with_findings(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == (
         [ODD] if "t" in operator else []
     )
 
@@ -362,21 +362,21 @@ def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wr
     rule = criterion("memory.mode", id="mode", operator=operator, value=value, stage="benchmark")
     healthy, faulty = (with_more(builders.observation("memory.mode", mode, scope="gpu=0")) for mode in (value, wrong))
     hosts = dict.fromkeys(NAMES, healthy)
-    assert odd_hosts(fleet(**hosts), rule) == []
-    assert odd_hosts(fleet(**{**hosts, ODD: faulty}), rule) == [ODD]
+    assert hosts_with_findings(fleet(**hosts), rule) == []
+    assert hosts_with_findings(fleet(**{**hosts, ODD: faulty}), rule) == [ODD]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_fails_one_host(fault: str) -> None:
     change, expected_hosts = FAULTS[fault]
-    assert odd_hosts(fleet(**{ODD: change})) == expected_hosts
+    assert hosts_with_findings(fleet(**{ODD: change})) == expected_hosts
 
 
 HEAT = criterion("gpu.heat", id="heat", operator="le", value=90)
 REPLAYS = criterion("gpu.repeats", id="replays", operator="le", value=3, delta=True)
 
 
-def with_own_readings(at: int, *, heat: Sequence[Any] = (40, 41, 42), replays: Sequence[Any] = (5, 6, 8)) -> Any:
+def with_unique_readings(at: int, *, heat: Sequence[Any] = (40, 41, 42), replays: Sequence[Any] = (5, 6, 8)) -> Any:
     """Return a change that gives the three snapshots readings that no other host has; None: the snapshot has no reading."""
 
     def metric(name: str, value: Any) -> list[Metric]:
@@ -419,8 +419,8 @@ TWO_HEATS = Metric(name=HEAT.name, unit="1", values={"gpu=0": 40, "gpu=1": 99})
     ],
 )
 def test_one_fault_among_differing_readings_fails_one_host(readings: dict[str, Any], expected_hosts: list[str]) -> None:
-    changes = {name: with_own_readings(at, **(readings if name == ODD else {})) for at, name in enumerate(NAMES)}
-    assert odd_hosts(fleet(**changes), HEAT, REPLAYS) == expected_hosts
+    changes = {name: with_unique_readings(at, **(readings if name == ODD else {})) for at, name in enumerate(NAMES)}
+    assert hosts_with_findings(fleet(**changes), HEAT, REPLAYS) == expected_hosts
 
 
 def test_readings_that_differ_and_are_by_pci_address_belong_to_their_gpu() -> None:
@@ -435,7 +435,7 @@ def test_readings_that_differ_and_are_by_pci_address_belong_to_their_gpu() -> No
         return change
 
     changes = {name: by_address(at, "0000:77:00.0" if name == ODD else "0000:00:00.0") for at, name in enumerate(NAMES)}
-    assert odd_hosts(fleet(**changes), HEAT) == [ODD]
+    assert hosts_with_findings(fleet(**changes), HEAT) == [ODD]
 
 
 def test_records_without_reading_keys_give_the_same_result() -> None:
@@ -449,19 +449,19 @@ def test_records_without_reading_keys_give_the_same_result() -> None:
             name: Evidence(records=(change(healthy_record(name)) if name == ODD else healthy_record(name),))
             for name in NAMES
         }
-        assert odd_hosts(evidence) == expected_hosts
+        assert hosts_with_findings(evidence) == expected_hosts
 
 
 def test_integers_and_floats_are_compared_by_value() -> None:
     whole = dict.fromkeys(NAMES, with_constant_readings(clock=1500))
-    assert odd_hosts(fleet(**whole), CLOCK) == []
-    assert odd_hosts(fleet(**{**whole, ODD: with_constant_readings(clock=1500.5)}), CLOCK) == []
+    assert hosts_with_findings(fleet(**whole), CLOCK) == []
+    assert hosts_with_findings(fleet(**{**whole, ODD: with_constant_readings(clock=1500.5)}), CLOCK) == []
 
 
 def test_gpu_model_of_the_inventory_passes() -> None:
     plan = one_figure_plan(*NAMES, rackproof_gpu_model="h200-sxm")
-    assert odd_hosts(fleet(plan), plan=plan) == []
-    assert odd_hosts(fleet(plan), BUSBW_FLOOR, plan=plan) == []
+    assert hosts_with_findings(fleet(plan), plan=plan) == []
+    assert hosts_with_findings(fleet(plan), BUSBW_FLOOR, plan=plan) == []
 
 
 def test_text_instead_of_a_number_affects_no_other_host() -> None:
@@ -469,7 +469,7 @@ def test_text_instead_of_a_number_affects_no_other_host() -> None:
     ranks = builders.observation("straggler.compute", "slow", scope="gpu=0")
     for more in (words, ranks):
         evidence = fleet(h1=with_more(more))
-        assert set(odd_hosts(evidence)) <= {"h1"}
+        assert set(hosts_with_findings(evidence)) <= {"h1"}
 
 
 def test_host_without_valid_record_does_not_pass() -> None:
@@ -480,21 +480,21 @@ def test_host_without_valid_record_does_not_pass() -> None:
     ):
         evidence = fleet()
         evidence[ODD] = change(evidence[ODD])
-        assert odd_hosts(evidence) == [ODD]
+        assert hosts_with_findings(evidence) == [ODD]
 
 
 def test_hosts_with_an_invalid_baseline_do_not_pass() -> None:
     plan = replace(PLAN, baseline=PlannedBaseline(directory="b", digest="0" * 64))
     evidence = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
-    assert odd_hosts(evidence, plan=plan) == NAMES
+    assert hosts_with_findings(evidence, plan=plan) == NAMES
 
 
 @pytest.mark.parametrize(("count", "expected_hosts"), [(2, ["h1", "h2"]), (3, [])])
 def test_fleet_too_small_for_a_median_is_inconclusive(count: int, expected_hosts: list[str]) -> None:
     plan = one_figure_plan(*NAMES[:count])
-    assert odd_hosts(fleet(plan), FRACTION, plan=plan) == expected_hosts
+    assert hosts_with_findings(fleet(plan), FRACTION, plan=plan) == expected_hosts
     # An optional criterion has no verdict then.
-    assert odd_hosts(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
+    assert hosts_with_findings(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -502,8 +502,8 @@ def test_digests_are_compared_from_two_hosts_on(count: int) -> None:
     plan = one_figure_plan(*NAMES[:count])
     evidence = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     expected_hosts = ["h1", "h2"] if count == 2 else []
-    assert odd_hosts(evidence, VERSION, LINKS, NCCL, plan=plan) == expected_hosts
-    assert odd_hosts(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
+    assert hosts_with_findings(evidence, VERSION, LINKS, NCCL, plan=plan) == expected_hosts
+    assert hosts_with_findings(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
     facts = judge_in_parts(plan, evidence, [pack(VERSION)], parts=1, in_full=False)[1].facts
     assert [of_host.uncompared_digests for of_host in facts.values()] == [
         (("benchmark", "gpu=0"),) if count == 1 else ()
@@ -513,23 +513,25 @@ def test_digests_are_compared_from_two_hosts_on(count: int) -> None:
 def test_tie_of_two_versions_fails_every_host() -> None:
     plan = one_figure_plan(*NAMES[:4])
     change = with_constant_readings(version="550")
-    assert odd_hosts(fleet(plan, h1=change, h3=change), VERSION, plan=plan) == NAMES[:4]
-    assert odd_hosts(fleet(plan, h1=change), VERSION, plan=plan) == ["h1"]
+    assert hosts_with_findings(fleet(plan, h1=change, h3=change), VERSION, plan=plan) == NAMES[:4]
+    assert hosts_with_findings(fleet(plan, h1=change), VERSION, plan=plan) == ["h1"]
 
 
 def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
     change = with_constant_readings(version=None)
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, change)), VERSION) == []
-    assert odd_hosts(fleet(h1=change, h2=change), VERSION) == ["h1", "h2"]
-    assert odd_hosts(fleet(h1=change), replace(VERSION, optional=True)) == []
-    assert odd_hosts(fleet(h1=with_constant_readings(version=reading(absent="unsupported: no", name="driver.version",
+    assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, change)), VERSION) == []
+    assert hosts_with_findings(fleet(h1=change, h2=change), VERSION) == ["h1", "h2"]
+    assert hosts_with_findings(fleet(h1=change), replace(VERSION, optional=True)) == []
+    assert hosts_with_findings(fleet(h1=with_constant_readings(version=reading(absent="unsupported: no", name="driver.version",
     scope="host"))),
                    replace(VERSION, optional=True)) == []  # fmt: skip
-    assert odd_hosts(fleet(h1=change), replace(VERSION, same_as_fleet=False)) == []
+    assert hosts_with_findings(fleet(h1=change), replace(VERSION, same_as_fleet=False)) == []
     lost, none = (healthy_readings(version=reading(absent=why, name="driver.version", scope="host"))
                   for why in ("error: gone", "unsupported: no"))  # fmt: skip
     for first, last, expected_hosts in ((lost, none, []), (none, lost, ["h1"]), (lost, lost, ["h1"])):
-        assert odd_hosts(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == expected_hosts
+        assert (
+            hosts_with_findings(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == expected_hosts
+        )
 
 
 @pytest.mark.parametrize(
@@ -553,10 +555,10 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
 def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion, all_of_them: bool) -> None:
     packs = [pack(FLOOR), pack(rule, name="mine", chosen=True)]
     mine = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
-    assert odd_hosts(fleet(), packs=mine) == (NAMES if all_of_them else [])
+    assert hosts_with_findings(fleet(), packs=mine) == (NAMES if all_of_them else [])
     cpus = replace(PLAN, rehearsal=True)
     rehearsed = [pack(FLOOR, name="rehearsal"), mine[1]]
-    whole = odd_hosts(fleet(cpus), plan=cpus, packs=rehearsed)
+    whole = hosts_with_findings(fleet(cpus), plan=cpus, packs=rehearsed)
     assert whole in (NAMES, [])  # a rehearsal may be judged in full; both ways agree
 
 
@@ -564,18 +566,18 @@ def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:
     silent = criterion("memory.nothing", id="own", origin="mine")
     for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
         mine = pack(replace(rule, origin="mine"), silent, name="mine", chosen=True)
-        assert odd_hosts(fleet(), packs=[pack(THING), mine]) == NAMES
+        assert hosts_with_findings(fleet(), packs=[pack(THING), mine]) == NAMES
 
 
 def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
     for rule in (criterion("memory.nothing"), criterion("memory.nothing", fleet_fraction=0.9, operator="ge")):
-        assert odd_hosts(fleet(), rule) == []
-    assert odd_hosts(fleet(), criterion("gpu.nothing")) == NAMES
-    assert odd_hosts(fleet(), criterion("gpu.nothing", fleet_fraction=0.9, operator="ge")) == NAMES
+        assert hosts_with_findings(fleet(), rule) == []
+    assert hosts_with_findings(fleet(), criterion("gpu.nothing")) == NAMES
+    assert hosts_with_findings(fleet(), criterion("gpu.nothing", fleet_fraction=0.9, operator="ge")) == NAMES
     # A missing optional reading must be reported as unsupported.
     rule = criterion("gpu.nothing", fleet_fraction=0.9, operator="ge", optional=True)
-    assert odd_hosts(fleet(), rule) == NAMES
-    assert odd_hosts(fleet(), replace(rule, scope="disk")) == []
+    assert hosts_with_findings(fleet(), rule) == NAMES
+    assert hosts_with_findings(fleet(), replace(rule, scope="disk")) == []
 
 
 @pytest.mark.parametrize(
@@ -598,25 +600,27 @@ def test_repeated_figure_fails_if_one_of_its_values_fails(
         launches = tuple(replace(record.launches[0], number=number) for number in range(len(evidence)))
         return replace(record, observations=tuple(replace(one, value=value) for value in evidence), launches=launches)
 
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
+    assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 
 
 def test_figure_that_a_part_lacks_is_not_missing() -> None:
     none = with_figure(None, status=UNSUPPORTED, reason="no")
     evidence = fleet(**dict.fromkeys(NAMES, none))
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
-    assert odd_hosts(evidence, packs=[lacking]) == []
-    assert odd_hosts(evidence, packs=[pack(FLOOR)]) == NAMES
+    assert hosts_with_findings(evidence, packs=[lacking]) == []
+    assert hosts_with_findings(evidence, packs=[pack(FLOOR)]) == NAMES
     # The same for a criterion that compares with the fleet.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
-    assert odd_hosts(evidence, packs=[replace(lacking, criteria=(alike,))]) == []
+    assert hosts_with_findings(evidence, packs=[replace(lacking, criteria=(alike,))]) == []
 
     def add_unsupported_figure(record: Record) -> Record:
         one = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
         return with_more(replace(one, value=None, status=UNSUPPORTED, reason="no"))(record)
 
     assert (
-        odd_hosts(fleet(**dict.fromkeys(NAMES, add_unsupported_figure)), packs=[replace(lacking, criteria=(alike,))])
+        hosts_with_findings(
+            fleet(**dict.fromkeys(NAMES, add_unsupported_figure)), packs=[replace(lacking, criteria=(alike,))]
+        )
         == []
     )
 
@@ -628,10 +632,10 @@ def test_each_kind_of_host_has_its_own_limits() -> None:
         return replace(record, gpus=(replace(record.gpus[0], name="NVIDIA X"),))
 
     packs = [pack(FLOOR, THING), pack(replace(FLOOR, value=5e12), name="x", gpu_names=("NVIDIA X",))]
-    assert odd_hosts(fleet(h2=change_model, h7=change_model), packs=packs) == ["h2", "h7"]
+    assert hosts_with_findings(fleet(h2=change_model, h7=change_model), packs=packs) == ["h2", "h7"]
     fast = [packs[0], replace(packs[1], criteria=(replace(FLOOR, value=1e12),))]
-    assert odd_hosts(fleet(h2=change_model), packs=fast) == []
-    assert odd_hosts(fleet(h2=lambda record: with_figure(2e12)(change_model(record))), packs=fast) == []
+    assert hosts_with_findings(fleet(h2=change_model), packs=fast) == []
+    assert hosts_with_findings(fleet(h2=lambda record: with_figure(2e12)(change_model(record))), packs=fast) == []
 
 
 def test_equal_readings_pass_with_one_required_version_and_fail_with_another() -> None:
@@ -639,25 +643,25 @@ def test_equal_readings_pass_with_one_required_version_and_fail_with_another() -
     plan = replace(PLAN, hosts=tuple(hosts))
     required = criterion("driver.version", id="required", scope="host", value=None, variable="driver_version")
     evidence = fleet(plan, h2=with_constant_readings(version="570.86"))
-    assert odd_hosts(evidence, required, plan=plan, parts=1) == ["h6", "h7", "h8", "h9"]
+    assert hosts_with_findings(evidence, required, plan=plan, parts=1) == ["h6", "h7", "h8", "h9"]
 
 
 def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
     rule = criterion("gpu.width", id="width", value=16)
     with_width = with_constant_readings(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, with_width)), rule) == []
+    assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, with_width)), rule) == []
 
     def move_gpu(record: Record) -> Record:
         return with_width(replace(record, gpus=(replace(record.gpus[0], pci_bus_id="0000:77:00.0"),)))
 
-    assert odd_hosts(fleet(**{**dict.fromkeys(NAMES, with_width), ODD: move_gpu}), rule) == [ODD]
+    assert hosts_with_findings(fleet(**{**dict.fromkeys(NAMES, with_width), ODD: move_gpu}), rule) == [ODD]
 
 
 def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
     rule = criterion("memory.bandwidth", id="fabric", operator="ge", variable="fabric_bytes_per_second", fraction=0.5)
     for gbps, expected_hosts in ((0, []), (8, []), (80_000, NAMES)):
         plan = one_figure_plan(*NAMES, rackproof_fabric_gbps=gbps) if gbps else PLAN
-        assert odd_hosts(fleet(plan), rule, plan=plan) == expected_hosts
+        assert hosts_with_findings(fleet(plan), rule, plan=plan) == expected_hosts
 
 
 # Gangs
@@ -704,8 +708,8 @@ def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record
     return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
 
-def odd_in_gangs(evidence: dict[str, Evidence], *rules: Criterion) -> list[str]:
-    result = [odd_hosts(evidence, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
+def gang_hosts_with_findings(evidence: dict[str, Evidence], *rules: Criterion) -> list[str]:
+    result = [hosts_with_findings(evidence, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
     assert result[0] == result[1]
     return result[0]
 
@@ -728,7 +732,7 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
     ],
 )  # fmt: skip
 def test_fault_in_a_gang_is_found_on_its_hosts(change: Any, expected_hosts: list[str]) -> None:
-    assert odd_in_gangs(gang_fleet(h2=change)) == expected_hosts
+    assert gang_hosts_with_findings(gang_fleet(h2=change)) == expected_hosts
 
 
 def test_equal_readings_pass_in_one_gang_and_fail_in_another() -> None:
@@ -740,21 +744,24 @@ def test_equal_readings_pass_in_one_gang_and_fail_in_another() -> None:
         (dict.fromkeys(SECOND, "550"), []),
     ):
         evidence = gang_fleet(drivers=drivers)
-        assert odd_in_gangs(evidence, *rules) == expected_hosts
+        assert gang_hosts_with_findings(evidence, *rules) == expected_hosts
         assert_gathered(GANGS, evidence, [pack(*rules)])
 
 
 def test_gangs_in_order_pass() -> None:
-    assert odd_in_gangs(gang_fleet()) == []
+    assert gang_hosts_with_findings(gang_fleet()) == []
     turned = {
         name: lambda record: replace(record, observations=record.observations[::-1]) for name in (*FIRST, *SECOND)
     }
-    assert odd_in_gangs(gang_fleet(**turned)) == []
+    assert gang_hosts_with_findings(gang_fleet(**turned)) == []
     assert (
-        odd_in_gangs(gang_fleet(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)) == []
+        gang_hosts_with_findings(
+            gang_fleet(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)
+        )
+        == []
     )
     slow = gang_figure("collective.all_reduce.busbw", 1.0e10)
-    assert odd_in_gangs(gang_fleet(h4=slow, h5=slow, h6=slow)) == SECOND
+    assert gang_hosts_with_findings(gang_fleet(h4=slow, h5=slow, h6=slow)) == SECOND
 
 
 def test_slow_pairs_fail_one_host() -> None:
@@ -769,11 +776,11 @@ def test_slow_pairs_fail_one_host() -> None:
             ),
         )
 
-    assert odd_in_gangs(gang_fleet(h5=slow_pairs)) == ["h5"]
+    assert gang_hosts_with_findings(gang_fleet(h5=slow_pairs)) == ["h5"]
 
 
 def test_missing_pairs_of_the_first_host_affect_no_other_host() -> None:
-    assert odd_in_gangs(gang_fleet(h1=without("pairs.bandwidth"))) == ["h1"]
+    assert gang_hosts_with_findings(gang_fleet(h1=without("pairs.bandwidth"))) == ["h1"]
 
 
 @pytest.mark.parametrize("fast", [("NET/IB/0/GDRDMA", "NET/Socket/0"), ("NET/Socket/0", "NET/IB/0/GDRDMA")])
@@ -791,7 +798,7 @@ def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
     evidence = gang_fleet(plan, **{name: with_transport(*ways[at // 3]) for at, name in enumerate(NAMES)})
     for rule in (BUSBW, BUSBW_FLOOR):
         stats, _ = judge_in_parts(plan, evidence, [pack(rule)], parts=2, in_full=False)
-        assert odd_hosts(evidence, rule, plan=plan) == NAMES[6:]
+        assert hosts_with_findings(evidence, rule, plan=plan) == NAMES[6:]
         assert {path[-1] for path in stats.paths.paths} - {"NET/IB/0/GDRDMA"} == {"NET/Socket/0"}
 
 
@@ -841,6 +848,6 @@ def with_first_pair_twice(record: Record) -> Record:
 )
 def test_slow_or_invalid_pair_fails_its_floor(change: Callable[[Record], Record], expected_hosts: list[str]) -> None:
     rules = (FLOOR, PAIRS, replace(PAIRS, id="one-partner", where={"partner": "h2"}, value=3e10))
-    assert odd_in_gangs(gang_fleet(h5=change), *rules) == expected_hosts
-    first_without = odd_in_gangs(gang_fleet(h1=without(PAIRS.name), h5=change), *rules)
+    assert gang_hosts_with_findings(gang_fleet(h5=change), *rules) == expected_hosts
+    first_without = gang_hosts_with_findings(gang_fleet(h1=without(PAIRS.name), h5=change), *rules)
     assert first_without == ["h1", *expected_hosts], "a first host without pairs affects no other host"

@@ -215,7 +215,7 @@ def test_text_values_are_sorted_by_frequency() -> None:
     assert [*tie.judged({}).values] == ["True", "a", "b"]
 
 
-def test_spread_of_values() -> None:
+def test_spread_has_quantiles_and_bins_of_its_values() -> None:
     row = new_row()
     for position in range(101):
         add_value(row, position, float(position + 200))
@@ -239,7 +239,7 @@ def test_spread_of_values() -> None:
         ((float(1 << 53), 0.5), (2, 0.5, 0.5, float(1 << 53), None)),
     ],
 )  # fmt: skip
-def test_spread_of_extreme_values(values: tuple[float, ...], expected: tuple[Any, ...]) -> None:
+def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected: tuple[Any, ...]) -> None:
     row = new_row()
     for position, value in enumerate(values):
         add_value(row, position, value)
@@ -378,10 +378,10 @@ def test_description_of_a_merged_row_is_deterministic() -> None:
         assert (row.source, row.basis, row.unit, row.operator) == ("a", "measured", "W", "gt")
 
 
-def test_more_severe_action_wins() -> None:
+def test_more_severe_action_is_selected() -> None:
     assert more_severe("none", "rma") == more_severe("rma", "none") == "rma"
     assert more_severe("reboot", "inspect_hardware") == "inspect_hardware"
-    assert more_severe("unheard", "none") == more_severe("none", "unheard") == "none"
+    assert more_severe("unknown", "none") == more_severe("none", "unknown") == "none"
     row, other = new_row(), new_row(action="rma")
     row.update(other)
     assert row.action == "rma"

@@ -312,7 +312,7 @@ def alone(states: Mapping[str, str], boards: Mapping[str, str], **variables: Any
 BOARDS = {f"hca=mlx5_{index}": "MT_0000000838" for index in range(8)}
 
 
-def test_odd_port_of_a_single_host_fails() -> None:
+def test_deviating_port_of_a_single_host_fails() -> None:
     expected = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
     assert alone(ports(mlx5_3="DOWN"), BOARDS) == expected
 

@@ -273,7 +273,7 @@ def expectation(name: str, scope: str, *, stage: str = "benchmark", peers: bool 
     return Expectation(stage=stage, name=name, scope=scope, params={}, peers=peers)
 
 
-def test_scopes_of_an_expected_observation() -> None:
+def test_scopes_of_an_expected_observation_follow_from_its_kind() -> None:
     plan = builders.plan("h1", "h2", gpu_count=2)
     host = plan.host("h1")
     assert plan.scopes_of(host, expectation("x", "device")) == ("gpu=0", "gpu=1")

@@ -976,7 +976,7 @@ def test_probe_works_if_it_completed_its_benchmark() -> None:
         ((culprit("host_absent", "h4"),) * 2, ["h4"], []), ((culprit("host_absent", "h2"),) * 2, ["h2"], ["h2"]),
     ],
 )  # fmt: skip
-def test_culprits_of_a_launch_and_their_certainty(
+def test_reports_of_the_hosts_determine_culprits_and_certainty(
     reports: Sequence[Culprit | None], culprits: Any, certain: Any
 ) -> None:
     result = attempt_of(*(launch(outcome="failed", culprit=each) for each in reports))
@@ -1553,7 +1553,7 @@ def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], fa
 
 
 def test_invalid_speed_fails_its_pair_and_a_foreign_one_is_ignored() -> None:
-    def odd(value: Any, **over: Any) -> list[Verdict]:
+    def verdicts_on_speed(value: Any, **over: Any) -> list[Verdict]:
         values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):
             values[host] = [
@@ -1564,15 +1564,17 @@ def test_invalid_speed_fails_its_pair_and_a_foreign_one_is_ignored() -> None:
             ]
         return pair_verdicts(plan_of_racks(rails=1), values)
 
-    assert [item.reason[:22] for item in odd(100.0) if item.unit == "B/s"] == ["median of its 3 pairs "] * 4
+    assert [item.reason[:22] for item in verdicts_on_speed(100.0) if item.unit == "B/s"] == [
+        "median of its 3 pairs "
+    ] * 4
     for value in (0, -1.0, math.inf, math.nan, "fast"):  # not a speed
-        verdicts = not_passed(odd(value))
+        verdicts = not_passed(verdicts_on_speed(value))
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [("a", FAIL), ("b", FAIL)]
     for over in (
         {"scope": scope} for scope in ("", "host", "gpu=0", "gpu=7,partner=b", "gpu=0,partner=z", "cpu=0,partner=b")
     ):
-        assert not_passed(odd(1.0, **over)) == []
-    assert not_passed(odd(1.0, stage="benchmark")) == []
+        assert not_passed(verdicts_on_speed(1.0, **over)) == []
+    assert not_passed(verdicts_on_speed(1.0, stage="benchmark")) == []
     # A host that reports itself as partner.
     values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
     values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
