@@ -29,6 +29,8 @@ class _PartProblem:
     part: str
     shown: list[Verdict] = field(default_factory=list)
     explained: list[Verdict] = field(default_factory=list)
+    passed: tuple[Verdict, ...] = ()
+    """Verdicts on the same part that pass and that the title may use."""
 
     @property
     def first(self) -> Verdict:
@@ -55,8 +57,18 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
         problems += problems_of_host
         unexplained += remaining
     problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
+    _add_temperatures(problems, verdicts)
     causes = (_cause(group, positions) for group in _joined(problems))
     return tuple(sorted(causes, key=_urgency))
+
+
+def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdict]) -> None:
+    """Add the temperature under load to the problems of heat: it is part of the evidence even if it is within its limit."""
+    hot = {(item.host, item.part): item for item in problems if item.problem and item.problem.id == "hot"}
+    for verdict in verdicts if hot else ():
+        item = hot.get((verdict.host, verdict.part_scope))
+        if item and verdict.name == "stress.temperature" and verdict.verdict == PASS:
+            item.passed = (verdict,)
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
@@ -221,7 +233,7 @@ def _cause_part(item: _PartProblem) -> CausePart:
 
 def _predicate(item: _PartProblem) -> str:
     if item.problem:
-        return item.problem.title(item.shown) + words.consequence(item.explained)
+        return item.problem.title([*item.shown, *item.passed]) + words.consequence(item.explained)
     return words.describe(item.shown) if item.first.verdict == FAIL else words.not_known(item.shown)
 
 

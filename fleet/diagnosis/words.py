@@ -144,12 +144,19 @@ def distance(verdict: Verdict) -> float:
 
 
 def hot(shown: Sequence[Verdict]) -> str:
-    """Return that a GPU is too hot, with its temperature if that was judged."""
+    """Return that a GPU is too hot or slowed down by heat, with its temperature and how long it was slowed down, if known.
+
+    `shown` may end with verdicts that pass.
+    """
     temperatures = [verdict for verdict in shown if verdict.unit == "Cel" and finite(verdict.value) is not None]
-    if temperatures:
-        value, limit = format_pair(temperatures[0].value, temperatures[0].limit, "Cel")
-        return f"is too hot: {label(temperatures[0].name)} {_compared(temperatures[0], value, limit)}"
-    return "is slowed down by heat"
+    too_hot = [verdict for verdict in temperatures if verdict.verdict == FAIL]
+    if too_hot:
+        value, limit = format_pair(too_hot[0].value, too_hot[0].limit, "Cel")
+        return f"is too hot: {label(too_hot[0].name)} {_compared(too_hot[0], value, limit)}"
+    facts = [f"{quantity(verdict.value, 'Cel')} under load" for verdict in temperatures[:1]]
+    shares = [finite(verdict.value) for verdict in shown if verdict.name == "stress.throttled_share"]
+    facts += [f"slowed down for {number(100 * share, 2)} % of the stress test" for share in shares[:1] if share]
+    return f"is slowed down by heat ({', '.join(facts)})" if facts else "is slowed down by heat"
 
 
 def power_limited(shown: Sequence[Verdict]) -> str:

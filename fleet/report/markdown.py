@@ -107,9 +107,16 @@ def _reason(item: Reason) -> tuple[str, ...]:
         part + serial,
         name + stage + count,
         "; ".join(filter(None, explained)) or NONE,
-        _term(item.action, (*ACTIONS.values(), MEASURE_AGAIN)) if item.action else NONE,
+        _action(item),
         source,
     )
+
+
+def _action(item: Reason) -> str:
+    """Return the action, how to do it, and what to do if the cause comes back."""
+    action = _term(item.action, (*ACTIONS.values(), MEASURE_AGAIN)) if item.action else NONE
+    how = f". {item.handling.now}" if item.handling.now else ""
+    return action + how + (f" If it comes back: {item.handling.if_it_returns}" if item.handling.if_it_returns else "")
 
 
 def _term(text: str, terms: Iterable[str]) -> str:

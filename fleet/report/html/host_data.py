@@ -253,7 +253,7 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
     """Return verdict and count, then texts.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
-    evidence, what the next command does, next command, severity.
+    evidence, what the next command does, next command, severity, what to do, what to do if it comes back.
     """
     what, command = next_command(reason, run_id)
     planned = reason.criterion == "plan"
@@ -265,6 +265,7 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
         "" if planned else reason.criterion,
         "required by the plan" if planned else reason.source,
         *(reason.waiver, evidence, what, command, reason.severity),
+        *reason.handling,
     )
     return [_STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
 

@@ -36,11 +36,11 @@ from fleet.report.tables import (
     versions,
     workloads,
 )
-from fleet.report.tables.reasons import Reason, next_command, reasons
+from fleet.report.tables.reasons import Reason, next_command, reasons, reset_command
 from fleet.scope_text import describe_scope
 from schemas.records import Gpu
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
 """Size limit of the file at any fleet size."""
@@ -140,7 +140,7 @@ def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any
     if len(reason.hosts) > 1 or scope.device_kind != "gpu":
         return {}
     at = next((at for at, gpu in enumerate(gpus) if gpu.index == scope.index), None)
-    return {} if at is None else {"address": gpus[at].pci_bus_id, "at": at, "of": len(gpus)}
+    return {} if at is None else {"address": pci_address(gpus[at].pci_bus_id), "at": at, "of": len(gpus)}
 
 
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
@@ -275,6 +275,7 @@ def environment(*directories: Path) -> Environment:
     templates.filters.update({name: getattr(formatting, name) for name in names})
     templates.filters["quantity"] = quantities.quantity
     templates.globals["next_command"] = next_command
+    templates.globals["reset_command"] = reset_command
     templates.globals["id"] = id
     templates.globals["slot_of"] = _slot
     templates.filters["tone"] = headline.tone

@@ -217,8 +217,8 @@ function copyButton() {
 
 function card(reason) {
   const [kind, times, ...rest] = reason;
-  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, next, command, severity] = rest.map(textAt);
-  const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
+  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, next, command, severity, now, again] = rest.map(textAt);
+  const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Do", now], ["If it comes back", again], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
   return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
     el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${title} `, serial && note("serial ", code(serial))),
     action && el("p", { class: "action" }, action),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.diagnosis import words
+from fleet.diagnosis.handling import Handling, handling
 from fleet.quantities import NONE, finite
 from fleet.report.formatting import cause_action, clean, margin, margin_text, params_text, value_and_limit
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
@@ -38,6 +39,8 @@ class Reason:
     """The explanation by the leading verdict, if there is one."""
     action: str
     """What to do, as an instruction; empty if there is nothing to do."""
+    handling: Handling
+    """How to do it, and what to do if the cause comes back."""
     is_returned: bool
     """Whether the part is returned to its vendor."""
     source: str
@@ -79,6 +82,7 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         margin=margin_text(margin(first)) if compared else NONE,
         why=cause.why,
         action=cause_action(cause.verdict, cause.action),
+        handling=handling(cause.problem, cause.verdict, cause.action),
         is_returned=cause.verdict == FAIL and cause.action == "rma",
         source=first.source,
         criterion=first.criterion,
@@ -92,16 +96,23 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
     )
 
 
+def reset_command(reason: Reason, address: str) -> str:
+    """Return the command that resets the GPU at this PCI address, if that is the action; else an empty string."""
+    is_reset = reason.verdict == FAIL and reason.lead.action == "reset_gpu" and address
+    host = shlex.quote(clean(reason.lead.host))
+    return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shlex.quote(clean(address))}" if is_reset else ""
+
+
 def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
-    """Return what the next command does, and the command: package a part for its return, or measure again."""
+    """Return what a command does, and the command: package a part for its return, check it, or measure the host again."""
     host = shlex.quote(clean(reason.lead.host))
     if reason.is_returned:
         part = f"--serial {shlex.quote(clean(reason.serial))}" if reason.serial else f"--host {host}"
         return "Package it for return", f"rackproof rma runs/{clean(run_id)} {part} --zip"
     if reason.name in READINGS:
-        return "Check it again on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
+        return "Then check it on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
     hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_LIMIT])
-    return "Measure again", f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}"
+    return "Then measure again", f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}"
 
 
 def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:

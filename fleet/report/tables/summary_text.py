@@ -7,14 +7,18 @@ from collections.abc import Collection, Iterable
 from rich.table import Table
 from rich.text import Text
 
-from fleet.report.formatting import clean, status
+from fleet.diagnosis.handling import Handling, handling
+from fleet.report.formatting import cause_action, clean, status
 from fleet.report.summary import describe_cause, pci_slots, select_causes
 from fleet.report.tables import timing
 from fleet.report.terminal import plain_table, render_blocks
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, LineKind, SummaryLine
+from fleet.scope_text import describe_scope
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, CausePart, FleetReport, LineKind, SummaryLine
+from schemas.scopes import HOST
 
 RULE = "=" * 50
 LINE_LIMIT = 600
+_MAX_PARTS = 3
 _STYLES = {PASS: "green", FAIL: "bold red", INCONCLUSIVE: "yellow"}
 _NOT_FACTS = (LineKind.CHECK, LineKind.REASON, LineKind.MORE)
 """Kinds of lines that are not in the table of facts: checks have a table, the table of causes replaces the reasons, and MORE is
@@ -51,6 +55,7 @@ def summary_blocks(report: FleetReport, *, without: Collection[str] = ()) -> lis
         _facts(facts, timing.summary_line(report)),
         _checks(line for line in lines if line.kind == LineKind.CHECK),
         _causes(report),
+        handling_table(select_causes(report.causes)[0]),
     ]
     blocks: list[Table | Text] = []
     for table in tables:
@@ -70,8 +75,11 @@ def _facts(lines: Iterable[SummaryLine], time: str) -> Table:
 
 def _checks(lines: Iterable[SummaryLine]) -> Table:
     table = plain_table("CHECK", "RESULT", "AFFECTED")
+    _set_result_width(table)
     for line in lines:
-        table.add_row(clean(line.title), Text(clean(line.text), style=_STYLES.get(line.verdict, "")), _affected(line))
+        result, _, note = clean(line.text).partition(" (")
+        affected = ", ".join(filter(None, (_affected(line), note.removesuffix(")"))))
+        table.add_row(clean(line.title), Text(result, style=_STYLES.get(line.verdict, "")), affected)
     return table
 
 
@@ -87,8 +95,36 @@ def _affected(line: SummaryLine) -> str:
 def _causes(report: FleetReport) -> Table:
     slots = pci_slots((host.name, gpu) for host in report.hosts for gpu in host.gpus)
     table = plain_table("RESULT", "ACTION", "CAUSE")
+    _set_result_width(table)
     for cause in select_causes(report.causes)[0]:
         text = describe_cause(cause, report.verdicts[cause.verdicts[0]], slots)
         what = Text.assemble(clean(text.what, LINE_LIMIT), (f" [{clean(text.checks)}]", "dim"))
         table.add_row(Text(text.result, style=_STYLES[cause.verdict]), text.action, what)
     return table
+
+
+def handling_table(causes: Iterable[Cause]) -> Table:
+    """Return how to act on the causes: one row for each way, with the parts that need it."""
+    parts: dict[tuple[str, Handling], dict[str, None]] = {}
+    for cause in causes:
+        way = handling(cause.problem, cause.verdict, cause.action)
+        if way.now:
+            parts.setdefault((cause_action(cause.verdict, cause.action), way), {}).update(
+                dict.fromkeys(map(_part_name, cause.parts))
+            )
+    table = plain_table("ACTION", "PART", "HOW")
+    for (action, way), of_way in parts.items():
+        names = [*of_way]
+        more = f" and {len(names) - _MAX_PARTS} more" if len(names) > _MAX_PARTS else ""
+        how = f"{way.now} If it comes back: {way.if_it_returns}" if way.if_it_returns else way.now
+        table.add_row(action, clean(", ".join(names[:_MAX_PARTS])) + more, how)
+    return table
+
+
+def _part_name(part: CausePart) -> str:
+    return part.host if part.scope == HOST else f"{describe_scope(part.scope)} of {part.host}"
+
+
+def _set_result_width(table: Table) -> None:
+    """Give the results of all tables the same width."""
+    next(column for column in table.columns if column.header == "RESULT").min_width = len("INCOMPLETE")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from fleet.diagnosis import words
 from fleet.diagnosis.diagnose import diagnose
+from fleet.diagnosis.handling import _OF_ACTION, _OF_PROBLEM, _WITHOUT_EVIDENCE, handling
 from fleet.diagnosis.problems import PROBLEMS
 from schemas.records import ERROR, SKIPPED
-from schemas.reports import FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Verdict, VerdictKind
+from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Verdict, VerdictKind
 from schemas.waivers import Waiver
 
 GANGS = {"r1": ("a", "b", "c")}
@@ -255,3 +256,27 @@ def test_every_verdict_has_one_cause_whatever_the_order(verdicts: list[Verdict],
 def content(cause: Cause) -> tuple[str, list[str], int]:
     """Return what must not depend on the order of the verdicts."""
     return cause.problem, sorted(cause.hosts), len(cause.verdicts)
+
+
+def test_every_action_and_every_problem_is_explained() -> None:
+    assert set(ACTIONS) - set(_OF_ACTION) == {"none"}
+    ids = {problem.id for problem in PROBLEMS}
+    assert {problem for problem, _ in _OF_PROBLEM} | set(_WITHOUT_EVIDENCE) <= ids
+    assert {action for _, action in _OF_PROBLEM} <= set(ACTIONS)
+    assert "Drain the host" in handling("gpu-fell-off-bus", FAIL, "reboot").now
+    assert "reseat the GPU" in handling("gpu-fell-off-bus", FAIL, "reboot").if_it_returns
+    assert handling("gpu-fell-off-bus", INCONCLUSIVE, "none") == handling("x", INCONCLUSIVE, "none")
+    assert handling("x", FAIL, "none") == ("", "")
+
+
+def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> None:
+    verdicts = [
+        failed("gpu.throttle.active", "gpu=1,reason=hw_thermal"),
+        failed("stress.throttled_share", value=0.63, limit=0, params={"reason": "hw_thermal"}),
+        replace(failed("stress.temperature", value=88.0, limit=90.0, unit="Cel"), verdict=PASS),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (
+        cause.title == "GPU 1 of a is slowed down by heat (88 °C under load, slowed down for 63 % of the stress test)"
+    )
+    assert cause.verdicts == (0, 1)

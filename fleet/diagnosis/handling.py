@@ -1,0 +1,118 @@
+"""Describe how to act on a cause: what to do at the host, and what to do if the fault comes back. No code parses these texts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schemas.reports import FAIL
+
+
+class Handling(NamedTuple):
+    """How to act on a cause."""
+
+    now: str
+    """What to do first, in one or two sentences; empty if there is nothing to do."""
+    if_it_returns: str
+    """What to do if the next run shows the cause again; empty if there is nothing to do."""
+
+
+def handling(problem: str, verdict: str, action: str) -> Handling:
+    """Return how to act on a cause with this problem, verdict and action."""
+    if verdict != FAIL:
+        return _WITHOUT_EVIDENCE.get(problem, _MEASURE_AGAIN)
+    return _OF_PROBLEM.get((problem, action)) or _OF_ACTION.get(action, Handling("", ""))
+
+
+_MEASURE_AGAIN = Handling("Measure the host again.", "read the logs of the launch on the page of the host.")
+_WITHOUT_EVIDENCE = {
+    "no-record": Handling(
+        "Fix what the cause names, then resume the run or measure the host again.",
+        "check power, BMC, network and disk space of the host.",
+    ),
+    "in-use": Handling(
+        "Wait until the host is free, or drain it in the scheduler; then measure it again.",
+        "ask the owner of the processes to end them.",
+    ),
+}
+_SLOW = Handling(
+    "Compare power, clock and temperature of the GPU with those of the others in the report. Then reboot the host and measure "
+    "it again.",
+    "return the GPU (RMA).",
+)
+_RESET_AT_BOOT = "find what sets the old value at boot: image, configuration management or BMC."
+_OF_PROBLEM = {
+    ("gpu-fell-off-bus", "reboot"): Handling(
+        "Drain the host and reboot it. If the GPU is still missing, power the host off and on.",
+        "reseat the GPU. If it falls off the bus once more, return it (RMA).",
+    ),
+    ("gpu-missing", "inspect_hardware"): Handling(
+        "Power the host off and on. If the GPU is still missing, check its seat and its power connection.",
+        "return the GPU (RMA). Its serial is on its label.",
+    ),
+    ("nvlink", "inspect_hardware"): Handling(
+        "Drain the host and reboot it. If the link is still down, reseat the GPU.",
+        "return the GPU (RMA). If a new GPU shows the same, inspect the baseboard.",
+    ),
+    ("pcie-link", "reseat"): Handling(
+        "Power the host off and reseat the GPU, and its riser or cable if it has one.",
+        "swap the GPU with another one. If the fault moves with it, return the GPU (RMA), otherwise inspect the slot.",
+    ),
+    ("hot", "inspect_hardware"): Handling(
+        "Check the cooling: fans, filters, blanking panels and airflow, or flow and temperature of the coolant.",
+        "check the heat sink and the thermal paste of the GPU, or return the GPU (RMA).",
+    ),
+    ("power-limited", "reboot"): Handling(
+        "Drain the host and reboot it, which restores the default.",
+        "find the service, or the power cap of the BMC, that lowers it.",
+    ),
+    ("power-limited", "inspect_hardware"): Handling(
+        "Check the power supplies, their cables and the power cap of the BMC.",
+        "replace the power supply, or contact the vendor of the host.",
+    ),
+    ("slow-network", "inspect_hardware"): Handling(
+        "Check link speed, error counters, cable, transceiver and switch port. `nvidia-smi topo -m` lists the NIC next to "
+        "each GPU.",
+        "swap the cable with that of a healthy NIC, and replace what the fault moves with: cable, NIC or switch port.",
+    ),
+    ("stopped-launch", "inspect_hardware"): Handling(
+        "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
+        "return the GPU (RMA) if it is the same one, otherwise inspect the host.",
+    ),
+    ("differs", "configure"): Handling(
+        "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
+        _RESET_AT_BOOT,
+    ),
+    ("identity", "inspect_hardware"): Handling(
+        "Compare the label of each part with the serial in the report.",
+        "contact the vendor: a part has the identity of another one.",
+    ),
+    ("slow-compute", "inspect_hardware"): _SLOW,
+    ("slow-workload", "inspect_hardware"): _SLOW,
+    ("slow-host-copies", "inspect_hardware"): Handling(
+        "Compare the PCIe link of the GPU (`lspci -vv`, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
+        "reseat the GPU. If that does not help, return it (RMA).",
+    ),
+}
+"""Problem and action -> handling. It is more specific than that of the action alone."""
+_OF_ACTION = {
+    "rma": Handling(
+        "Replace the part. `rackproof rma` writes the package for its vendor.",
+        "inspect the slot of the new part, the baseboard and the cooling.",
+    ),
+    "inspect_hardware": Handling(
+        "Check seat, cables, power and cooling of the part, and the event log of the BMC.", "return the part (RMA)."
+    ),
+    "reseat": Handling("Power the host off and reseat the part.", "return the part (RMA)."),
+    "reset_gpu": Handling(
+        "Drain the host, end all processes on the GPU and reset it. If the driver refuses, reboot the host.",
+        "run the field diagnostics of NVIDIA, or return the GPU (RMA).",
+    ),
+    "reboot": Handling("Drain the host and reboot it.", "inspect the hardware of the host, or return the part (RMA)."),
+    "recover_imex_domain": Handling(
+        "End the jobs of the domain, then restart the service nvidia-imex on all its hosts.",
+        "reboot the hosts of the domain.",
+    ),
+    "drain_p2p": Handling("End the jobs that copy between GPUs, then reset the GPU.", "reboot the host."),
+    "configure": Handling("Correct the setting that the cause names, then measure the host again.", _RESET_AT_BOOT),
+    "monitor": Handling("Compare the value with that of the next run.", "inspect the part."),
+}
