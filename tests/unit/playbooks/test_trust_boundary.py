@@ -109,7 +109,7 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
 def test_facts_of_a_hostile_host_replace_no_variable(tmp_path: Path, inventory: Path, bait: Path) -> None:
     """Here facts become variables, which is Ansible's default.
 
-    The ansible.cfg of the checkout turns that off, but it does not apply to the collection. tests/lab/test_hostile_host.py tests
+    The ansible.cfg of the checkout turns that off, but does not apply to the collection. tests/lab/test_hostile_host.py tests
     the other setting over SSH, with more facts.
     """
     output = play(

@@ -595,7 +595,7 @@ def test_launcher_that_fails_late_is_not_named_unless_a_signal_ended_it(
     exit_code: int,
     is_named: bool,
 ) -> None:
-    """It may have waited for the store of a first host that never started. Short probe launches find the cause then."""
+    """The launcher may have waited for the store of a first host that never started. Short probe launches find the cause then."""
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     advancing_clock.now += 301.0
     assert gang_monitor._channel

@@ -726,7 +726,7 @@ def test_incomplete_second_run_of_a_day_is_resumed(timer: Timer) -> None:
     assert timer.fire() == 0
     assert timer.played() == ["revalidate r-1", "revalidate r-1-0000"]
     timer.fire()
-    assert timer.played().count("revalidate r-1-0000") == 1  # it is accepted now, so the next run is another one
+    assert timer.played().count("revalidate r-1-0000") == 1  # this run is accepted now, so the next one has another ID
 
 
 @pytest.mark.parametrize(("length", "code"), [(57, 0), (58, 64)])

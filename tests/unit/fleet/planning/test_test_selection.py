@@ -75,7 +75,7 @@ def test_skipped_test_reports_its_cost() -> None:
 
 
 def test_benchmark_with_findings_comes_first() -> None:
-    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # it covers three kinds of parts at the same cost
+    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # stress covers three kinds of parts at the same cost
     failed = past(1, findings={(BENCHMARK, "peer_copy"): 4})
     assert chosen(pick(26, failed)) == [(BENCHMARK, "peer_copy")]
 
@@ -212,7 +212,7 @@ def test_plan_contains_selection_and_reason(earlier: Path) -> None:
     kept = {item.benchmark for item in plan.choice.items if item.chosen}
     assert kept == {*plan.stage(BENCHMARK).benchmarks}
     assert {item.name.split(".")[0] for item in plan.expected} - {"benchmark"} == kept
-    assert "gemm" in kept  # it has a finding
+    assert "gemm" in kept  # gemm has a finding
     assert {item.benchmark for item in plan.choice.items} == {
         *read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]
     }

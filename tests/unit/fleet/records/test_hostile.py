@@ -518,7 +518,7 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 
 def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
     """The mutations are the same in every run. `make fuzz` and its weekly job try new ones."""
-    signal.alarm(3600)  # it competes with the other tests for two processors
+    signal.alarm(3600)  # the mutations compete with the other tests for two processors
     counts, reported = fuzz.run(10_000, jobs=2, seed=1, report=lambda _: None)
     assert reported == []
     assert not any(counts[name] for name in fuzz.FAILURES)
