@@ -25,6 +25,7 @@ from schemas.reports import (
     INCOMPLETE,
     INCONCLUSIVE,
     PASS,
+    RECORD,
     REJECTED,
     Acceptance,
     Cause,
@@ -91,7 +92,9 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += _check_lines(summary)
     if ordered := manifest_summary(plan, summary.manifest):
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
-    lines += unjudged_bandwidth(plan, summary.facts)
+    without_record = {verdict.host for verdict in summary.exceptions if verdict.name == RECORD}
+    facts = {host: of_host for host, of_host in summary.facts.items() if host not in without_record}
+    lines += unjudged_bandwidth(plan, facts)
     lines += unjudged_digests(plan, hosts, summary.facts)
     lines += uncompared_hosts(plan, hosts)
     lines += allowances(plan.hosts)

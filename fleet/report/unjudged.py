@@ -83,9 +83,9 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
     alone = sum(count == 1 for count in peers.values())
     if not alone:
         return []
-    text = "NOT COMPARED (no other host of the same GPU model and gang: memory, processors, ports, settings, versions)"
-    title = f"{alone} of {len(hosts)} hosts"
-    return [SummaryLine(kind=LineKind.NOT_JUDGED, title=title, text=text)]
+    which = f" on {alone} of {len(hosts)} hosts" if alone < len(hosts) else ""
+    why = "no other host of the same GPU model and gang: memory, processors, ports, settings, versions"
+    return [SummaryLine(kind=LineKind.NOT_JUDGED, title="Host comparison", text=f"NOT COMPARED{which} ({why})")]
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.report.formatting import cause_action, clean
+from fleet.report.tables.summary_text import handling_table
 from fleet.report.terminal import plain_table, render_blocks
 from fleet.rma.parts import PART_ACTIONS
 from fleet.scope_text import describe_scope
@@ -90,7 +91,7 @@ def cause_rows(
 
 
 def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
-    """Return tables for people: first the packages, then what to do about the causes without one."""
+    """Return tables for people: the packages, the causes without one, and how to act on each."""
     packed, others = [row for row in rows if row.package], [row for row in rows if not row.package]
     blocks: list[Table | Text] = [Text(f"{mark}: no hardware was tested.")] if mark else []
     if packed:
@@ -105,6 +106,9 @@ def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
         table = plain_table("ACTION", "CAUSE")
         for row in others:
             serial = f" (serial {clean(row.serial)})" if row.serial and len(row.cause.hosts) == 1 else ""
-            table.add_row(row.action, clean(row.cause.title) + serial)
+            why = f": {clean(row.cause.why)}" if row.cause.why else ""
+            table.add_row(row.action, clean(row.cause.title) + serial + why)
         blocks += [Text(""), Text("Without a package:"), table]
+    how = handling_table({id(row.cause): row.cause for row in rows}.values())
+    blocks += [Text(""), how] if how.row_count else []
     return render_blocks(blocks, width=width)

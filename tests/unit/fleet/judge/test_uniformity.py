@@ -516,6 +516,8 @@ def test_summary_names_hosts_without_a_host_to_compare_with(gangs: dict[str, str
     plan = replace(plan, hosts=tuple(replace(host, gang=gangs[host.name]) for host in plan.hosts))
     lines = [f"{line.title}: {line.text}" for line in uncompared_hosts(plan, reports)]
     assert [line.partition(" (")[0] for line in lines] == (
-        [f"{alone} of {len(gangs)} hosts: NOT COMPARED"] if alone else []
+        [f"Host comparison: NOT COMPARED{'' if alone == len(gangs) else f' on {alone} of {len(gangs)} hosts'}"]
+        if alone
+        else []
     )
     assert uncompared_hosts(replace(plan, rehearsal=True), reports) == []
