@@ -23,7 +23,9 @@ def handling(problem: str, verdict: str, action: str) -> Handling:
     return _OF_PROBLEM.get((problem, action)) or _OF_ACTION.get(action, Handling("", ""))
 
 
-_MEASURE_AGAIN = Handling("Measure the host again.", "read the logs of the launch on the page of the host.")
+_MEASURE_AGAIN = Handling(
+    "Resume the run, or measure only this host.", "read the logs of the launch on the page of the host."
+)
 _WITHOUT_EVIDENCE = {
     "no-record": Handling(
         "Fix what the cause names, then resume the run or measure the host again.",
@@ -70,7 +72,7 @@ _OF_PROBLEM = {
         "replace the power supply, or contact the vendor of the host.",
     ),
     ("slow-network", "inspect_hardware"): Handling(
-        "Check link speed, error counters, cable, transceiver and switch port. `nvidia-smi topo -m` lists the NIC next to "
+        "Check link speed, error counters, cable, transceiver and switch port. nvidia-smi topo -m lists the NIC next to "
         "each GPU.",
         "swap the cable with that of a healthy NIC, and replace what the fault moves with: cable, NIC or switch port.",
     ),
@@ -84,19 +86,19 @@ _OF_PROBLEM = {
     ),
     ("identity", "inspect_hardware"): Handling(
         "Compare the label of each part with the serial in the report.",
-        "contact the vendor: a part has the identity of another one.",
+        "contact the vendor of the parts.",
     ),
     ("slow-compute", "inspect_hardware"): _SLOW,
     ("slow-workload", "inspect_hardware"): _SLOW,
     ("slow-host-copies", "inspect_hardware"): Handling(
-        "Compare the PCIe link of the GPU (`lspci -vv`, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
+        "Compare the PCIe link of the GPU (lspci -vv, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
         "reseat the GPU. If that does not help, return it (RMA).",
     ),
 }
 """Problem and action -> handling. It is more specific than that of the action alone."""
 _OF_ACTION = {
     "rma": Handling(
-        "Replace the part. `rackproof rma` writes the package for its vendor.",
+        "Replace the part. rackproof rma writes the package for its vendor.",
         "inspect the slot of the new part, the baseboard and the cooling.",
     ),
     "inspect_hardware": Handling(
@@ -104,7 +106,8 @@ _OF_ACTION = {
     ),
     "reseat": Handling("Power the host off and reseat the part.", "return the part (RMA)."),
     "reset_gpu": Handling(
-        "Drain the host, end all processes on the GPU and reset it. If the driver refuses, reboot the host.",
+        "Drain the host and end all processes on the GPU. Then reset it: sudo nvidia-smi --gpu-reset -i PCI_ADDRESS. If the "
+        "driver refuses, reboot the host.",
         "run the field diagnostics of NVIDIA, or return the GPU (RMA).",
     ),
     "reboot": Handling("Drain the host and reboot it.", "inspect the hardware of the host, or return the part (RMA)."),

@@ -155,7 +155,7 @@ def hot(shown: Sequence[Verdict]) -> str:
         return f"is too hot: {label(too_hot[0].name)} {_compared(too_hot[0], value, limit)}"
     facts = [f"{quantity(verdict.value, 'Cel')} under load" for verdict in temperatures[:1]]
     shares = [finite(verdict.value) for verdict in shown if verdict.name == "stress.throttled_share"]
-    facts += [f"slowed down for {number(100 * share, 2)} % of the stress test" for share in shares[:1] if share]
+    facts += [f"for {number(100 * share, 2)} % of the stress test" for share in shares[:1] if share]
     return f"is slowed down by heat ({', '.join(facts)})" if facts else "is slowed down by heat"
 
 
@@ -216,8 +216,8 @@ def not_known(shown: Sequence[Verdict]) -> str:
     """Return what could not be verified."""
     names = list(dict.fromkeys(label(verdict.name) for verdict in shown))
     if len(names) > 3:
-        return f"has no verified {', '.join(names[:2])} and {len(names) - 2} more readings"
-    return f"has no verified {', '.join(names)}"
+        return f"has no result for {', '.join(names[:2])} and {len(names) - 2} more readings"
+    return f"has no result for {', '.join(names)}"
 
 
 def identity(shown: Sequence[Verdict]) -> str:

@@ -37,7 +37,7 @@ from fleet.quantities import quantity as shown
 from fleet.scope_text import describe_scope
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 
 _KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
@@ -214,7 +214,10 @@ class _GangPairs:
             note = "; measure again: two paths that share a cable look the same"
         elif suspect.kind == NIC:
             # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
-            note = f"; it is the NIC that {describe_scope(scope)}{f' (serial {serial})' if serial else ''} uses"
+            address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
+            known = (f"serial {serial}" if serial else "", f"PCI {pci_address(address)}" if address else "")
+            identity = ", ".join(filter(None, known))
+            note = f"; it is the NIC that {describe_scope(scope)}{f' ({identity})' if identity else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
         title = f"suspect {_KIND_NAMES.get(suspect.kind, suspect.kind)} {suspect.where}".strip()
         names_part = bool(part) or scope != self._scope

@@ -30,6 +30,8 @@ class Reason:
     serial: str
     stage: str
     name: str
+    label: str
+    """The name in words."""
     params: str
     value: str
     """Empty if the leading verdict has no value and limit."""
@@ -76,6 +78,7 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         serial=cause.serial if len(cause.hosts) == 1 else "",
         stage=first.stage,
         name=first.name,
+        label=words.label(first.name),
         params=params_text(first.params),
         value=value,
         wanted=limit,

@@ -276,7 +276,5 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
         replace(failed("stress.temperature", value=88.0, limit=90.0, unit="Cel"), verdict=PASS),
     ]
     (cause,) = diagnose(verdicts, {})
-    assert (
-        cause.title == "GPU 1 of a is slowed down by heat (88 °C under load, slowed down for 63 % of the stress test)"
-    )
+    assert cause.title == "GPU 1 of a is slowed down by heat (88 °C under load, for 63 % of the stress test)"
     assert cause.verdicts == (0, 1)

@@ -929,7 +929,7 @@ def test_causes_are_sorted_by_severity_without_duplicates() -> None:
     assert cause_texts(verdicts, {}) == [
         "FAIL: GPU 1 of h9 fails a b (serial s1): bad; Return the part (RMA) [a.b and 1 more check]",
         "FAIL: h1 fails a b: bad; Monitor [a.b]",
-        "INCOMPLETE: GPU 1 of h1 has no verified a b (serial s1): bad; Measure again [a.b]",
+        "INCOMPLETE: GPU 1 of h1 has no result for a b (serial s1): bad; Measure again [a.b]",
     ]
 
 

@@ -513,7 +513,7 @@ def test_slow_nic_fails_without_its_gpu_or_other_hosts() -> None:
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     (verdict,) = (item for item in verdicts if item.verdict != "pass")
     assert (verdict.verdict, verdict.host, verdict.scope, verdict.part_scope) == ("fail", "h2", "gpu=1", "nic=rail1")
-    assert (verdict.serial, "; it is the NIC that GPU 1 (serial h2-1) uses" in verdict.detail) == ("", True)
+    assert (verdict.serial, "; it is the NIC that GPU 1 (serial h2-1, PCI 0000:" in verdict.detail) == ("", True)
     assert (verdict.name, verdict.unit, verdict.operator, verdict.action) == (
         "pairs.bandwidth",
         "B/s",
