@@ -245,7 +245,7 @@ def network(shown: Sequence[Verdict]) -> str:
 def why(first: Verdict) -> str:
     """Return the explanation that the title leaves out: the detail of the first verdict, or its reason if it has no value."""
     if first.kind == VerdictKind.SUSPECT:
-        return first.detail or first.reason.removeprefix(f"host {first.host} ").removeprefix(f"{first.scope} ")
+        return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")
     if first.name == RECORD:
         return first.reason.removeprefix("no record: ")
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY

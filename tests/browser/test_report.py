@@ -302,7 +302,7 @@ def test_decision_and_failed_hosts_are_shown_without_javascript(browser: Browser
         "4 of 6 accepted",
         "r02-h02",
         "r02-h06",
-        "no record: it is missing",
+        "it is missing",
     ):
         assert expected in text
     assert not page.locator("#tools").is_visible()
