@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schemas.reports import FAIL
+from schemas.reports import FAIL, Cause
+from schemas.scopes import HOST
 
 
 class Handling(NamedTuple):
@@ -16,11 +17,13 @@ class Handling(NamedTuple):
     """What to do if the next run shows the cause again; empty if there is nothing to do."""
 
 
-def handling(problem: str, verdict: str, action: str) -> Handling:
-    """Return how to act on a cause with this problem, verdict and action."""
-    if verdict != FAIL:
-        return _WITHOUT_EVIDENCE.get(problem, _MEASURE_AGAIN)
-    return _OF_PROBLEM.get((problem, action)) or _OF_ACTION.get(action, Handling("", ""))
+def handling(cause: Cause) -> Handling:
+    """Return how to act on a cause."""
+    if cause.verdict != FAIL:
+        return _WITHOUT_EVIDENCE.get(cause.problem, _MEASURE_AGAIN)
+    if cause.problem == "slow-network" and cause.part == HOST:
+        return _SLOW_NETWORK_OF_HOST
+    return _OF_PROBLEM.get((cause.problem, cause.action)) or _OF_ACTION.get(cause.action, Handling("", ""))
 
 
 _MEASURE_AGAIN = Handling(
@@ -40,6 +43,11 @@ _SLOW = Handling(
     "Compare power, clock and temperature of the GPU with those of the others in the report. Then reboot the host and measure "
     "it again.",
     "return the GPU (RMA).",
+)
+_SLOW_NETWORK_OF_HOST = Handling(
+    "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and BIOS "
+    "settings.",
+    "inspect the switch ports and cables of the host, then its baseboard.",
 )
 _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration management or BMC."
 _OF_PROBLEM = {

@@ -85,7 +85,7 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         margin=margin_text(margin(first)) if compared else NONE,
         why=cause.why,
         action=cause_action(cause.verdict, cause.action),
-        handling=handling(cause.problem, cause.verdict, cause.action),
+        handling=handling(cause),
         is_returned=cause.verdict == FAIL and cause.action == "rma",
         source=first.source,
         criterion=first.criterion,

@@ -107,7 +107,7 @@ def handling_table(causes: Iterable[Cause]) -> Table:
     """Return how to act on the causes: one row for each way, with the parts that need it."""
     parts: dict[tuple[str, Handling], dict[str, None]] = {}
     for cause in causes:
-        way = handling(cause.problem, cause.verdict, cause.action)
+        way = handling(cause)
         if way.now:
             parts.setdefault((cause_action(cause.verdict, cause.action), way), {}).update(
                 dict.fromkeys(map(_part_name, cause.parts))

@@ -263,10 +263,15 @@ def test_every_action_and_every_problem_is_explained() -> None:
     ids = {problem.id for problem in PROBLEMS}
     assert {problem for problem, _ in _OF_PROBLEM} | set(_WITHOUT_EVIDENCE) <= ids
     assert {action for _, action in _OF_PROBLEM} <= set(ACTIONS)
-    assert "Drain the host" in handling("gpu-fell-off-bus", FAIL, "reboot").now
-    assert "reseat the GPU" in handling("gpu-fell-off-bus", FAIL, "reboot").if_it_returns
-    assert handling("gpu-fell-off-bus", INCONCLUSIVE, "none") == handling("x", INCONCLUSIVE, "none")
-    assert handling("x", FAIL, "none") == ("", "")
+    (lost,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
+    assert "Drain the host" in handling(lost).now
+    assert "reseat the GPU" in handling(lost).if_it_returns
+    open_cause = replace(lost, verdict=INCONCLUSIVE)
+    assert handling(open_cause) == handling(replace(open_cause, problem="x"))
+    assert handling(replace(lost, problem="x", action="none")) == ("", "")
+    slow_nic = replace(lost, problem="slow-network", action="inspect_hardware", part="nic=rail1")
+    assert "cable" in handling(slow_nic).now
+    assert "healthy" in handling(replace(slow_nic, part="host")).now
 
 
 def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> None:
