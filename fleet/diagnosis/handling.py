@@ -45,8 +45,8 @@ _SLOW = Handling(
     "return the GPU (RMA).",
 )
 _SLOW_NETWORK_OF_HOST = Handling(
-    "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and BIOS "
-    "settings.",
+    "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and "
+    "BIOS settings.",
     "inspect the switch ports and cables of the host, then its baseboard.",
 )
 _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration management or BMC."
