@@ -108,7 +108,6 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have started together",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": "the clock may be corrected; a fall shows a reboot",
-    r"scale snapshots/gang before/metrics/gpu\.throttle\.time/values/reason": "drivers count throttled time up to a minute late",
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"swap snapshots/.*/metrics/storage\.disk\..*/absent/disk": "the reasons why two disks have no value",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from collectors.nvml.clocks import ANY_THERMAL, THROTTLE_REASONS, THROTTLE_TIMES
 from fleet.judge.criteria import Criterion, Pack, name_matches, read_pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.informational import INFORMATIONAL, reason_of
@@ -281,6 +282,19 @@ def test_bad_reading_is_found_or_informational(healthy: Callable[[str], Healthy]
         assert criteria_that_find(healthy, name, extent), (
             f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
         )
+
+
+THROTTLING = [
+    *(("gpu.throttle.active", reason) for reason in THROTTLE_REASONS),
+    *(("gpu.throttle.time", reason) for reason in (*THROTTLE_TIMES, ANY_THERMAL)),
+    *(("stress.throttled_share", reason) for reason in THROTTLE_REASONS),
+]
+
+
+@pytest.mark.parametrize(("name", "throttling"), THROTTLING)
+def test_each_reason_of_throttling_is_judged_or_informational(name: str, throttling: str) -> None:
+    is_judged = any(item.where.get("reason", throttling) == throttling for item in criteria_on(name))
+    assert is_judged is not bool(reason_of(name, {"reason": throttling}))
 
 
 def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
