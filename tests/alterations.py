@@ -37,6 +37,7 @@ from typing import Any
 
 import msgspec
 
+from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.gather import gather
@@ -52,7 +53,7 @@ from schemas.decode import observation_from_json, record_from_parts
 from schemas.documents import compiled, part
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Metric, Observation, Record
-from schemas.reports import ACCEPTED
+from schemas.reports import ACCEPTED, INCOMPLETE
 from schemas.run_directory import record_names
 from schemas.scopes import Scope
 from schemas.semantic_validation import COLLECTOR, metric_problem, record_problem
@@ -69,6 +70,8 @@ FACTOR = 1000
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
 """One in this many runs that the quick judgement does not accept is judged from files too."""
+JUDGED_WHOLE = 8
+"""One in this many runs is judged by every criterion, although a contradiction is found: the judge must not crash on it."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -87,7 +90,7 @@ SIMULATED = {
 }
 MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
-WEIGHTS = {"one GPU": 10, "two hosts": 4, "three hosts": 1, "h200x1": 3, "h200x2": 1}
+WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
 """Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same kinds."""
 
 _EXTRA = "adds a part or a name that is not required, and removes nothing"
@@ -423,7 +426,7 @@ class AcceptedRun:
     def outcome(self, alteration: Alteration) -> str:
         """Return what became of an altered run: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed`, `without effect`."""
         changed = alteration.apply(self.documents)
-        decision = self.quick_decision(changed)
+        decision = self.quick_decision(changed, whole=alteration.seed % JUDGED_WHOLE == 0)
         if decision == ACCEPTED:
             host = self._plan.host(self._hosts[alteration.record])
             expected = {item.name for item in self._plan.expected_of(host)}
@@ -453,8 +456,11 @@ class AcceptedRun:
     def _decision(self, run: Run) -> str:
         return merge(run.plan, run.evidence, self._packs, events=run.events, quarantined=run.quarantined).decision
 
-    def quick_decision(self, changed: Mapping[str, Json]) -> str:
-        """Return the decision on the hosts of the changed records that launch together, or `invalid`."""
+    def quick_decision(self, changed: Mapping[str, Json], *, whole: bool = True) -> str:
+        """Return the decision on the hosts of the changed records that launch together, or `invalid`.
+
+        Unless `whole`, no criterion is applied once a contradiction is found.
+        """
         evidence = dict(self._run.evidence)
         host = ""
         for name, document in changed.items():
@@ -469,7 +475,7 @@ class AcceptedRun:
             evidence[host] = replace(before, records=records)
         if host not in self._judges:
             self._judges[host] = _HostJudge(self._run, self._packs, self._units[host], host)
-        return self._judges[host].decision(evidence)
+        return self._judges[host].decision(evidence, whole=whole)
 
 
 def _place_in_schema(kind: str) -> str:
@@ -492,7 +498,7 @@ class _HostJudge:
     """Judges the host of an altered record, and the hosts that launch with it, by the statistics of all other hosts."""
 
     def __init__(self, run: Run, packs: Sequence[Pack], unit: tuple[str, ...], host: str) -> None:
-        self._plan, self._packs = run.plan.only(unit), packs
+        self._plan, self._packs, self._host = run.plan.only(unit), packs, host
         others = [view for view in host_views(run.plan, run.evidence, packs) if view.host.name != host]
         self._stats = stats = gather(Planned(run.plan), others)
         positions = {each.name: position for position, each in enumerate(run.plan.hosts)}
@@ -501,8 +507,11 @@ class _HostJudge:
             stats, tally, positions, lambda view, criterion: by_criterion(view, criterion, stats)
         )
 
-    def decision(self, evidence: Mapping[str, Evidence]) -> str:
+    def decision(self, evidence: Mapping[str, Evidence], *, whole: bool) -> str:
+        """Return the decision. Unless `whole`, it is INCOMPLETE from the first contradiction on, even if a criterion fails."""
         views = host_views(self._plan, evidence, self._packs)
+        if not whole and any(True for view in views if view.host.name == self._host for _ in contradictions(view)):
+            return INCOMPLETE
         remaining = {view.host.name: self._passes.count(view) for view in views}
         verdicts = judge_hosts(self._plan, views, self._stats, remaining)
         return decide(verdicts) if any(verdict.blocks_acceptance for verdict in verdicts) else ACCEPTED
