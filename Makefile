@@ -21,7 +21,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image alter fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -74,6 +74,10 @@ lint-code: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
 	$(BIN)/rackproof criteria lint
+	@mkdir -p build; $(BIN)/towncrier build --draft --version next > build/changelog.md || { cat build/changelog.md >&2; exit 1; }
+
+changelog: $(TOOLS) ## Show the changes since the last release, from changelog.d
+	@$(BIN)/towncrier build --draft --version next
 
 # Compiles the tests, and the modules that they import, before pytest starts its workers. Otherwise each worker would compile them.
 collect-tests: $(STAMP)
