@@ -74,7 +74,7 @@ lint-code: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
 	$(BIN)/rackproof criteria lint
-	@mkdir -p build; $(BIN)/towncrier build --draft --version next > build/changelog.md || { cat build/changelog.md >&2; exit 1; }
+	@mkdir -p build; $(BIN)/towncrier build --draft --version next > build/changelog.md 2>&1 || { cat build/changelog.md >&2; exit 1; }
 
 changelog: $(TOOLS) ## Show the changes since the last release, from changelog.d
 	@$(BIN)/towncrier build --draft --version next
