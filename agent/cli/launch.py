@@ -44,7 +44,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--port",
         type=int,
         default=29500,
-        help="rendezvous port on the first member; heartbeats use the next two (default: 29500)",
+        help="rendezvous port on the first member; the next two are for statuses of members, on the first two (default: 29500)",
     )
     parser.add_argument(
         "--number",
@@ -60,7 +60,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--admit",
         choices=["anyone", "members"],
         default="anyone",
-        help="hosts from which the rendezvous and the heartbeats accept connections (default: anyone)",
+        help="hosts that can connect to the rendezvous and to the ports for statuses (default: anyone)",
     )
     parser.set_defaults(call=_launch)
 

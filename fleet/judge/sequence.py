@@ -27,7 +27,7 @@ UNREAD_S = 60.0
 POWER = "gpu.power"
 """Reading in the timeline of every soak whose GPUs are watched."""
 KEPT_ROUNDS = 4
-"""A soak keeps the launches of its first round and of its last three."""
+"""A record of a soak keeps the launches of this many rounds, the first and the last three. It also keeps some failed launches."""
 
 
 def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -37,7 +37,7 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
     yield from _missing_snapshots_during(record)
     yield from _missing_snapshot_after_soak(record)
     for launch in record.launches:
-        for reason in _rank_problems(view, launch):
+        for reason in _launch_problems(view, launch):
             yield f"stage.{launch.stage}", "host", reason, launch.stage
     if record.soak:
         for reason in _round_problems(record.soak, [launch for launch in record.launches if launch.stage == SOAK]):
@@ -64,7 +64,8 @@ def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
             reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} have the same time"
             yield f"stage.{later.stage}", "host", reason, later.stage
     if snapshots and snapshots[0].stage != PREFLIGHT and any(item.stage == PREFLIGHT for item in snapshots):
-        yield f"stage.{PREFLIGHT}", "host", f"the first snapshot is of {snapshots[0].stage}", PREFLIGHT
+        reason = f"the first snapshot is of the stage {snapshots[0].stage}, expected {PREFLIGHT}"
+        yield f"stage.{PREFLIGHT}", "host", reason, PREFLIGHT
     by_stage: dict[str, list[Snapshot]] = defaultdict(list)
     for snapshot in snapshots:
         by_stage[snapshot.stage].append(snapshot)
@@ -91,8 +92,11 @@ def _seconds(moment: str) -> float:
 
 
 def _is_earlier(moment: str, other: str) -> bool:
-    """Return whether a moment is earlier than another. A text that is not a time is reported by another check."""
-    if moment >= other:  # the usual case: both have the same precision
+    """Return whether a moment is earlier than another; False for a text that is not a time, which another check reports.
+
+    Within one second, a time of lower precision never counts as earlier.
+    """
+    if moment >= other:  # texts sort like the times, and most records are in order: parse only the others
         return False
     with contextlib.suppress(ValueError):
         return epoch_seconds(moment) < epoch_seconds(other)
@@ -102,17 +106,20 @@ def _is_earlier(moment: str, other: str) -> bool:
 def _launch_order_problems(record: Record) -> Iterator[Problem]:
     for earlier, later in itertools.pairwise(record.launches):
         if _seconds(later.began) < _seconds(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
-            previous = f"began at {earlier.began} and took {earlier.duration_s:.0f} s"
-            reason = f"a launch began at {later.began}, but the one before it {previous}"
+            first = f"began at {earlier.began} and took {earlier.duration_s:.0f} s"
+            reason = f"a launch {first}, but the next one began at {later.began}"
             yield f"stage.{later.stage}", "host", reason, later.stage
             continue
         if _is_earlier(later.began, earlier.began):
-            reason = f"a launch began at {later.began}, but the one before it began later, at {earlier.began}"
+            reason = f"the launches are not in order: one began at {earlier.began}, and the next one at {later.began}"
             yield f"stage.{later.stage}", "host", reason, later.stage
 
 
 def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
-    """Check that every watched launch longer than UNREAD_S has a snapshot during it."""
+    """Check that the record has a `during` snapshot of each stage that was watched for longer than UNREAD_S.
+
+    Such a stage has a launch of that length that succeeded and has a timeline, or is a soak of that length with power readings.
+    """
     read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
     for launch in record.launches:
         is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
@@ -134,8 +141,12 @@ def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
             yield f"stage.{SOAK}", "host", "the record has no snapshot after the last round of the soak", SOAK
 
 
-def _rank_problems(view: HostView, launch: Launch) -> Iterator[str]:
-    """Check that the members of a launch are in rank order, each with as many ranks as devices."""
+def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
+    """Check the culprit, members and ranks of one launch.
+
+    Only a failed launch has a culprit, and no member or rank is a duplicate. The number of a rank is its local number plus the
+    planned ranks of the members listed before this host.
+    """
     if launch.culprit and launch.outcome != "failed":
         yield f"the launch has the outcome {launch.outcome}, but was ended because of {', '.join(launch.culprit.hosts)}"
     if len({rank.local_rank for rank in launch.ranks}) < len(launch.ranks):
@@ -150,7 +161,12 @@ def _rank_problems(view: HostView, launch: Launch) -> Iterator[str]:
 
 
 def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
-    """Check the rounds of a soak, whose record keeps the first and the last launches, each with the number of its round."""
+    """Check the rounds, the timeline and the end of a soak.
+
+    Args:
+        soak: counts all rounds.
+        launches: those that the record keeps, each with the number of its round.
+    """
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
         yield f"the record has launches of {finished} finished rounds, but the soak counts {soak.finished}"

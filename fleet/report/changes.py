@@ -13,15 +13,15 @@ from fleet.report.formatting import clean, params_text, signed_percent
 from fleet.report.markup import code, section, table
 from fleet.report.terminal import plain_table
 from fleet.scope_text import describe_scope
-from schemas.baselines import CHANGED, FIGURES_GONE, FIGURES_NEW, IMPROVED, PARTS, Change
+from schemas.baselines import CHANGED, FIGURES_NEW, IMPROVED, PARTS, Change
 from schemas.reports import FleetReport
 from schemas.scopes import HOST, Scope
 
 MAX_ROWS = 100
 MAX_LINES = 200
 MAX_NAMES = 4
-MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
-"""Kinds that come last. A terminal shows only their number unless `everything` is true."""
+MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_NEW)
+"""Kinds of which a terminal shows only the number, unless `everything` is true."""
 TITLE = "Changes since acceptance"
 
 
@@ -30,7 +30,7 @@ def changes_section(report: FleetReport) -> list[str]:
     if not report.baseline:
         return []
     head = f"Compared with the baseline {code(report.baseline[:12])}: {count_by_kind(report.changes)}."
-    return [section(TITLE, f"{head}\n\n{changes_table(report.changes)}" if report.changes else head)]
+    return [section(TITLE, f"{head}\n\n{changes_table(report.changes, '`report.json`')}" if report.changes else head)]
 
 
 def count_by_kind(changes: Sequence[Change]) -> str:
@@ -39,10 +39,10 @@ def count_by_kind(changes: Sequence[Change]) -> str:
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in kinds.items()) or "nothing changed"
 
 
-def changes_table(changes: Sequence[Change]) -> str:
-    """Return a Markdown table of the changes."""
+def changes_table(changes: Sequence[Change], complete: str) -> str:
+    """Return a Markdown table of the first MAX_ROWS changes. `complete`: what has all of them, as Markdown."""
     shown = [_row(change) for change in changes[:MAX_ROWS]]
-    more = f"\n\n… and {len(changes) - MAX_ROWS} more in `report.json`." if len(changes) > MAX_ROWS else ""
+    more = f"\n\n… and {len(changes) - MAX_ROWS} more in {complete}." if len(changes) > MAX_ROWS else ""
     return table(("Kind", "Host", "Part", "What", "Before", "Now", "Change", "Noise"), shown) + more
 
 
@@ -63,7 +63,11 @@ def _row(change: Change) -> tuple[str, ...]:
 
 
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
-    """Return a table for a terminal, one row per part, important kinds first. Without `everything`, minor kinds are counted."""
+    """Return a table of the changes for a terminal, and the numbers of those that it leaves out.
+
+    Regressions, changed parts and missing results come first. A row is for the changes of one kind to a part; parts with equal
+    changes share it. Unless `everything` is true, changes of MINOR_KINDS are only counted.
+    """
     major = [change for change in changes if change.counts or change.is_unreported]
     others = [change for change in changes if not change.counts and not change.is_unreported]
     minor = [change for change in others if not everything and change.kind in MINOR_KINDS]
@@ -71,24 +75,25 @@ def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> li
     rows = plain_table("CHANGE", "PART", "WHAT")
     for parts, of_part in groups[:MAX_LINES]:
         more = len(of_part) - 1
-        what = Text.assemble(
-            _what(of_part[0]), (f" and {more} more change{'s' if more > 1 else ''} of this part" if more else "", "dim")
-        )
+        each = " to each part" if len(parts) > 1 else ""
+        rest = f" and {more} more change{'s' if more > 1 else ''} of this kind{each}" if more else ""
+        what = Text.assemble(_what(of_part[0]), (rest, "dim"))
         kind = of_part[0].kind
         style = "bold red" if of_part[0].counts else "yellow" if of_part[0].is_unreported else ""
         rows.add_row(Text(kind.upper().replace("_", " "), style=style), _names(parts), what)
     blocks: list[Table | Text] = [rows] if groups else []
     if len(groups) > MAX_LINES:
-        blocks.append(Text(f"… and {len(groups) - MAX_LINES} more parts (--json has all)"))
+        blocks.append(Text(f"… and {len(groups) - MAX_LINES} more rows (--json has all changes)"))
     if minor:
         blocks.append(Text(f"not shown: {count_by_kind(minor)} (--all)"))
     return blocks
 
 
 def _by_part(changes: Sequence[Change]) -> list[tuple[list[str], list[Change]]]:
-    """Return the parts and their changes of one kind, in the order of their first change.
+    """Group the changes by kind and part; return the names of the parts and the changes of each group, in the order given.
 
-    A pair of GPUs belongs to the one with more changes. Parts that changed in the same way share an entry.
+    A change between two GPUs is assigned to the GPU that more changes involve. Groups of one kind with equal changes are merged:
+    then there are several parts, and the changes are those of the first.
     """
     ends = Counter((change.host, end) for change in changes for end in _ends(change))
     of_part: dict[tuple[str, str, str], list[Change]] = {}
@@ -134,7 +139,7 @@ def _what(change: Change) -> str:
 
 
 def changes_page(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:
-    """Return a Markdown page for a ticket."""
+    """Return a Markdown page of `rackproof diff` for a ticket."""
     fact_list = "\n".join(f"- {fact}" for fact in facts)
-    body = changes_table(changes) if changes else "Nothing changed."
-    return f"# {title}\n\n{fact_list}\n\n{count_by_kind(changes).capitalize()}.\n\n{body}\n"
+    body = f"\n\n{changes_table(changes, 'the output of `rackproof diff --json`')}" if changes else ""
+    return f"# {title}\n\n{fact_list}\n\n{count_by_kind(changes).capitalize()}.{body}\n"

@@ -7,10 +7,11 @@
 One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
 programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs. Files that
 the host writes disappear when it ends. /root, /run, /tmp and /dev are private; this interpreter and this checkout stay visible.
-overlayfs does not define what a host sees of files that the machine changes meanwhile: use `put`.
+Do not change this machine's root file system while a lab runs: what the hosts then see is undefined (overlayfs). To change a
+file of a host, use `put`.
 
-Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages iproute2, util-linux, python3,
-openssh-client, openssh-server and prometheus. `python -m tests.lab.lab 3` starts a lab for manual use.
+Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages hostname, iproute2, util-linux,
+python3, openssh-client, openssh-server and prometheus. `python -m tests.lab.lab 3` starts a lab for manual use.
 """
 
 from __future__ import annotations
@@ -311,8 +312,8 @@ class Lab:
         return process
 
     def _control_prefix(self) -> list[str]:
-        # Not `ip netns exec`, which hides /sys/fs/cgroup. Background jobs of a shell ignore SIGINT, and children
-        # would inherit that.
+        # Not `ip netns exec`, which hides /sys/fs/cgroup. `env --default-signal` lets Ctrl-C end the command even if a shell
+        # started this process in the background: shells start background jobs with SIGINT ignored, and children inherit that.
         return ["nsenter", f"--net={machine.NAMESPACES / self.control}", "--", "env", "--default-signal"]
 
     @staticmethod

@@ -121,7 +121,7 @@ class Gang:
         return by_host
 
     def pid(self, host: str, pattern: str) -> str:
-        """Return the oldest process whose command line matches."""
+        """Return the PID of the oldest process whose command line matches."""
         return self.lab.on(host, "pgrep", "-of", pattern).stdout.strip()
 
     def processes(self, host: str) -> str:
@@ -236,7 +236,10 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
 
 @pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["everywhere", "on one host"])
 def test_interface_that_does_not_exist_is_reported_without_a_device(lab: Lab, wrong: tuple[str, ...]) -> None:
-    """The wrong name is in the inventory. The hosts resolve their own names to 127.0.1.1; the others use the right interface."""
+    """GLOO_SOCKET_IFNAME has a wrong name on the hosts `wrong`. The others use the right interface without it.
+
+    No interface is configured, and all hosts resolve their own names to 127.0.1.1.
+    """
     resolve_own_name_to_loopback(lab)
     gang = Gang(lab, f"interface{len(wrong)}", members=("node1", "node2"))
     gang.options = "--interface="

@@ -1,4 +1,4 @@
-"""Merge verdicts into table rows: equal verdicts on several parts or message sizes share a row."""
+"""Merge verdicts into table rows: similar verdicts on several parts, message sizes, operations or settings share a row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.scopes import Scope
 
 _MAX_VALUES = 16
-_ALL_OPERATIONS = object()
+_SEVERAL_OPERATIONS = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRow:
-    """One or more verdicts that differ only in their part, or only in the message size."""
+    """One or more verdicts of one criterion, stage and result.
+
+    Verdicts that share a row may differ in their parts, values and message sizes; if they are not passes, the values are equal.
+    Passes of `eq` may also differ in operation and settings. Passes of a minimum for several collective operations may
+    also differ in operation, settings and limit.
+    """
 
     name: str
     params: str
@@ -45,16 +50,16 @@ def merge_verdicts(verdicts: Iterable[Verdict]) -> list[VerdictRow]:
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault(_group_key(verdict, names[verdict.criterion, verdict.stage]), []).append(verdict)
-    rows = [row for key, group in groups.items() for row in _rows(group, merge=key[0] is _ALL_OPERATIONS)]
+    rows = [row for key, group in groups.items() for row in _rows(group, merge=key[0] is _SEVERAL_OPERATIONS)]
     return sorted(rows, key=lambda row: (row.verdict != FAIL, row.verdict != INCONCLUSIVE))
 
 
 def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
     family = _family(verdict.name)
-    if _covers_all_operations(verdict, names):
-        return _ALL_OPERATIONS, verdict.criterion, verdict.stage, family
+    if _is_one_of_several_operations(verdict, names):
+        return _SEVERAL_OPERATIONS, verdict.criterion, verdict.stage, family
     why = "" if verdict.verdict == PASS else (verdict.value, verdict.reason)
-    # If values must equal their limit and pass, they are the same for all settings, so one row covers them.
+    # Values that pass `eq` equal the limit, whatever the operation and the settings, so they share a row.
     exact = verdict.verdict == PASS and verdict.operator == "eq"
     settings = tuple((key, value) for key, value in verdict.params.items() if key not in ("size_bytes", "phase"))
     return (
@@ -64,8 +69,11 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
     )
 
 
-def _covers_all_operations(verdict: Verdict, names: Collection[str]) -> bool:
-    """Return whether the verdict passes a minimum for all collective operations; then one row covers all of them."""
+def _is_one_of_several_operations(verdict: Verdict, names: Collection[str]) -> bool:
+    """Return whether the verdict passes a minimum that judges at least two collective operations; such passes share a row.
+
+    `names`: of all verdicts of its criterion and stage.
+    """
     return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 
 
@@ -82,7 +90,11 @@ def _scope_suffix(scope: str) -> str:
 
 
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
-    """Return one row if only one property differs within the group or all values are equal; else a row per verdict."""
+    """Return one row for the group, or one per verdict if a joint row would not show which part and size has which value.
+
+    A joint row has all values of the group (`merge`), one value, or the values of several parts at one message size. Equal values
+    that are not passes have a joint row only if each part has each size.
+    """
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     if merge:
         return [_row(group, scopes, equal=False)]
@@ -137,7 +149,10 @@ def _settings(group: Sequence[Verdict]) -> str:
 
 
 def _values(group: Sequence[Verdict]) -> str:
-    """Return the values of a group in the order of its scopes; numbers share one unit."""
+    """Return the values of a group in its order; numbers share one unit.
+
+    Of more than _MAX_VALUES numbers, return the range; of more than _MAX_VALUES other values, return the first ones.
+    """
     values = [verdict.value for verdict in group]
     changed = "changed by " if is_change(group[0]) else ""
     numbers = [known for value in values if (known := finite(value)) is not None]

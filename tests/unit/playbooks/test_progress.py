@@ -119,7 +119,7 @@ def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")
     where = tmp_path / "nowhere" / "r1" if broken == "missing" else run_dir
     environment = {"RACKPROOF_HEARTBEAT": "1"}
-    if broken == "heartbeat":  # the program that the plugin starts does not exist there
+    if broken == "heartbeat":  # a copy of the plugin outside the checkout does not find the program that it starts
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())

@@ -210,7 +210,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "the older status has the earlier end": (
+    "equal ages of end; the host with the older status ended first": (
         gang_snapshot(
             ages={"h2": 1.0},
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=1),
@@ -293,7 +293,7 @@ def test_invalid_rank_state_is_refused(invalid_field: dict[str, Any]) -> None:
         parse_rank_state({**valid, **invalid_field})
 
 
-# ---- variations of one fact ----
+# ---- edge cases ----
 
 WAITED = "the others waited for it until their time-out of 60 s"
 
@@ -317,7 +317,7 @@ def test_earlier_of_two_kills_is_named() -> None:
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_rank_of_a_killed_launcher_is_named_before_ranks_that_fail_later() -> None:
+def test_killed_launcher_takes_precedence_over_a_rank_that_failed_at_the_same_moment() -> None:
     launcher_killed = rank_state(3, ended_s=SETTLED_S, why="its launcher was killed by SIGKILL")
     snapshot = gang_snapshot(
         r3=launcher_killed, r5=rank_state(5, ended_s=SETTLED_S + 0.3, exit_code=1, failure="error")
@@ -327,8 +327,8 @@ def test_rank_of_a_killed_launcher_is_named_before_ranks_that_fail_later() -> No
     )
 
 
-def test_killed_launcher_is_named_before_launchers_that_fail_later() -> None:
-    """Both launchers end at the same moment, before any rank started."""
+def test_killed_launcher_takes_precedence_over_a_launcher_that_ended_at_the_same_moment() -> None:
+    """Both launchers ended before any rank started."""
     not_started: dict[str, Any] = {"alive_s": None, "phase": ""}
     killed = rank_state(
         3, ended_s=SETTLED_S, why="its launcher was killed by SIGKILL before any rank started", **not_started
@@ -341,7 +341,7 @@ def test_killed_launcher_is_named_before_launchers_that_fail_later() -> None:
     )
 
 
-def test_failure_after_an_abort_names_no_culprit() -> None:
+def test_no_culprit_if_a_host_ended_its_own_ranks() -> None:
     failed = gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1))
     assert culprit_text(failed).startswith("host h2 gpu=1 rank 3")
     statuses = {**failed.statuses, "h1": replace(failed.statuses["h1"], aborted=True)}
@@ -355,7 +355,7 @@ def test_later_kill_does_not_explain_an_earlier_failure() -> None:
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_rank_ended_by_sigterm_is_not_named_before_a_failed_rank() -> None:
+def test_failed_rank_takes_precedence_over_a_rank_that_sigterm_ended_earlier() -> None:
     snapshot = gang_snapshot(
         r3=rank_state(3, ended_s=SETTLED_S, exit_code=1), r5=rank_state(5, ended_s=SETTLED_S + 3, exit_code=-15)
     )
@@ -383,7 +383,7 @@ def test_rank_silent_during_start_is_absent() -> None:
     assert culprit_text(gang_snapshot(r3=replace(start, phase="gemm", busy=True, grouped=True))) == ""
 
 
-def test_rank_without_heartbeats_is_in_start() -> None:
+def test_phase_of_a_rank_without_heartbeats_is_start() -> None:
     culprit = find_culprit(
         gang_snapshot(r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S + 1))
     )
@@ -394,7 +394,7 @@ def test_rank_without_heartbeats_is_in_start() -> None:
     assert culprit.phase == "collective all_reduce 8 B"
 
 
-def test_unstarted_rank_is_absent_once_another_has_run_long() -> None:
+def test_unstarted_rank_is_not_absent_until_another_has_run_long() -> None:
     not_started = rank_state(3, alive_s=None, phase="")
     others = {f"r{number}": rank_state(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
     assert culprit_text(gang_snapshot(r3=not_started, **others)) == ""
@@ -433,7 +433,7 @@ def test_failure_together_with_timeouts_is_not_named() -> None:
     )
 
 
-def test_failure_is_as_old_as_the_status_of_its_host() -> None:
+def test_age_of_the_status_is_added_to_the_age_of_a_failure() -> None:
     failed = rank_state(3, failure="error", failure_age_s=1.0)
     snapshot = gang_snapshot(
         ages={"h2": 20.0},
@@ -450,7 +450,7 @@ def test_failure_after_the_first_timeout_is_not_named() -> None:
     )
 
 
-def test_rank_at_the_same_operation_as_a_timed_out_rank_is_not_behind() -> None:
+def test_rank_ahead_of_a_timed_out_rank_is_not_behind() -> None:
     ahead, waiting = replace(rank_state(0, **TIMED_OUT_FIELDS), sequence=9), rank_state(2, waiting_s=TIMEOUT_S)
     assert (
         culprit_text(gang_snapshot(**timed_out_ranks(ahead, waiting, rank_state(3, sequence=8, waiting_s=None)))) == ""

@@ -81,7 +81,7 @@ def test_snapshots_of_all_records_are_ordered_by_time() -> None:
     assert (nothing.first_snapshot, nothing.last_snapshot) == (("", ""), ("", ""))
 
 
-def test_gpus_launches_and_versions_merge_over_records() -> None:
+def test_gpus_launches_and_versions_are_merged_from_all_records() -> None:
     one, two = (replace(builders.gpu("h1", index), serial=serial) for index, serial in ((1, "B"), (0, "A")))
     again = replace(one, serial="C")
     records = (
@@ -191,14 +191,14 @@ def test_serial_is_that_of_the_first_gpu_in_the_scope() -> None:
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
-def test_packs_with_criteria_of_the_operator_are_operator_packs() -> None:
+def test_operator_packs_are_origins_of_chosen_packs_that_are_not_shipped() -> None:
     own = pack(criterion(origin="mine"), criterion(id="d", origin="base"), name="mine", chosen=True)
     named = pack(criterion(origin="common"), name="common", chosen=True)
     packs = [pack(), pack(name="common"), named, own]
     assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine", "base"}
 
 
-def test_view_lacks_the_figures_that_its_model_lacks() -> None:
+def test_expectation_is_unsupported_if_the_pack_of_the_model_lists_it() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(ASKED, params=params)) is lacks
@@ -281,6 +281,7 @@ def test_full_bounded_cache_is_emptied() -> None:
     assert dict(cache) == {3: 3}
 
 
-def test_unsupported_reading_is_not_a_measurement() -> None:
-    evidence = evidence_with(observations=(measure(status=UNSUPPORTED),))
+def test_unsupported_observation_is_not_a_measurement() -> None:
+    unsupported_reading = reading(absent="unsupported: x", scope="gpu=1")
+    evidence = evidence_with(snapshot(0, unsupported_reading), observations=(measure(status=UNSUPPORTED),))
     assert host_view(evidence).unmeasured_gpus == ["gpu=0", "gpu=1"]

@@ -58,7 +58,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "first snapshot last": (
         False,
         snapshots(lambda items: (*items[1:], items[0])),
-        "the first snapshot is of benchmark",
+        "the first snapshot is of the stage benchmark, expected preflight",
     ),
     "phases of the preflight": (
         False,
@@ -81,7 +81,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
             record,
             launches=(replace(record.launches[0], began=LATER), replace(record.launches[0], number=2)),
         ),
-        f"a launch began at {builders.WHEN}, but the one before it began later, at {LATER}",
+        f"the launches are not in order: one began at {LATER}, and the next one at {builders.WHEN}",
     ),
     "member twice": (
         True,
@@ -97,7 +97,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
                 replace(record.launches[0], began=LATER, number=2),
             ),
         ),
-        f"a launch began at {LATER}, but the one before it began at {builders.WHEN} and took 100 s",
+        f"a launch began at {builders.WHEN} and took 100 s, but the next one began at {LATER}",
     ),
     "two snapshots of one moment": (
         False,
