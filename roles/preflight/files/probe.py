@@ -46,7 +46,7 @@ def problems(options):
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     yield from network_problems(options)
     yield from environment_problems(options.environment)
-    rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]  # the last two: heartbeats
+    rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]  # the last two: statuses
     for service, port in (("exporter", options.exporter_port), *rendezvous):
         owner = listening_process(port)
         is_agent = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
