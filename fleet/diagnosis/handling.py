@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schemas.reports import FAIL, Cause
-from schemas.scopes import HOST
+from schemas.scopes import HOST, Scope
 
 
 class Handling(NamedTuple):
@@ -18,18 +18,22 @@ class Handling(NamedTuple):
 
 
 def handling(cause: Cause) -> Handling:
-    """Return how to act on a cause."""
+    """Return how to act on a cause; empty texts for a cause that a waiver covers."""
+    if cause.waiver:
+        return NOTHING
     if cause.verdict != FAIL:
-        return _WITHOUT_EVIDENCE.get(cause.problem, _MEASURE_AGAIN)
-    if cause.problem == "slow-network" and cause.part == HOST:
-        return _SLOW_NETWORK_OF_HOST
-    return _OF_PROBLEM.get((cause.problem, cause.action)) or _OF_ACTION.get(cause.action, Handling("", ""))
+        return WITHOUT_EVIDENCE.get(cause.problem, _MEASURE_AGAIN)
+    kind = Scope.parse(cause.part).device_kind
+    ways = ((cause.problem, cause.action, kind), (cause.problem, cause.action, ""), ("", cause.action, kind))
+    return next((HANDLING[way] for way in ways if way in HANDLING), None) or OF_ACTION.get(cause.action, NOTHING)
 
 
+NOTHING = Handling("", "")
 _MEASURE_AGAIN = Handling(
-    "Resume the run, or measure only this host.", "read the logs of the launch on the page of the host."
+    "Fix what the cause names, then resume the run or measure the host again.",
+    "read the logs of the launch on the page of the host.",
 )
-_WITHOUT_EVIDENCE = {
+WITHOUT_EVIDENCE = {
     "no-record": Handling(
         "Fix what the cause names, then resume the run or measure the host again.",
         "check power, BMC, network and disk space of the host.",
@@ -44,67 +48,97 @@ _SLOW = Handling(
     "it again.",
     "return the GPU (RMA).",
 )
-_SLOW_NETWORK_OF_HOST = Handling(
-    "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and "
-    "BIOS settings.",
-    "inspect the switch ports and cables of the host, then its baseboard.",
+_LINK = Handling(
+    "Reseat the cable and its transceivers; the host may stay on. Then read the error counters of the port again.",
+    "swap the cable with that of a healthy port, and replace what the fault moves with: cable, adapter or switch port.",
+)
+_INSPECT_HOST = Handling(
+    "Compare CPUs, memory, disks, links and settings with those of a healthy host. Read the kernel log and the log of the BMC.",
+    "replace the part that differs, or contact the vendor of the host.",
 )
 _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration management or BMC."
-_OF_PROBLEM = {
-    ("gpu-fell-off-bus", "reboot"): Handling(
+HANDLING = {
+    ("gpu-fell-off-bus", "reboot", ""): Handling(
         "Drain the host and reboot it. If the GPU is still missing, power the host off and on.",
         "reseat the GPU. If it falls off the bus once more, return it (RMA).",
     ),
-    ("gpu-missing", "inspect_hardware"): Handling(
-        "Power the host off and on. If the GPU is still missing, check its seat and its power connection.",
+    ("gpu-missing", "inspect_hardware", ""): Handling(
+        "Drain the host and power it off and on. If the GPU is still missing, check its seat and its power connection.",
         "return the GPU (RMA). Its serial is on its label.",
     ),
-    ("nvlink", "inspect_hardware"): Handling(
+    ("nvlink", "inspect_hardware", ""): Handling(
         "Drain the host and reboot it. If the link is still down, reseat the GPU.",
         "return the GPU (RMA). If a new GPU shows the same, inspect the baseboard.",
     ),
-    ("pcie-link", "reseat"): Handling(
-        "Power the host off and reseat the GPU, and its riser or cable if it has one.",
+    ("pcie-link", "reseat", "gpu"): Handling(
+        "Drain the host and power it off. Reseat the GPU, and its riser or cable if it has one.",
         "swap the GPU with another one. If the fault moves with it, return the GPU (RMA), otherwise inspect the slot.",
     ),
-    ("hot", "inspect_hardware"): Handling(
+    ("pcie-link", "reseat", ""): Handling(
+        "Drain the host and power it off. Reseat the device at this PCI address, and its riser or cable if it has one.",
+        "swap the device with another one. If the fault moves with it, return it (RMA), otherwise inspect the slot.",
+    ),
+    ("hot", "inspect_hardware", ""): Handling(
         "Check the cooling: fans, filters, blanking panels and airflow, or flow and temperature of the coolant.",
         "check the heat sink and the thermal paste of the GPU, or return the GPU (RMA).",
     ),
-    ("power-limited", "reboot"): Handling(
+    ("power-limited", "reboot", ""): Handling(
         "Drain the host and reboot it, which restores the default.",
         "find the service, or the power cap of the BMC, that lowers it.",
     ),
-    ("power-limited", "inspect_hardware"): Handling(
+    ("power-limited", "inspect_hardware", ""): Handling(
         "Check the power supplies, their cables and the power cap of the BMC.",
         "replace the power supply, or contact the vendor of the host.",
     ),
-    ("slow-network", "inspect_hardware"): Handling(
+    ("slow-network", "inspect_hardware", HOST): Handling(
+        "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and "
+        "BIOS settings.",
+        "inspect the switch ports and cables of the host, then its baseboard.",
+    ),
+    ("slow-network", "inspect_hardware", ""): Handling(
         "Check link speed, error counters, cable, transceiver and switch port. nvidia-smi topo -m lists the NIC next to "
         "each GPU.",
         "swap the cable with that of a healthy NIC, and replace what the fault moves with: cable, NIC or switch port.",
     ),
-    ("stopped-launch", "inspect_hardware"): Handling(
+    ("stopped-launch", "inspect_hardware", ""): Handling(
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
         "return the GPU (RMA) if it is the same one, otherwise inspect the host.",
     ),
-    ("differs", "configure"): Handling(
+    ("differs", "configure", ""): Handling(
         "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
         _RESET_AT_BOOT,
     ),
-    ("identity", "inspect_hardware"): Handling(
+    ("identity", "inspect_hardware", ""): Handling(
         "Compare the label of each part with the serial in the report.",
         "contact the vendor of the parts.",
     ),
-    ("slow-compute", "inspect_hardware"): _SLOW,
-    ("slow-workload", "inspect_hardware"): _SLOW,
-    ("slow-host-copies", "inspect_hardware"): Handling(
+    ("slow-compute", "inspect_hardware", ""): _SLOW,
+    ("slow-workload", "inspect_hardware", ""): _SLOW,
+    ("slow-host-copies", "inspect_hardware", ""): Handling(
         "Compare the PCIe link of the GPU (lspci -vv, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
         "reseat the GPU. If that does not help, return it (RMA).",
     ),
+    ("", "reseat", "hca"): _LINK,
+    ("", "reseat", "nic"): _LINK,
+    ("", "inspect_hardware", "hca"): _LINK,
+    ("", "inspect_hardware", "nic"): _LINK,
+    ("", "reseat", "disk"): Handling(
+        "Reseat the disk. If it is not in a hot-plug bay, power the host off first.", "replace it."
+    ),
+    ("", "inspect_hardware", "disk"): Handling(
+        "Read the log of the disk (nvme smart-log, smartctl).", "replace the disk."
+    ),
+    ("", "inspect_hardware", "array"): Handling(
+        "Replace the member that the cause names, and rebuild the array.", "inspect its bay."
+    ),
+    ("", "inspect_hardware", HOST): _INSPECT_HOST,
+    ("", "inspect_hardware", "gang"): _INSPECT_HOST,
+    ("slow-compute", "inspect_hardware", HOST): _INSPECT_HOST,
+    ("slow-workload", "inspect_hardware", HOST): _INSPECT_HOST,
+    ("slow-workload", "inspect_hardware", "gang"): _INSPECT_HOST,
 }
-"""Problem and action -> handling. It is more specific than that of the action alone."""
-_OF_ACTION = {
+"""Problem (empty: any), action and kind of the part (empty: any) -> handling. It is more specific than that of the action."""
+OF_ACTION = {
     "rma": Handling(
         "Replace the part. rackproof rma writes the package for its vendor.",
         "inspect the slot of the new part, the baseboard and the cooling.",
@@ -112,10 +146,10 @@ _OF_ACTION = {
     "inspect_hardware": Handling(
         "Check seat, cables, power and cooling of the part, and the event log of the BMC.", "return the part (RMA)."
     ),
-    "reseat": Handling("Power the host off and reseat the part.", "return the part (RMA)."),
+    "reseat": Handling("Drain the host and power it off. Reseat the part.", "return the part (RMA)."),
     "reset_gpu": Handling(
-        "Drain the host and end all processes on the GPU. Then reset it: sudo nvidia-smi --gpu-reset -i PCI_ADDRESS. If the "
-        "driver refuses, reboot the host.",
+        "Drain the host and end all processes on the GPU, exporters included. Then reset it: sudo nvidia-smi --gpu-reset -i "
+        "PCI_ADDRESS. If the driver refuses, reboot the host.",
         "run the field diagnostics of NVIDIA, or return the GPU (RMA).",
     ),
     "reboot": Handling("Drain the host and reboot it.", "inspect the hardware of the host, or return the part (RMA)."),

@@ -132,6 +132,7 @@ PROBLEMS = (
         title=words.wrong_results,
         shown_by=(
             "integrity.wrong_words",
+            "*.accuracy",
             "digest.*",
             "stress.wrong_products",
             "*.wrong_elements",
@@ -200,8 +201,8 @@ PROBLEMS = (
         shown_by=(
             "gpu.power_limit_lowered",
             "gpu.power_limit",
-            "gpu.throttle.*,reason=power_brake",
-            "stress.throttled_share,reason=power_brake",
+            "gpu.throttle.*,reason=*power_brake",
+            "stress.throttled_share,reason=*power_brake",
             "gpu.clock.lowered",
         ),
         explains=("gpu.power_limit*", "gpu.throttle.*", "gpu.clock.*", *_COMPUTE),

@@ -23,7 +23,7 @@ from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.catalogue import settings as settings_of
 from schemas.records import MEASURED, Observation, Samples, Value
-from schemas.scopes import Scope
+from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
 Problem = tuple[str, str, str, str]
@@ -44,6 +44,7 @@ LEAST: Mapping[str, tuple[float, str]] = {
     "overlap.slowdown": (0.5, "both operations together took less than half the time of the longer one"),
     "pairs.latency": (1e-7, "no message takes so little time"),
     "peer_copy.latency": (1e-7, "no message takes so little time"),
+    "straggler.compute": (1e-6, "no step of a training takes so little time"),
 }
 """Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own
 memory."""
@@ -89,8 +90,9 @@ class FigureStructure:
     """Positions of two figures -> the first divided by the second."""
     bounded: tuple[int, ...] = ()
     """Positions of the figures of `LEAST`."""
-    loaders: tuple[tuple[int, int, int, int], ...] = ()
-    """Positions of a sufficiency, of a loading rate of the same device, and of the training rate of all ranks; their number."""
+    loaders: tuple[tuple[int, int, int, float], ...] = ()
+    """Positions of a sufficiency, of a loading rate of the same device, and of the training rate of all ranks; the number of
+    ranks, times the ratio of the batch sizes if these differ: small batches train more slowly."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False
@@ -187,7 +189,12 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         products=tuple(products),
         factors=tuple(_factors(items)),
         ratios=tuple(ratios),
-        bounded=tuple(position for position, item in enumerate(items) if item.name in LEAST),
+        bounded=tuple(
+            position
+            for position, item in enumerate(items)
+            # Processes of a rehearsal share processors: they may be faster together than one of them was alone.
+            if item.name in LEAST and (item.unit == "s" or not view.plan.rehearsal)
+        ),
         loaders=tuple(_loaders(items)),
         durations={} if is_soak else _durations(items),
         is_soak=is_soak,
@@ -220,27 +227,22 @@ def figure_problems(
         if item.value != value and not (isinstance(item.value, str) and str(value) in item.value):
             yield _problem(item, f"it is {item.value}, but other figures of the benchmark state {value}")
     yield from _wrong_relations(items, structure)
+    for position in structure.bounded:
+        item = items[position]
+        least, why = LEAST[item.name]
+        if isinstance(item.value, int | float) and item.value < least:
+            yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
     # The processes of a rehearsal share processors, so that one may wait for the others: its rates are not compared.
     if not view.plan.rehearsal:
-        yield from _incredible_figures(items, structure)
+        yield from _too_sufficient(items, structure)
+        for group in structure.siblings:
+            yield from _different_magnitude([items[position] for position in group])
     for stage, positions in structure.durations.items():
         launches = [launch.duration_s for launch in view.evidence.launches() if launch.stage == stage]
         times = [value for position in positions if isinstance(value := items[position].value, int | float)]
         if launches and sum(times) > sum(launches) + DURATION_TOLERANCE_S:
             reason = f"the benchmarks took {sum(times):.0f} s, but their launches took only {sum(launches):.0f} s"
             yield DURATION.name, "host", reason, stage
-
-
-def _incredible_figures(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
-    """Yield each figure that is below its lowest credible value, or that other figures of the host make impossible."""
-    for position in structure.bounded:
-        item = items[position]
-        least, why = LEAST[item.name]
-        if isinstance(item.value, int | float) and item.value < least:
-            yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
-    yield from _too_sufficient(items, structure)
-    for group in structure.siblings:
-        yield from _different_magnitude([items[position] for position in group])
 
 
 def _problem(item: Observation, reason: str) -> Problem:
@@ -256,18 +258,32 @@ def _wrong_param(view: HostView, item: Observation) -> str:
         wanted = planned.get(key, value)
         if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted):
             return f"{key} is {value}, but the plan has {wanted}"
+    return _wrong_share(item) or _wrong_replicas(view, item)
+
+
+def _wrong_share(item: Observation) -> str:
+    """Return why the bytes that a collective moved are not its size in whole elements of all ranks; empty if they are."""
     size, moved, ranks = (item.params.get(key) for key in ("size_bytes", "moved_bytes", "world_size"))
-    if isinstance(moved, int | float) and isinstance(size, int) and isinstance(ranks, int):
-        is_share = isinstance(moved, int) and abs(moved - size) < ELEMENT_BYTES * ranks
-        if not is_share:
-            return f"moved_bytes is {moved}, which is not {size} bytes in whole elements of {ranks} ranks"
-    numbers = [item.params.get(key) for key in ("world_size", "replicas", "left_out")]
-    if all(type(number) in (int, float) for number in numbers):
-        ranks, replicas, left_out = map(float, numbers)  # type: ignore[arg-type]
-        if ranks != 2 * replicas + left_out:
-            return (
-                f"{replicas:g} replicas of two ranks each, and {left_out:g} ranks without one, are not {ranks:g} ranks"
-            )
+    if moved is None or not isinstance(size, int) or not isinstance(ranks, int):
+        return ""
+    if type(moved) is int and abs(moved - size) < ELEMENT_BYTES * ranks:
+        return ""
+    return f"moved_bytes is {moved}, which is not {size} bytes in whole elements of {ranks} ranks"
+
+
+def _wrong_replicas(view: HostView, item: Observation) -> str:
+    """Return why the numbers of replicas and of ranks without one cannot be right; empty if they can.
+
+    Two neighbouring ranks of a host have a replica, so that at most one rank of each host has none.
+    """
+    ranks, replicas, left_out = (item.params.get(key) for key in ("world_size", "replicas", "left_out"))
+    if replicas is None and left_out is None:
+        return ""
+    if not type(ranks) is type(replicas) is type(left_out) is int:
+        return f"{replicas} replicas and {left_out} ranks without one are no whole numbers"
+    hosts = len(view.plan.gangs().get(view.host.gang, ())) if item.stage == GANG else 1
+    if ranks != 2 * replicas + left_out or left_out > hosts:
+        return f"{replicas} replicas of two ranks each, and {left_out} ranks without one, are not the {ranks} ranks"
     return ""
 
 
@@ -276,8 +292,9 @@ def _fixed_settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, 
     planned = next((item.benchmarks for item in view.plan.stages if item.name == stage), {})
     if benchmark not in planned:
         return {}
-    adapted = BENCHMARKS[benchmark].adapted
-    return {key: value for key, value in settings_of(benchmark, planned[benchmark]).items() if key not in adapted}
+    planned = settings_of(benchmark, planned[benchmark])
+    adapted = [*BENCHMARKS[benchmark].adapted, *(["epochs"] if planned.get("max_steps") else [])]
+    return {key: value for key, value in planned.items() if key not in adapted}
 
 
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
@@ -298,18 +315,22 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
     A rate far below the others', or a time far above, is a fault, which the criteria find.
     """
     is_time = items[0].name in COMPARED_TIMES
-    values = sorted([float(item.value) for item in items if isinstance(item.value, int | float) and item.value])
-    if len(values) < 2 or values[0] <= 0 or values[-1] <= CREDIBLE_RATIO * values[0]:
+    values = sorted(
+        float(item.value) for item in items if isinstance(item.value, int | float) and (item.value or is_time)
+    )
+    if len(values) < 2 or values[-1] <= CREDIBLE_RATIO * values[0] or values[0] < 0:
         return
-    median = values[len(values) // 2 if is_time else (len(values) - 1) // 2]
+    if len(values) == 2:  # there is no majority: either may be the wrong one
+        first = items[0]
+        reason = f"{values[0]:g} and {values[1]:g} {first.unit} of two devices cannot both be right"
+        yield first.name, HOST, reason, first.stage
+        return
+    median = values[(len(values) - 1) // 2]
     for item in items:
         if not isinstance(item.value, int | float):
             continue
         if item.value * CREDIBLE_RATIO < median if is_time else item.value > CREDIBLE_RATIO * median:
-            reason = f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}"
-            if len(values) == 2:  # there is no majority: the slower one may be the wrong one
-                reason = f"{item.value:g} {item.unit} and the {median:g} of the other device cannot both be right"
-            yield _problem(item, reason)
+            yield _problem(item, f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}")
 
 
 def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
@@ -404,21 +425,28 @@ def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
                 yield of_device[first], of_device[second], of_device[product]
 
 
-def _loaders(items: Sequence[Observation]) -> Iterator[tuple[int, int, int, int]]:
+def _loaders(items: Sequence[Observation]) -> Iterator[tuple[int, int, int, float]]:
     """Yield the positions for `FigureStructure.loaders`."""
     rates: dict[tuple[str, str, Value], list[int]] = defaultdict(list)
-    trainings: dict[tuple[str, Value], tuple[int, int]] = {}
+    trainings: dict[tuple[str, Value], tuple[int, int, Value]] = {}
     for position, item in enumerate(items):
         ranks = item.params.get("world_size")
         if item.name == LOADING_RATE and item.status == MEASURED:
             rates[item.stage, item.scope, item.params.get("network")].append(position)
         elif item.name == TRAINING_RATE and item.status == MEASURED and isinstance(ranks, int):
-            trainings[item.stage, item.params.get("network")] = position, ranks
+            trainings[item.stage, item.params.get("network")] = position, ranks, item.params.get("batch_size")
     for position, item in enumerate(items):
         network = item.params.get("network")
         if item.name == SUFFICIENCY and (item.stage, network) in trainings:
+            training, ranks, batch = trainings[item.stage, network]
+            own = item.params.get("batch_size")
+            ratio = max(own / batch, batch / own) if _is_positive(own) and _is_positive(batch) else 1.0  # type: ignore[operator]
             for rate in rates[item.stage, item.scope, network]:
-                yield position, rate, *trainings[item.stage, network]
+                yield position, rate, training, ranks * ratio
+
+
+def _is_positive(value: Value) -> bool:
+    return type(value) in (int, float) and value > 0  # type: ignore[operator]
 
 
 def _too_sufficient(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:

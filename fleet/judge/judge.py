@@ -188,8 +188,9 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
 
 
 def _with_log_lifetime(verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails by a message in the kernel log, add that the check fails until the next boot."""
-    if verdict.verdict != FAIL or not verdict.name.startswith(KERNEL_LOG):
+    """Return the verdict. If it fails by a message since boot in the kernel log, add that it fails until the next boot."""
+    is_since_boot = verdict.name.startswith(KERNEL_LOG) and verdict.kind != VerdictKind.CHANGE
+    if verdict.verdict != FAIL or not is_since_boot:
         return verdict
     detail = "; ".join(filter(None, (verdict.detail, LOG_LIFETIME)))
     return replace(verdict, reason=f"{verdict.reason}; {LOG_LIFETIME}", detail=detail)

@@ -28,8 +28,8 @@ COUNTS = {
 }
 """Count of parts -> a reading that each of these parts has: a value, or the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
-"""Counts of parts that may be attached and detached while a host runs, such as volumes and virtual functions. In a snapshot that
-does not list the parts, a count up to MOST_ATTACHED times the number in the full snapshots is credible."""
+"""Counts of parts that may be attached and detached again between two full snapshots, such as drives and virtual functions; and
+up to how many times the number of parts in a full snapshot may be counted in between. More is a wrong number."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
@@ -165,7 +165,7 @@ def _exceeding(
         possible = {_number_of_parts(own)} if own else parts_read[counted]
         fewest, largest = min(possible), max(possible)
         if not own and metric.name in ATTACHABLE:
-            fewest, largest = 0, largest * MOST_ATTACHED
+            largest *= MOST_ATTACHED
         if not isinstance(stated, int) or not fewest <= stated <= largest:
             yield HOST, f"is {stated}, but {counted} was read for {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:

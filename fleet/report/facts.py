@@ -16,7 +16,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.passes import Remaining, measured_figures
 from fleet.judge.paths import is_bandwidth
 from schemas.records import Launch
-from schemas.reports import Verdict
+from schemas.reports import RECORD, Verdict, VerdictKind
 from schemas.stages import GANG
 
 Figure = tuple[str, str]
@@ -84,3 +84,8 @@ def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, st
     """Yield stage, name and unit of every figure that any host measured."""
     distinct = {id(item.measured): item.measured for item in facts.values()}
     return iter(dict.fromkeys(figure for measured in distinct.values() for figure in measured))
+
+
+def is_of_missing_record(verdict: Verdict) -> bool:
+    """Return whether the host left no record that can be judged. A contradictory record is judged."""
+    return verdict.name == RECORD and verdict.kind != VerdictKind.CONTRADICTORY

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from fleet.judge.evidence import Evidence
 from fleet.quantities import finite
+from fleet.report.facts import is_of_missing_record
 from fleet.report.formatting import clean
 from schemas.records import SKIPPED, Observation, Value
 from schemas.reports import (
@@ -23,11 +24,9 @@ from schemas.reports import (
     FAIL,
     INCONCLUSIVE,
     PASS,
-    RECORD,
     FleetReport,
     HostReport,
     Verdict,
-    VerdictKind,
 )
 from schemas.scopes import Scope
 
@@ -87,11 +86,6 @@ def shared_fields(report: FleetReport) -> SharedFields:
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
     """Return the fields of a host with these verdicts. If the host left no record, none of its observations passed."""
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
-
-
-def is_of_missing_record(verdict: Verdict) -> bool:
-    """Return whether the host left no record that can be judged. A contradictory record is judged."""
-    return verdict.name == RECORD and verdict.kind != VerdictKind.CONTRADICTORY
 
 
 def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hosts: bool = False) -> Iterator[str]:

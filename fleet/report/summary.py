@@ -11,7 +11,7 @@ from fleet.judge.drift import DRIFT, REFERENCE_S, format_span
 from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
-from fleet.report.facts import HostFacts
+from fleet.report.facts import HostFacts, is_of_missing_record
 from fleet.report.formatting import cause_action
 from fleet.report.replaced import replaced_lines
 from fleet.report.titles import TITLES, VALUES_ONLY
@@ -25,7 +25,6 @@ from schemas.reports import (
     INCOMPLETE,
     INCONCLUSIVE,
     PASS,
-    RECORD,
     REJECTED,
     Acceptance,
     Cause,
@@ -92,7 +91,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += _check_lines(summary)
     if ordered := manifest_summary(plan, summary.manifest):
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
-    without_record = {verdict.host for verdict in summary.exceptions if verdict.name == RECORD}
+    without_record = {verdict.host for verdict in summary.exceptions if is_of_missing_record(verdict)}
     facts = {host: of_host for host, of_host in summary.facts.items() if host not in without_record}
     lines += unjudged_bandwidth(plan, facts)
     lines += unjudged_digests(plan, hosts, summary.facts)

@@ -57,7 +57,7 @@ TRAINING: Mapping[str, Benchmark] = {
         params={
             "batch_size": int,
             "data": DATA_SETS,
-            "epochs": int,
+            "epochs": float,  # trained; fewer than the setting if max_steps ends the training
             "graphed": bool,
             "learning_rate": float,
             "world_size": int,

@@ -46,6 +46,7 @@ class GraphedTraining:
         if not steps_per_epoch:
             raise CannotMeasureError(ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch}")
         self.steps = min(steps_per_epoch * epochs, settings["max_steps"] or steps_per_epoch * epochs)
+        self.epochs = epochs if self.steps == steps_per_epoch * epochs else round(self.steps / steps_per_epoch, 3)
         self._model, self._pictures, self._classes = model, normalize(images.train), images.train_classes
         generator = torch.Generator().manual_seed(2)  # the same shuffle on all ranks; each rank takes its share
         orders = [torch.randperm(len(images.train), generator=generator) for _ in range(epochs)]
@@ -124,7 +125,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             "fashion_mnist.throughput": (trained_images / trained, "images/s"),
         },
         data=images.label,
-        epochs=settings["epochs"],
+        epochs=training.epochs,
         batch_size=settings["batch_size"],
         world_size=context.world_size,
         learning_rate=training.highest_rate,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet.diagnosis import words
 from fleet.diagnosis.diagnose import diagnose
-from fleet.diagnosis.handling import _OF_ACTION, _OF_PROBLEM, _WITHOUT_EVIDENCE, handling
+from fleet.diagnosis.handling import HANDLING, OF_ACTION, WITHOUT_EVIDENCE, handling
 from fleet.diagnosis.problems import PROBLEMS
 from schemas.records import ERROR, SKIPPED
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Verdict, VerdictKind
@@ -259,19 +259,55 @@ def content(cause: Cause) -> tuple[str, list[str], int]:
 
 
 def test_every_action_and_every_problem_is_explained() -> None:
-    assert set(ACTIONS) - set(_OF_ACTION) == {"none"}
+    assert set(ACTIONS) - set(OF_ACTION) == {"none"}
     ids = {problem.id for problem in PROBLEMS}
-    assert {problem for problem, _ in _OF_PROBLEM} | set(_WITHOUT_EVIDENCE) <= ids
-    assert {action for _, action in _OF_PROBLEM} <= set(ACTIONS)
+    assert {problem for problem, _, _ in HANDLING if problem} | set(WITHOUT_EVIDENCE) <= ids
+    assert {action for _, action, _ in HANDLING} <= set(ACTIONS)
     (lost,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
     assert "Drain the host" in handling(lost).now
     assert "reseat the GPU" in handling(lost).if_it_returns
     open_cause = replace(lost, verdict=INCONCLUSIVE)
     assert handling(open_cause) == handling(replace(open_cause, problem="x"))
     assert handling(replace(lost, problem="x", action="none")) == ("", "")
-    slow_nic = replace(lost, problem="slow-network", action="inspect_hardware", part="nic=rail1")
-    assert "cable" in handling(slow_nic).now
-    assert "healthy" in handling(replace(slow_nic, part="host")).now
+
+
+@pytest.mark.parametrize(
+    ("problem", "action", "part", "expected", "unexpected"),
+    [
+        ("slow-network", "inspect_hardware", "nic=rail1", "cable", "baseboard"),
+        ("slow-network", "inspect_hardware", "host", "healthy", "RMA"),
+        ("pcie-link", "reseat", "gpu=3", "Reseat the GPU", "PCI address"),
+        ("pcie-link", "reseat", "pci=0000:5e:00.0", "PCI address", "GPU"),
+        ("infiniband.symbol_error", "reseat", "hca=mlx5_0,port=1", "cable", "power it off"),
+        ("storage.nvme.media_errors", "inspect_hardware", "disk=nvme0n1", "disk", "GPU"),
+        ("dataloader.sufficiency", "inspect_hardware", "host", "CPUs", "RMA"),
+        ("slow-workload", "inspect_hardware", "gang=r1", "CPUs", "RMA"),
+    ],
+)
+def test_handling_is_that_of_the_part(problem: str, action: str, part: str, expected: str, unexpected: str) -> None:
+    (cause,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
+    text = " ".join(handling(replace(cause, problem=problem, action=action, part=part)))
+    assert expected in text
+    assert unexpected not in text
+
+
+def test_waived_cause_needs_no_handling() -> None:
+    (cause,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
+    assert handling(replace(cause, waiver=WAIVER)) == ("", "")
+
+
+@pytest.mark.parametrize("name", ["gpu.throttle.active", "stress.throttled_share"])
+def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
+    reason = {"params": {"reason": "hw_power_brake"}} if name.startswith("stress") else {}
+    scope = "gpu=1" if reason else "gpu=1,reason=hw_power_brake"
+    (cause,) = diagnose([failed(name, scope, action="inspect_hardware", **reason)], {})
+    assert cause.problem == "power-limited"
+    assert "power supplies" in handling(cause).now
+
+
+def test_accuracy_that_is_too_low_is_a_wrong_result_and_not_slow() -> None:
+    (cause,) = diagnose([failed("fashion_mnist.accuracy", "host", value=0.3, limit=0.9, action="inspect_hardware")], {})
+    assert cause.problem == "wrong-results"
 
 
 def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> None:

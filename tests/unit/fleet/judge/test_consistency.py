@@ -122,7 +122,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "rate that is not credible": (
         change_figures(lambda item: replace(item, value=item.value * 100) if item.scope == "gpu=1" else item, "gemm."),  # type: ignore[operator]
-        "of the other device cannot both be right",
+        "of two devices cannot both be right",
     ),
     "unit of a figure": (
         change_figures(lambda item: replace(item, unit=f"G{item.unit}"), "memory."),
@@ -312,7 +312,17 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
     "replicas": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 1000}),
-        "1000 replicas of two ranks each, and 0 ranks without one, are not 2 ranks",
+        "1000 replicas of two ranks each, and 0 ranks without one, are not the 2 ranks",
+    ),
+    "ranks that all lack a replica": (
+        "model_parallel.step_time",
+        lambda item: replace(item, params={**item.params, "replicas": 0, "left_out": 2}),
+        "0 replicas of two ranks each, and 2 ranks without one, are not the 2 ranks",
+    ),
+    "replicas without the ranks that have none": (
+        "model_parallel.step_time",
+        lambda item: replace(item, params={key: value for key, value in item.params.items() if key != "left_out"}),
+        "are no whole numbers",
     ),
     "ranks of a figure of one GPU": (
         "transformer.memory_peak",
@@ -338,8 +348,10 @@ def test_figure_that_contradicts_others_is_named(kind: str) -> None:
     assert all(reason in each for each in reasons)
 
 
-@pytest.mark.parametrize(("moved", "is_possible"), [(16, True), (8, True), (16000, False), (0.016, False), (0, True)])
-def test_moved_bytes_are_the_size_in_whole_elements_of_the_ranks(moved: float, is_possible: bool) -> None:
+@pytest.mark.parametrize(
+    ("moved", "is_possible"), [(16, True), (8, True), (16000, False), (0.016, False), ("16", False), (True, False)]
+)
+def test_moved_bytes_are_the_size_in_whole_elements_of_the_ranks(moved: object, is_possible: bool) -> None:
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     figure = builders.observation(
@@ -363,6 +375,37 @@ def test_rank_that_computes_far_longer_is_a_fault_and_no_contradiction() -> None
 
     assert contradicted(0.014 * 100) == []
     assert contradicted(0.014 / 100) == ["gpu=0"]
+    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # also below the lowest credible value
+
+
+def test_slow_half_of_the_gpus_does_not_make_the_others_incredible() -> None:
+    plan = builders.plan("h1", "h2", gpu_count=4)
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+    items = [
+        builders.observation("straggler.compute", value, stage="gang", scope=f"gpu={gpu}")
+        for gpu, value in enumerate((0.014, 0.014, 0.5, 0.5))
+    ]
+    assert [*figure_problems(view, items)] == []
+    ((_, scope, reason, _),) = figure_problems(view, items[1:3])
+    assert scope == "host"
+    assert "0.014 and 0.5 s of two devices cannot both be right" in reason
+
+
+def test_loader_may_be_sufficient_for_a_training_with_far_larger_batches() -> None:
+    """A training with a batch of 2048 is faster than that with the batch of 8, for which the loader is sufficient."""
+    plan = builders.plan("h1", "h2", gpu_count=1)
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+
+    def contradictions(batch: int) -> int:
+        items = [
+            builders.observation("dataloader.sufficiency", 0.94, scope="gpu=0", network="resnet18", batch_size=batch),
+            builders.observation("dataloader.throughput", 1500.0, scope="gpu=0", network="resnet18", batch_size=batch),
+            builders.observation("training.throughput", 34e3, network="resnet18", batch_size=2048, world_size=1),
+        ]
+        return sum("the measured rates give about" in reason for _, _, reason, _ in figure_problems(view, items))
+
+    assert contradictions(8) == 0
+    assert contradictions(2048) == 1
 
 
 INCREDIBLE: dict[str, tuple[Metric, str]] = {
