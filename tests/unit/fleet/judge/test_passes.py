@@ -284,7 +284,7 @@ def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[st
 
 def test_statistics_are_what_each_host_adds() -> None:
     def change_host(at: int) -> Callable[[Record], Record]:
-        ranks = builders.observation("straggler.compute", 0.1 * at, scope="gpu=0", unit="s")
+        ranks = builders.observation("straggler.compute", 0.1 * (at + 1), scope="gpu=0", unit="s")
         return lambda record: with_more(ranks)(
             with_figure(SPEED + at)(with_constant_readings(clock=1.5e9 + at, thing=1)(record))
         )
