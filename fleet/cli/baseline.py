@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.baseline.accept import Approval, accept
 from fleet.planning.test_selection import skipped_tests
+from fleet.progress import progress_bar
 from fleet.quantities import quantity
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import Run
@@ -80,7 +82,8 @@ def _accept(options: argparse.Namespace) -> int:
                 f"{name}: run locked by {owner.who()} since {owner.since}: accept it after its report is written"
             )
     for number, name in enumerate(options.names):
-        run, report = judge_run(Path(name), options.criteria, options.waivers)
+        with progress_bar(sys.stderr):
+            run, report = judge_run(Path(name), options.criteria, options.waivers)
         _refuse_reduced_profile(run)
         baselines = accept(run, report, options.baseline, by, replace_runs=options.replace and not number)
         if not options.json:

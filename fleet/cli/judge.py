@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fleet.baseline.accept import REPORT_BYTES
 from fleet.cli import report as report_verb
+from fleet.progress import progress_bar
 from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import EXIT_CODES, judge_report
@@ -49,7 +50,8 @@ def call(options: argparse.Namespace) -> int:
         old = documents.read(path, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: run `rackproof report {options.run_dir}`") from None
-    new = judge_report(options.run_dir, options.criteria, options.waivers)
+    with progress_bar(sys.stderr):
+        new = judge_report(options.run_dir, options.criteria, options.waivers)
     changes = without_left_out(changed_verdicts(old, new), old)
     if options.json:
         document = {

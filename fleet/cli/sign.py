@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from fleet.progress import progress_bar
 from fleet.records.load import refuse_no_run
 from fleet.report.formatting import clean, status
 from fleet.report.judge_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
+from schemas.reports import FleetReport
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,10 +50,15 @@ def rules_of(options: argparse.Namespace) -> Rules:
     return Rules(criteria=tuple(options.criteria), waivers=tuple(options.waivers))
 
 
+def _judge(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
+    with progress_bar(sys.stderr):  # ended before ssh-keygen asks for a passphrase
+        return judge_report(run_dir, criteria, waivers)
+
+
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     refuse_no_run(options.run_dir)
-    report, count, notes = signing.sign(options.run_dir, options.key.expanduser(), rules_of(options), judge_report)
+    report, count, notes = signing.sign(options.run_dir, options.key.expanduser(), rules_of(options), _judge)
     if options.json:
         document = {"run_id": report.run_id, "mark": report.mark, "decision": report.decision, "files": count}
         print(json.dumps({**document, "notes": notes}))
