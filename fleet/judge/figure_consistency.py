@@ -256,7 +256,8 @@ def _wrong_param(view: HostView, item: Observation) -> str:
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
         wanted = planned.get(key, value)
-        if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted):
+        is_shortened = key == "epochs" and planned.get("max_steps") and value < wanted
+        if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted) and not is_shortened:
             return f"{key} is {value}, but the plan has {wanted}"
     return _wrong_share(item) or _wrong_replicas(view, item)
 
@@ -292,9 +293,8 @@ def _fixed_settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, 
     planned = next((item.benchmarks for item in view.plan.stages if item.name == stage), {})
     if benchmark not in planned:
         return {}
-    planned = settings_of(benchmark, planned[benchmark])
-    adapted = [*BENCHMARKS[benchmark].adapted, *(["epochs"] if planned.get("max_steps") else [])]
-    return {key: value for key, value in planned.items() if key not in adapted}
+    adapted = BENCHMARKS[benchmark].adapted
+    return {key: value for key, value in settings_of(benchmark, planned[benchmark]).items() if key not in adapted}
 
 
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:

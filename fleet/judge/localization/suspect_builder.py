@@ -226,13 +226,18 @@ class SuspectBuilder:
 
 
 def _figures(quantity: str, edges: Sequence[Edge], indexes: Iterable[int], limit: float) -> dict[str, float]:
-    """Return the median of these edges, the median of all edges and the limit, in B/s or s."""
+    """Return the median of these edges, the median of all other edges and the limit, in B/s or s.
+
+    In a small fleet the edges of one slow host are most of all edges, so their own values must not set the limit.
+    """
+    of_suspect = set(indexes)
 
     def in_unit(speed: float) -> float:
         return speed if quantity == BANDWIDTH else 1 / speed
 
-    speeds = [edges[index].speed for index in indexes if edges[index].speed > 0]
-    typical = statistics.median(edge.speed for edge in edges if edge.speed > 0)
+    speeds = [edges[index].speed for index in of_suspect if edges[index].speed > 0]
+    others = [edge.speed for index, edge in enumerate(edges) if edge.speed > 0 and index not in of_suspect]
+    typical = statistics.median(others or speeds)
     figures = {"typical": in_unit(typical), "limit": in_unit(typical * math.exp(-limit))}
     return {**figures, "measured": in_unit(statistics.median(speeds))} if speeds else figures
 

@@ -391,6 +391,19 @@ def test_slow_half_of_the_gpus_does_not_make_the_others_incredible() -> None:
     assert "0.014 and 0.5 s of two devices cannot both be right" in reason
 
 
+@pytest.mark.parametrize(
+    ("max_steps", "epochs", "is_possible"), [(0, 20, True), (0, 0.2, False), (10, 0.2, True), (10, 200, False)]
+)
+def test_training_that_ends_after_some_steps_has_fewer_epochs(max_steps: int, epochs: float, is_possible: bool) -> None:
+    plan = builders.plan("h1", "h2")
+    planned = plan.stage("benchmark").benchmarks
+    plan = builders.with_benchmarks(plan, benchmark={**planned, "fashion_mnist": {"max_steps": max_steps}})
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+    figure = builders.observation("fashion_mnist.accuracy", 0.9, epochs=epochs)
+    reasons = [reason for _, reason in figure_structure(view, [figure]).problems if reason.startswith("epochs is")]
+    assert bool(reasons) is not is_possible
+
+
 def test_loader_may_be_sufficient_for_a_training_with_far_larger_batches() -> None:
     """A training with a batch of 2048 is faster than that with the batch of 8, for which the loader is sufficient."""
     plan = builders.plan("h1", "h2", gpu_count=1)

@@ -211,7 +211,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "host", "b", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
-            "b", (), "bandwidth", 50.0, 75.0, 66.0,
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a GPU is bad on its only rail": [
@@ -219,7 +219,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "gpu", "b rail 0", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; the GPU "
             "also failed in tests without other hosts",
-            "b", (0,), "bandwidth", 50.0, 75.0, 66.0,
+            "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a NIC is slow": [
@@ -441,13 +441,13 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "host", "b", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 50 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
-            "b", (), "bandwidth", 50.0, 50.0, 44.0,
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
         (
             "host", "e", 0.833,
             "bandwidth of e with 4 of 4 healthy hosts is at most 30 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
-            "e", (), "bandwidth", 30.0, 50.0, 44.0,
+            "e", (), "bandwidth", 30.0, 100.0, 88.0,
         ),
     ],
     "the second best of nine counts": [
@@ -504,7 +504,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
         (
             "rail", "rail 1", 0.833,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 4 of 4 hosts",
-            "", (1,), "bandwidth", 50.0, 75.0, 66.0,
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "two of three rails of a host": [
@@ -550,7 +550,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 53 % of that of the other rails, on 10 of 10 hosts",
-            "", (1,), "bandwidth", 50.0, 72.5, 63.8,
+            "", (1,), "bandwidth", 50.0, 95.0, 83.6,
         ),
     ],
     "a NIC is slow with most, and all have a best partner": [
@@ -614,14 +614,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
         (
             "rail", "rail 1", 0.833,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 9 of 10 hosts",
-            "", (1,), "bandwidth", 50.0, 84.4, 74.272,
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a host is barely the fastest of a slow rail": [
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 10 of 10 hosts",
-            "", (1,), "bandwidth", 50.0, 82.5, 72.6,
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
     "a host is slow on one rail, and with most on another": [
@@ -636,7 +636,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "host", "h", 0.889,
             "bandwidth of h with 7 of 7 healthy hosts is at most 80 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
-            "h", (), "bandwidth", 80.0, 92.5, 58.611,
+            "h", (), "bandwidth", 80.0, 95.0, 60.195,
         ),
     ],
     "few links of very many are slow": [
