@@ -12,13 +12,13 @@ class Handling(NamedTuple):
     """How to act on a cause."""
 
     now: str
-    """What to do first, in one or two sentences; empty if there is nothing to do."""
+    """What to do first, in a few sentences; empty if there is nothing to do."""
     if_it_returns: str
     """What to do if the next run shows the cause again; empty if there is nothing to do."""
 
 
 def handling(cause: Cause) -> Handling:
-    """Return how to act on a cause; empty texts for a cause that a waiver covers."""
+    """Return how to act on a cause; empty texts for a cause that a waiver covers, or that needs no action."""
     if cause.waiver:
         return NOTHING
     if cause.verdict != FAIL:

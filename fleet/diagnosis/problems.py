@@ -47,7 +47,8 @@ class Problem:
 
     id: str
     title: Callable[[Sequence[Verdict]], str]
-    """Takes the verdicts that show the problem, the most important first. Returns the end of a sentence about the part."""
+    """Takes the verdicts that show the problem, the most important first, and for `hot` also one that passes. Returns the end of
+    a sentence about the part."""
     shown_by: tuple[str, ...]
     """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
     kinds: tuple[str, ...] = ()

@@ -85,7 +85,7 @@ def label(name: str) -> str:
 
 
 def describe(shown: Sequence[Verdict]) -> str:
-    """Return what was found: the phrase in `_SHOWN` if the reading has one, otherwise value and limit."""
+    """Return what was found: the phrase in `_SHOWN` if the reading has one, otherwise value and limit, if there is a value."""
     first = shown[0]
     if first.value is None:
         return f"fails {label(first.name)}"
@@ -110,7 +110,7 @@ def _with_settings(verdict: Verdict) -> str:
 
 
 def slow(shown: Sequence[Verdict]) -> str:
-    """Return how far the first figure misses its limit."""
+    """Return how far the first figure misses its limit, and how many more figures there are."""
     first = shown[0]
     if first.value is None:
         return describe(shown)
@@ -243,7 +243,10 @@ def network(shown: Sequence[Verdict]) -> str:
 
 
 def why(first: Verdict) -> str:
-    """Return the explanation that the title leaves out: the detail of the first verdict, or its reason if it has no value."""
+    """Return the explanation that the title leaves out: the detail of the first verdict, or its reason.
+
+    The reason is used if the verdict has no value or is on an identity, and for a suspect without a detail.
+    """
     if first.kind == VerdictKind.SUSPECT:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")
     if first.name == RECORD:

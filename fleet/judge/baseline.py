@@ -1,7 +1,7 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
 The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five do not move it. The scatter
-of the other runs is the figure's noise. A limit is never closer to the level than this noise.
+of the other runs is the figure's noise. A limit is never closer to the level than this noise, except for counts.
 
 A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
 (Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead
@@ -182,9 +182,10 @@ def is_baseline_figure(observation: Observation) -> bool:
 
 
 def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
-    """Return the identity of the GPU that a scope begins with (empty for the host), and the rest of the scope.
+    """Return the identity of the GPU that a scope begins with, and the rest of the scope.
 
-    A peer in the rest is identified by serial too, so that the result does not depend on GPU indexes.
+    Without such a GPU, or if it has no identity: an empty string and the whole scope, which is empty for the host. A peer in the
+    rest is replaced by its identity too, so that the result does not depend on GPU indexes.
     """
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
@@ -244,8 +245,9 @@ class AcceptedRecord:
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     """Return the limit by the accepted level, and its explanation; None if the noise is too large to detect a loss.
 
-    The distance from the level is the criterion's, or the figure's own noise if that is larger. A criterion with fraction 1 uses
-    the noise alone, and gives no limit if the noise is unknown.
+    The distance from the level is the criterion's, or its multiple of the figure's noise if that is larger. A criterion with
+    fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the unit 1. A
+    criterion with `change` ignores the noise.
     """
     rule = criterion.baseline
     if rule is None:
@@ -273,5 +275,5 @@ def _explain_limit(level: Level, text: str) -> str:
 def too_noisy_reason(level: Level) -> str:
     """Return why the baseline gives no limit."""
     if not noise(level):
-        return "the limit depends on the noise of the accepted figure, which is unknown with fewer than three accepted runs"
+        return "the limit depends on the noise of the accepted figure, which takes at least three accepted runs that differ"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"

@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dictionary that is emptied when it would exceed its size."""
+    """A dictionary that is emptied when an entry is set while it is full."""
 
     def __init__(self, max_entries: int, on_removal: Callable[[V], None] | None = None) -> None:
-        """`on_removal` is called with each value that leaves the cache."""
+        """`on_removal` is called with each value when the cache is emptied."""
         self.max_entries = max_entries
         self._on_removal = on_removal
 

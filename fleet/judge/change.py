@@ -1,7 +1,7 @@
 """Compute by how much a counter rose over the run, and in which stage.
 
 A counter that is lower than before was reset (the driver was reloaded, or the part was reset). The new value is added to the old
-one; increments between the last reading and the reset are lost.
+one; increments between the last reading and the reset are lost. Timestamps of the newest event (`NEWEST`) are not reset.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class CounterChange:
     total: Value
     """The increase; if a reading is not a number, that reading, which no limit accepts."""
     reading: Observation
-    """The reading at the end of the largest increase, or with the newest event."""
+    """The reading at the end of the largest increase of the stage with the largest one, or with the newest event; or the reading
+    that is not a number."""
     stage: str
-    """The stage of the largest increase; empty if that was before the stage began, or if the counter did not rise."""
+    """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""
     where: str
     """`3 in stage gang, 0 in stage benchmark`; `the newest at an uptime of 5000 s, in stage gang`."""
     drop: str
-    """Stage and size of the first decrease; empty if there was none."""
+    """Stage and size of the first reset; empty if there was none."""
 
 
 def change(readings: Sequence[Observation]) -> CounterChange:

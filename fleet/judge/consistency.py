@@ -23,7 +23,7 @@ from schemas.times import epoch_seconds
 DEADLINE_GRACE_S = 120.0
 """A supervisor that ends its ranks at the deadline needs at most this long."""
 FIRST_READING_S = LAST_READING_S = 3600.0
-"""An agent reads the host within this time after its record begins, and within this time before its record ends."""
+"""An agent reads the host within this time after its record begins, and reads or launches within this time before it ends."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
 """Software whose versions ranks on GPUs report."""
 CLOCK_TOLERANCE_S = 300.0
@@ -106,7 +106,7 @@ def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
         yield "the local ranks of the launch are not numbered from 0"
     ranks = sorted(rank.rank for rank in launch.ranks)
     if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
-        yield "the ranks of the launch are not numbered in order"
+        yield "the ranks of the launch are not consecutive numbers"
 
 
 def _code(exit_code: int | None) -> str:
@@ -132,7 +132,12 @@ def _time_problems(record: Record) -> Iterator[Problem]:
     elif outside:
         yield "record", "host", f"the record covers {record.began} to {record.ended}, but {outside[0]} is outside", ""
     elif read and times["its end"] - max([*read, *_ends_of_launches(record)]) > LAST_READING_S:
-        yield "record", "host", f"the record ends at {record.ended}, more than an hour after its last snapshot", ""
+        yield (
+            "record",
+            "host",
+            f"the record ends at {record.ended}, more than an hour after its last snapshot and launch",
+            "",
+        )
     elif read and min(read) - times["its beginning"] > FIRST_READING_S:
         yield "record", "host", f"the record begins at {record.began}, more than an hour before its first snapshot", ""
     for launch in record.launches:
@@ -161,7 +166,10 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
 
 
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
-    """Check that the host was read at the beginning, and before and after each launch. Otherwise changes are unknown."""
+    """Check that the host was read at the beginning, and before and after each benchmark or gang stage that finished.
+
+    Otherwise changes are unknown. No two snapshots have the same stage, phase and time.
+    """
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]
     if (PREFLIGHT, "before") not in phases and any(record.launches for record in alone):
@@ -181,7 +189,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
-    """Check that one agent made the records of the host, with the same software."""
+    """Check that each record has figures of its own stages only, and that one agent made all of them with the same software."""
     for record in records:
         stages = {item.stage for item in record.observations if item.status == MEASURED}
         if (GANG in stages) != bool(record.gang) and stages:

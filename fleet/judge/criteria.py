@@ -68,7 +68,7 @@ class Criterion:
         expected, fraction: the limit is this fraction of the expected performance of the part.
         datasheet, fraction: the same, with a figure of the datasheet of the host's GPU model (`with_datasheet`).
         variable, fraction: the limit is this fraction of an inventory variable.
-        fleet_fraction: the limit is this fraction of the median of the same observation (name, params, kind of scope)
+        fleet_fraction: the limit is this fraction of the median of the same observation (name, stage, settings, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
         fleet_deviations: the limit is this many robust standard deviations (from the median absolute deviation) from that
             median. With a fraction too, the limit that is farther from the median counts.
@@ -111,8 +111,8 @@ class Criterion:
     """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
     the hosts of the same gang."""
     group_by: tuple[str, ...] = ()
-    """With `same_as_fleet`: names of readings. On a host without peers, parts whose values of these readings are equal are
-    compared."""
+    """With `same_as_fleet`: names of readings. If parts of one host are compared (`among`, or a host without peers), these are
+    the parts whose values of these readings are equal."""
     complete: bool = False
     """With `same_as_fleet`: a part that most hosts have must be on every host."""
     new_part: bool = False
@@ -166,7 +166,7 @@ class Pack:
     chosen: bool = False
     """Whether the operator named the pack. It then applies to every host, in addition to the pack of the GPU model."""
     datasheet: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The vendor's figures in SI units: flops, memory_bandwidth, memory_size, pcie, host_link, nvlink, power; each with a source.
+    """The vendor's figures in SI units by name (`DATASHEET_FIGURES`, without all_nvlinks), each with a source.
 
     Limits with `vs_datasheet` are fractions of them, and the lint compares the other limits with them."""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Pack:
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable.
 
-    Only the pack of the host's GPU model counts."""
+    Only shipped packs that apply to the host count (`HostView.lacks`)."""
 
     @cached_property
     def origins(self) -> frozenset[str]:
@@ -271,16 +271,17 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
     """Return every shipped pack, and the ones that the operator named.
 
     Raises:
-        UsageError: as `read_pack`; or a named pack reuses the id of a criterion without `replaces`.
+        UsageError: as `read_pack`; or a criterion of a named pack has a reserved id, reuses an id without `replaces`, or
+            replaces an unknown id.
     """
     packs = (*map(read_pack, shipped_packs()), *(replace(read_pack(name), chosen=True) for name in names))
     if problems := [*_silent_replacements(packs)]:
-        raise UsageError("criteria that would weaken others silently:\n" + "\n".join(problems))
+        raise UsageError("criteria with a wrong id or `replaces`:\n" + "\n".join(problems))
     return packs
 
 
 def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
-    """Yield each criterion of the operator that reuses an id without `replaces`, or whose `replaces` names an unknown id.
+    """Yield why criteria of the operator are refused: a reserved id, an id reused without `replaces`, or an unknown `replaces`.
 
     Shipped criteria that a named pack includes never replace others (`pack_selection`).
     """

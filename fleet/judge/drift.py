@@ -1,7 +1,7 @@
 """Judge a soak by itself: did it run as long as planned, did any rate fall below its own start, and when?
 
-Each rate of a soak gives one more observation, such as `drift.stress.throughput`: the lowest level of the rate as a share of its
-first hour (the first tenth of a short soak). Criteria compare it with a value or with the fleet, like any other observation.
+Each rate of a soak with enough values gives one more observation, such as `drift.stress.throughput`: the lowest level of the rate
+as a share of its first hour (the first tenth of a short soak). Criteria compare it with a value or with the fleet, like any other observation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.timeline import RATES, Series, Soak
 DRIFT = "drift"
 """First component of the names of these observations."""
 REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
-"""The reference is the first hour of a soak, or the first tenth of a shorter one."""
+"""The reference is the first hour of a soak, or the first tenth if that is shorter, but at least one bucket."""
 WINDOW = 3
 """Number of buckets whose median is a level, so that one slow round is not a drift."""
 MIN_BUCKETS = 2 * WINDOW
@@ -32,7 +32,7 @@ MAX_CUT_ROUNDS = 3
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must be present in at least this share of the finished rounds, minus SPARE_ROUNDS."""
 LATE_ROUNDS = 2.0
-"""Number of rounds by which a figure may end before the longest series of the same name."""
+"""Number of rounds by which a figure may end before the longest series of the same name; at least WINDOW buckets."""
 ROUNDING_S = 0.1
 """Rounding of the soak duration in the record."""
 
@@ -73,7 +73,7 @@ class RateCourse:
 
 
 def with_drift_observations(evidence: Evidence) -> Evidence:
-    """Return the evidence with an observation of the drift of each rate."""
+    """Return the evidence with an observation of the drift of each rate that has enough values."""
     records = tuple(
         replace(record, observations=(*record.observations, *_drifts(record))) if record.soak else record
         for record in evidence.records
@@ -106,7 +106,7 @@ def is_rate(series: Series) -> bool:
 
 
 def rate_course(series: Series, soak: Soak) -> RateCourse | None:
-    """Return the course of a rate over the soak; None if it has too few values."""
+    """Return the course of a rate over the soak; None if it has too few values, or its start is not above 0."""
     width = soak.timeline.bucket_s
     ends = max(min(REFERENCE_S, REFERENCE_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))
@@ -162,7 +162,7 @@ def _soaks(view: HostView) -> Iterator[Soak]:
 
 
 def judge_soak(view: HostView) -> Iterator[Verdict]:
-    """Judge whether the host soaked as long as planned, every round finished, and drift could be evaluated."""
+    """Judge whether the host soaked as planned: duration, all rounds, enough values for the drift, no figure that ended early."""
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
     soaks = list(_soaks(view))

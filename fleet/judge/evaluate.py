@@ -160,8 +160,8 @@ def _judge_measured(
 ) -> Verdict | None:
     """Return the verdict on measured values: on one of them (`_deciding_observation`), or on the change over the run.
 
-    None if the criterion is optional and the fleet is too small to compare with, or if it is for NVLinks and none joins the
-    GPUs. If no other criterion judges the values, the report lists them as not judged.
+    None if the criterion is optional and the fleet is too small to compare with, if it is for NVLinks and none joins the GPUs,
+    or if `_judge_against_baseline` returns none. If no other criterion judges the values, the report lists them as not judged.
     """
     if criterion.baseline is not None:
         return _judge_against_baseline(view, criterion, measured)
@@ -212,7 +212,8 @@ def _full_version(wanted: str, measured: Sequence[Observation]) -> str:
 def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
     """Return the verdict against the accepted record of the same part.
 
-    None if the part has no accepted record: `presence.judge_presence` reports that once for the part.
+    None if the part has no accepted record (`presence.judge_presence` reports that once for the part), or if the criterion is
+    optional and the record does not have the figure.
     """
     last = measured[-1]
     level = view.accepted.level(last)
@@ -228,7 +229,10 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
 
 
 def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
-    """Return the verdict on the increase of a counter; a failure names the stage with the largest part of the increase."""
+    """Return the verdict on the increase of a counter, or for a floor on its net change.
+
+    A failure by an increase names the stage with the largest part of it, or with the newest event.
+    """
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]
     if len(measured) < 2 or phases != [view.first_snapshot, view.last_snapshot]:

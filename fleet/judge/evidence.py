@@ -39,7 +39,7 @@ class Evidence:
     """The accepted figures of the host; None if the plan compares with no baseline."""
 
     def observations(self) -> list[Observation]:
-        """Return all observations, in the order in which they were made.
+        """Return all observations: the readings by time, then those of the benchmarks.
 
         Readings by PCI address (`pci=0000:1b:00.0`, from the kernel or the bus) get the scope of that GPU (`gpu=0`).
         """

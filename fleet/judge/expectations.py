@@ -1,4 +1,4 @@
-"""Judge what needs no criterion: missing observations, and identities that contradict each other."""
+"""Judge what needs no criterion: missing observations, wrong or duplicate identities, and launches that do not fit together."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def identity_changes(view: HostView) -> Iterator[Verdict]:
                 values = list(dict.fromkeys(sequence))
                 if len(values) > 1:
                     reason = f"changed during the run: {', then '.join(map(str, values))}"
-                    source = "a serial identifies one part"
+                    source = "the identity of a part does not change"
                     yield _identity_verdict(view, name, scope, "identity-constant", values[-1], reason, False, source)
     uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
     if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
@@ -110,7 +110,8 @@ def collector_failures(view: HostView) -> Iterator[Verdict]:
 def missing_observations(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every observation that the plan expects and that was not measured.
 
-    If the launch of a stage failed before any of its benchmarks, there is only one verdict, on the stage.
+    If nothing of a stage was observed, there is only one verdict, on the stage. Stages with observations get one too if their
+    last launch failed, if the record has no launch, or if no snapshot follows the last launch of the run.
     """
     for stage in view.plan.stages:
         expectations = [item for item in view.expected if item.stage == stage.name]
@@ -167,7 +168,10 @@ def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
 
 
 def unplanned_errors(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for every error of a benchmark that no planned observation covers."""
+    """Yield an inconclusive verdict for every error of a benchmark that no planned observation covers.
+
+    An error does not count if the same figure was measured later.
+    """
     planned: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
     for item in view.plan.expected:
         planned[(item.stage, item.name)].append(item)
@@ -253,7 +257,7 @@ class DuplicateSerials:
 
 
 def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
-    """Yield the serial and the UUID of each GPU. The GPUs of one board (A16: four) share its serial: it is given once."""
+    """Yield the serial and the UUID of each GPU. GPUs of one board (A16: four) that have UUIDs may share its serial."""
     boards: set[str] = set()
     for gpu in gpus:
         if gpu.serial and not (gpu.uuid and gpu.serial in boards):
@@ -285,7 +289,9 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU or adapter that shares its identity with another one. The failure names the other one."""
+    """Return a failure for each GPU that shares its identity with another one, and for each adapter that shares it with one of
+    another host. The failure names the others.
+    """
     verdicts = []
     for host, of_host in evidence.items():
         for gpu, identity in _identities(of_host.gpus()):

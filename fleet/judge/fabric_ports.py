@@ -1,4 +1,4 @@
-"""Add up the InfiniBand and Ethernet ports of a host: how many are up, and their rate.
+"""Add up the ports of a host: how many InfiniBand and RoCE ports are up, and the rate of these and of its Ethernet ports.
 
 The totals are observations of the host in each snapshot, like readings. They are compared with the inventory. Each port
 is also compared with the same port of other hosts.
@@ -54,7 +54,10 @@ def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
 
 
 def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) -> float:
-    """Return the rate of all ports in B/s. A RoCE port is an Ethernet interface too, and counts once."""
+    """Return the rate of the ports that are up, and of all Ethernet ports, in B/s.
+
+    A RoCE port is an Ethernet interface too: of the two sums, the larger one counts.
+    """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:
         by_layer[readings["infiniband.link_layer"][scope] == _INFINIBAND] += _number(readings["infiniband.rate"][scope])

@@ -34,8 +34,8 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
 CREDIBLE_RATIO = 20.0
-"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Times are not
-compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
+"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Most times are
+not compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
 collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
 """Times that are compared too, because they do not include waiting for other devices. A time far below the others' is not
@@ -77,7 +77,7 @@ class FigureStructure:
     most: tuple[float | None, ...]
     """For each figure: the value up to which it is certainly possible; None: its value is not checked."""
     siblings: tuple[tuple[int, ...], ...]
-    """Positions of the same rate on several devices."""
+    """Positions of the same rate, or time of COMPARED_TIMES, on several devices."""
     sampled: tuple[int, ...]
     """Positions of the figures with samples."""
     stated: tuple[tuple[int, Value], ...]
@@ -334,7 +334,7 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
 
 
 def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the first figure of each stage that was not measured by all ranks of a launch."""
+    """Yield the first figure of each stage and number of ranks that was not measured by all ranks of a launch."""
     sizes: dict[str, set[int]] = defaultdict(set)
     for launch in view.evidence.launches():
         members = launch.members if launch.stage == GANG else (view.host.name,)
@@ -368,7 +368,7 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 
 
 def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
-    """Return the products and ratios of the bandwidths and latencies of each collective."""
+    """Return the products and ratios of the bandwidths and latencies of each collective, and the products of each training."""
     parts: dict[tuple[str, str, str, Value, Value, Value], dict[str, int]] = defaultdict(dict)
     for position, item in enumerate(items):
         benchmark, _, rest = item.name.partition(".")

@@ -253,7 +253,7 @@ class Gatherer:
                     layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
 
     def _reading_steps(self, view: HostView) -> tuple[list[_Step], bool]:
-        """Return the criteria that compare readings between hosts, and whether none of them is for results of benchmarks."""
+        """Return the criteria that compare readings between hosts, and whether no `same_as_fleet` is for a benchmark result."""
         metrics = tuple(view.observations.metrics)
         chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []
         compared: list[str] = []

@@ -73,7 +73,7 @@ class HostView:
 
     @cached_property
     def renumbered(self) -> bool:
-        """Return whether two records have different GPUs under one index: one was lost, and the driver renumbered the rest."""
+        """Return whether two records have different GPUs under one index, for example because one was lost in between."""
         first: dict[int, str] = {}
         gpus = [gpu for record in self.evidence.records for gpu in record.gpus if gpu.serial]
         return any(first.setdefault(gpu.index, gpu.serial) != gpu.serial for gpu in gpus)
@@ -114,7 +114,7 @@ class HostView:
     def nvlinks_between(self, scope: str) -> int | None:
         """Return the NVLinks that join a pair of GPUs; for any other scope the fewest between two GPUs of the host.
 
-        None if no GPU of a pair reported the number.
+        None if neither GPU of a pair reported the number, or the host has no pair.
         """
         if Scope.parse(scope).kind == "peer":
             return self.nvlinks.get(scope)
@@ -196,7 +196,7 @@ class HostView:
         )
 
     def lacks(self, expectation: Expectation) -> bool:
-        """Return whether the pack of this GPU model lists the expectation as unsupported."""
+        """Return whether a shipped pack of this host lists the expectation as unsupported."""
         return any(
             expectation.params.get(param) in values
             for pack in self.packs
@@ -205,7 +205,10 @@ class HostView:
         )
 
     def must_match(self, criterion: Criterion) -> bool:
-        """Return whether the criterion must match an observation: it is from a pack of the operator and not optional."""
+        """Return whether the criterion must match an observation: it is from a pack of the operator and not optional.
+
+        In a rehearsal none must, and without a baseline none that compares with it.
+        """
         is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)
 

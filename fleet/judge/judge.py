@@ -1,9 +1,9 @@
 """judge(plan, evidence, packs) -> verdicts: a pure function.
 
 An observation that the plan expects and that was not measured is inconclusive (`expectations`). Every other observation is
-evaluated against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the fleet (`outliers`,
-`uniformity`, `digests`), from the start of a soak (`drift`) or from the manifest (`manifest`). Failures are annotated with their
-explanation.
+evaluated against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the inventory, the datasheet,
+the accepted record (`baseline`), the fleet (`outliers`, `uniformity`, `digests`), the start of a soak (`drift`) or the manifest
+(`manifest`). Failures are annotated with their explanation.
 
 A fleet of any size is judged in two passes: `gather` collects the statistics of all hosts, `judge_hosts` judges hosts with them.
 """
@@ -53,7 +53,7 @@ LOG_LIFETIME = (
 def judge(
     plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack], stats: FleetStats | None = None
 ) -> list[Verdict]:
-    """Return every verdict on every host of the plan, in plan order.
+    """Return every verdict on every host of the plan.
 
     Args:
         plan: what must exist. A host of the plan without evidence is inconclusive.

@@ -85,7 +85,7 @@ class HostValues:
         return GANG_SCOPE if scope == self.gang_scope else scope
 
     def has_all_partners(self) -> bool:
-        """Return whether everything that the plan expects of pairs of hosts was measured."""
+        """Return whether everything that the plan expects of pairs of hosts was measured, without an error."""
         measured = {(item.name, item.stage, item.scope) for item in self.with_partners if item.status == MEASURED}
         return not any(item.status == ERROR for item in self.with_partners) and measured.issuperset(
             self._expected_pairs
@@ -161,10 +161,10 @@ def without_partners(items: list[Observation]) -> tuple[list[Observation], list[
 
 
 def is_regular(view: HostView) -> bool:
-    """Return whether the host may share a layout: it has a record, all of its GPUs were measured, and its whole gang launched.
+    """Return whether the host may share a layout: it has a record, and all of its GPUs were measured.
 
-    A host shares no layout if one of its launches failed, if a snapshot has benchmark results, or if the results of its
-    benchmarks include readings.
+    A host shares no layout if one of its launches failed or had only a part of its gang, if a snapshot has benchmark results, or
+    if the results of its benchmarks include readings.
     """
     if not view.has_record or view.unmeasured_gpus:
         return False

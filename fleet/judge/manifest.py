@@ -200,7 +200,7 @@ def _gpu_count(view: HostView) -> int:
 
 
 def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Verdict]:
-    """Yield verdicts on parts that no line of the manifest names: GPUs and InfiniBand adapters.
+    """Yield verdicts on parts that no line of the manifest names: GPUs and InfiniBand adapters, if it lists parts of that kind.
 
     Ethernet ports do not count, because every mainboard has some that are not ordered separately.
     """
@@ -254,7 +254,7 @@ def _verdict(
         unit="1",
         reason=reason,
         action="inspect_hardware" if verdict == FAIL else "none",
-        # Passes without a line number share one row per host.
+        # Passes share a row of the report, so their source has no line number.
         source=f"manifest: {_file(part) if verdict == PASS else part.origin}",
         basis="policy",
     )

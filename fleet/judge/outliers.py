@@ -1,4 +1,4 @@
-"""Compare one part with the fleet's other parts of its kind: the median behind criteria with `vs_fleet`.
+"""Compare one part with all parts of its kind in the fleet: the median behind criteria with `vs_fleet`.
 
 The median and the median absolute deviation are robust: several outliers hardly move them, unlike the mean and the standard
 deviation. A fleet that is too small for either is judged by the floors of the packs.
@@ -105,7 +105,7 @@ class FleetFigures:
             yield key, scope, float(observation.value or 0)
 
     def latest(self, view: HostView, name: str) -> dict[tuple[FigureKey, str], Observation]:
-        """Return the last number of each part."""
+        """Return the last observation of each part that has a number."""
         latest = {}
         for observation in view.observations[name]:
             value = observation.value
@@ -114,7 +114,7 @@ class FleetFigures:
         return latest
 
     def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
-        """Add the numbers of one part of several hosts."""
+        """Add the numbers of the parts of several hosts that have the same scope."""
         parsed = Scope.parse(scope)
         if parsed.is_gang:
             # Every member of a gang reports the same figure of the gang. Count it once.
@@ -136,8 +136,8 @@ class FleetFigures:
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure of this host.
 
-        Peers are the parts in the same position of other hosts, if the criterion has `by_position` and there are enough
-        of them. Otherwise peers are all parts of the model.
+        Peers are the parts in the same position of all hosts, if the criterion has `by_position` and there are enough of
+        them for a deviation. Otherwise peers are all parts of the model.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
 

@@ -41,8 +41,8 @@ def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
 def resolve(packs: Iterable[Pack]) -> Selection:
     """Return the criteria of these packs.
 
-    Of shipped packs, the last one that defines an id wins. A criterion of a pack that the operator named is added. It removes an
-    earlier criterion only if its `replaces` has the id of that criterion.
+    Of shipped packs, the last one that defines an id wins. A criterion of a pack that the operator named is added if its id is
+    new. It removes an earlier criterion only if its `replaces` has the id of that criterion.
     """
     criteria: dict[str, Criterion] = {}
     replaced: dict[str, tuple[Criterion, ...]] = {}

@@ -140,7 +140,7 @@ class Layout:
     alike: _Repeated
     """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
-    """Whether everything that the plan expects was measured; pairs of hosts are not included."""
+    """Whether everything that the plan expects was measured without an error; pairs of hosts are not included."""
     statuses: Counter[str]
     """Status of each expected observation, empty for a missing one; pairs of hosts are not included."""
     measured: tuple[tuple[str, str, str], ...]
@@ -251,7 +251,10 @@ class PassCounter:
         return remaining
 
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
-        """Return whether the criterion passes on the readings of this host; if not, keep its verdicts in `remaining`."""
+        """Return whether the criterion passes on the readings of this host.
+
+        If not, its verdicts are kept in `remaining`, unless equal readings failed before: then they are still to be evaluated.
+        """
         view, criterion, names = values.view, step.criterion, step.names or ()
         if step.readings:
             passes = step.readings.count_passes(view, self._positions[view.host.name])

@@ -152,7 +152,10 @@ def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str,
 
 
 def _explain_transport(view: HostView, verdict: Verdict) -> str:
-    """Return why the transport that NCCL chose for this figure's ranks is slow; empty if it is fast."""
+    """Return why the transport that NCCL chose for this figure's ranks is slow.
+
+    Empty if it is fast, or within a host if GPUs of this model have no peer access.
+    """
     within = not Scope.parse(verdict.scope).is_gang
     slow = slow_transport(_transport(view, verdict), within=within)
     if not slow:

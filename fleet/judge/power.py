@@ -42,7 +42,7 @@ Run = tuple[Plan, Mapping[str, Evidence]]
 Figure = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, stage and settings."""
 Part = tuple[str, str]
-"""Host and scope; the host is empty for figures of a gang."""
+"""Host, and scope with the serial of its GPU; the host is empty for figures of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ class ReadingCheck:
     scopes: tuple[str, ...]
     """All scopes with a value, in the order of the reading."""
     absent: Mapping[str, str]
-    """All scopes without a value."""
+    """All scopes without a value -> the reason."""
     judged: tuple[str, ...]
     """The scopes that get a verdict."""
     is_increase: bool

@@ -1,4 +1,5 @@
-"""Check that the snapshots of a record have the same readings, and that constant readings have the same value in all of them.
+"""Check that the snapshots of a record have the same readings, that constant readings do not change, and that time counters can
+be right.
 
 Most readings of two snapshots are the same Python object (`schemas.quick`), so one pass over the record compares few values.
 """
@@ -103,7 +104,7 @@ def _is_in_every_snapshot(name: str) -> bool:
 
 
 def reading_problems(record: Record) -> Iterator[Problem]:
-    """Yield every reading that a snapshot lacks, and every one that changed although it cannot."""
+    """Yield every reading that a snapshot lacks, that changed although it cannot, or that is not the identity in the record."""
     # If a collector failed, its readings are missing. Another verdict reports that and names the collector.
     snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
     full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
@@ -132,7 +133,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the readings whose values differ from the first snapshot, and the snapshots that do not have the same readings."""
+    """Return the readings that may differ from the first snapshot, and the snapshots that do not have the same readings."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -163,7 +164,7 @@ def _has_failed_collector(snapshot: Snapshot) -> bool:
 
 
 def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield the readings that a snapshot lacks, but a full snapshot has.
+    """Yield the readings that a snapshot lacks, but a full snapshot has, and up to three that no full snapshot has.
 
     If the first snapshot lacks a reading, all others are irregular.
     """

@@ -41,8 +41,8 @@ def may_be_transient(name: str) -> bool:
 def refused_readings(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each basic reading that the driver refused in the last snapshot with this reading.
 
-    Readings that a shipped criterion of one part judges get no such verdict. GPUs that do not answer, or that require a recovery
-    action, get none either.
+    Readings that a shipped criterion judges other than by `same_as_fleet` get no such verdict. GPUs that do not answer, or that
+    require a recovery action, get none either.
     """
     refused = {name: absent for name in BASIC if (absent := _last_absent(view, name))}
     if not refused:

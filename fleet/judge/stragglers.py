@@ -112,8 +112,8 @@ def with_straggler_causes(
 ) -> list[Verdict]:
     """Return the verdicts; failures of `straggler.compute` name the rank, the delay of the others, and the cause.
 
-    `known` are the ranks of the whole fleet; by default those of `views`. The action is `none` if a CPU setting of the host
-    explains the delay and no reading of the GPU deviates.
+    `known` are the ranks of the whole fleet; by default those of `views`. The action is `configure` if a CPU setting of the
+    host explains the delay and no reading of the GPU deviates.
     """
     if not any(_is_straggler(verdict) for verdict in verdicts):
         return list(verdicts)

@@ -1,7 +1,7 @@
 """Compare parts that must be alike: each value with the most common value of its group.
 
 A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together). A
-criterion may compare within a rack, or within the host, instead.
+criterion may compare within a rack, within the host, or within a device instead.
 The correct value is not known, so parts in the minority fail. If two values are equally common, the one that the criterion
 prefers counts; without a preference every part fails, and the reason lists the values.
 """
@@ -28,7 +28,7 @@ from schemas.scopes import Scope
 _MAX_LISTED_VALUES = 4
 """Number of values of a group that a verdict lists."""
 MIN_ALIKE = 4
-"""Smallest number of alike parts of one host, or of one device, that are compared with each other."""
+"""Smallest number of alike parts of one host, or of one device, that are compared with each other; for GPUs it is two."""
 MIN_ALIKE_SHARE = 0.75
 """Share of these parts that must agree for the others to fail. At most two of eight, or one of four, can fail."""
 SLOT_READINGS = "pcie."
@@ -261,7 +261,10 @@ def _kind_key(view: HostView, criterion: Criterion) -> KindKey:
 
 
 def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
-    """Yield the observations that the criterion compares. Drives are left out: hosts of one order may have different ones."""
+    """Yield the observations that the criterion compares.
+
+    PCI readings of drives are left out: hosts of one order may have different drives.
+    """
     drives: set[str] = set()
     if criterion.name.startswith(SLOT_READINGS):
         drives = {scope for scope, kind in _last_values(view, PCI_KIND).items() if kind == DRIVE}
@@ -309,7 +312,7 @@ def has_observation(view: HostView, criterion: Criterion) -> bool:
 
 
 def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterator[Verdict]:
-    """Yield every verdict of one criterion on one host; none if no other part is comparable."""
+    """Yield every verdict of one criterion on one host; none on a part without a comparable one."""
     if not criterion.same_as_fleet:
         return
     series = _series(view, criterion)

@@ -16,9 +16,9 @@ from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NOT_WAIVABLE = frozenset({RECORD, "gpu", "host.events"})
-"""Observations whose absence cannot be waived: nothing is known of the host or the GPU."""
+"""Observations whose absence cannot be waived: nothing is known of the host or the GPU, or a playbook failed on the host."""
 STAGE_PREFIX = "stage."
-"""Prefix of the name of a missing stage."""
+"""Prefix of the name of a missing or unfinished stage."""
 
 
 class WaiverMatcher:

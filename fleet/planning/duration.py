@@ -38,7 +38,10 @@ class Estimate:
 
 
 def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
-    """Return the newest run in `runs` with the same profile, a common host and recorded times; None if there is none."""
+    """Return the newest run in `runs` with the same profile, a common host and recorded times.
+
+    None if none of the newest _MAX_RUNS runs has these.
+    """
     hosts = {host.name for host in plan.hosts}
     newest = islice(history(runs, hosts, rehearsal=plan.rehearsal, excluded=excluded), _MAX_RUNS)
     return next((run for run in newest if run.profile == plan.profile and run.cost_s), None)

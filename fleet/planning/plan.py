@@ -125,10 +125,10 @@ def make_plan(
         manifest: the ordered parts, from `read_manifest`.
         choice: the tests selected and skipped for a time budget; None if the whole profile runs.
         waivers: the waivers from `read_waivers`.
-        baseline: reference to the snapshot of the baseline in the run directory, from `snapshot_baseline`.
+        baseline: reference to the snapshot of the baseline in the run directory, from `planned_baseline`.
 
     Raises:
-        UsageError: the inventory lacks what the profile needs; the message names host and variable.
+        UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
     """
     run_variables = _run_wide_variables(hosts)
     planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
@@ -245,7 +245,7 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
 
 
 def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
-    """Return a stage of the profile, with the training settings of the inventory."""
+    """Return a stage of the profile, with the training settings of the inventory, or without training if it excludes that."""
     training = {
         "epochs": variables.get("rackproof_epochs"),
         "batch_size": variables.get("rackproof_batch_size"),

@@ -63,7 +63,7 @@ class _Candidate:
 
     @property
     def risk(self) -> float:
-        """Return the share of measurements with a finding, smoothed by half a finding, × the weeks since the last measurement."""
+        """Return the share of measurements with a finding, smoothed by half a finding, × (1 + weeks since the last one)."""
         return (self.findings + 0.5) / (self.measured + 1) * (1 + self.age_s / WEEK_S)
 
     def reason(self) -> str:
@@ -79,8 +79,8 @@ def select_tests(
 ) -> BudgetSelection:
     """Return the tests of `stages` that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
-    Without history the cheapest come first. At least one test that hosts run alone is always selected. If even the cheapest
-    exceeds the budget, `BudgetSelection.cost_s` is more than `budget_s`.
+    Without history the cheapest come first. If `stages` has tests that hosts run alone, one is always selected. If even
+    the cheapest exceeds the budget, `BudgetSelection.cost_s` is more than `budget_s`.
 
     Args:
         stages: stage -> its benchmarks, in the profile's order.

@@ -115,7 +115,7 @@ def _host_baseline(
 
 
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
-    """Copy the baselines of these hosts into the run directory and return the plan's reference to them.
+    """Copy the baselines of these hosts and of the GPUs in them into the run directory; return the plan's reference to them.
 
     Without a run directory, nothing is copied.
 

@@ -2,7 +2,8 @@
 
 A record is accepted if its checksum matches, its run id and nonce are those of this run, and its host is in the plan. It
 replaces an earlier record only if it extends that record, or if the operator chooses the attempt. A damaged record is rejected.
-A record of another run is written to `quarantine/`.
+A record of another run or of an unplanned host is written to
+`quarantine/`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class CollectionResult:
     """The result of a collection. Records are listed by their path in the run directory."""
 
     added: list[str] = field(default_factory=list)
-    """Records that are new or were extended."""
+    """Records that are new, or that replaced the earlier record."""
     unchanged: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Why records were rejected or quarantined."""
@@ -44,7 +45,7 @@ class RecordCollector:
 
     Args:
         directory, plan: run directory and its plan.
-        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject both.
+        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject the collected ones.
     """
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:

@@ -43,7 +43,7 @@ def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records and logs anywhere on a volume. Links are not followed."""
+    """Return the records in record files and logs anywhere below a directory. Links are not followed."""
     framed: list[FramedRecord] = []
     problems: list[str] = []
     count = 0

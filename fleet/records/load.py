@@ -1,4 +1,7 @@
-"""Read a run directory on the control node: plan, evidence and events. Invalid files are listed and otherwise ignored."""
+"""Read a run directory on the control node: plan, evidence and events.
+
+Invalid records and events are listed and otherwise ignored. A run with an invalid plan is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from schemas.stages import GANG
 PLAN_BYTES = 64_000_000
 JOURNAL_BYTES = 64_000_000
 MAX_CACHED_HOSTS = 16
-"""The evidence of a run with more hosts is not kept in memory."""
+"""The evidence of a run with more hosts is not kept in memory, except if only gang records are read."""
 FETCH_AGAIN = "resume the run, or collect it again"
 """Advice for a missing record that no event explains."""
 
@@ -189,7 +192,7 @@ def _printable_runs(directory: Path) -> list[str]:
 
 
 def refuse_no_run(directory: Path) -> None:
-    """Raise RunError if the directory is missing, or is not a run."""
+    """Raise RunError if the directory is missing or has no readable plan."""
     try:
         documents.read_bytes(RunDirectory(directory).plan, max_bytes=PLAN_BYTES)
     except documents.DocumentError as error:
@@ -249,7 +252,7 @@ def _invalid_reason(plan: Plan) -> str:
 
 
 def _wrong_expectations(plan: Plan) -> str:
-    """Return how the figures that the plan expects differ from those that its stages measure."""
+    """Return how the figures that the plan expects differ from those that its stages measure; empty if they do not."""
     listed = Counter(map(_expected_figure, plan.expected))
     measured = Counter(map(_expected_figure, expectations(plan.stages, rehearsal=plan.rehearsal)))
     for figures, text in (

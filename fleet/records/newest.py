@@ -19,7 +19,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
     """Return `run_dir`, or the newest run in RUNS, which is named on stderr.
 
     Raises:
-        UsageError: there is no run in RUNS.
+        UsageError: `run_dir` is None, and there is no run in RUNS.
     """
     if run_dir is not None:
         return run_dir
@@ -33,7 +33,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return an earlier and a later run: the newest run in RUNS, and the newest one before it of the same hosts.
+    """Return an earlier and a later run: the newest run in RUNS, and the newest one before it of the same hosts and kind.
 
     Both are printed on stderr.
 
@@ -64,5 +64,5 @@ def _read_plan(run: Path) -> Plan | None:
 
 
 def _fleet(plan: Plan) -> tuple[object, ...]:
-    """Return what the plans of two runs have in common if they measure the same hosts in the same way."""
+    """Return what the plans of two runs of the same hosts and kind have in common."""
     return plan.simulated, plan.rehearsal, frozenset(host.name for host in plan.hosts)

@@ -33,10 +33,10 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
         take_over: take the lock from a holder on another machine, whose state cannot be checked from here.
 
     Returns:
-        A note for the operator if the previous holder has exited; else an empty string.
+        A note for the operator if the previous holder has exited or its lock was taken over; else an empty string.
 
     Raises:
-        HeldError: another process holds the lock; the message names it, since when, and what to do.
+        HeldError: another process holds the lock, or the run belongs to another user; the message says what to do.
     """
     directory.mkdir(parents=True, exist_ok=True)
     pid, note = playbook() or os.getpid(), ""
@@ -46,7 +46,8 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
             mine = claim(directory.name, directory.parent, pid, _now())
             if old and old.process != mine.process:
                 _refuse_active_holder(directory, old, take_over)
-                note = f"{old.who()} held the lock of this run since {old.since} and has exited"
+                state = "has exited" if old.is_running() is False else "its lock was taken over"
+                note = f"{old.who()} held the lock of this run since {old.since} and {state}"
             write_line(file, _json(mine))
             # Write our lock before listing the other runs: if two runs start together, at least one of them sees the other.
             mine = claim(directory.name, directory.parent, pid, _now(), _active_runs(directory))
@@ -65,7 +66,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
 
 
 def release(directory: Path, outcome: str) -> None:
-    """Unlock the run and record `outcome` in the journal, unless another running playbook holds the lock."""
+    """Unlock the run and record `outcome` in the journal, unless another playbook that is or may be running holds the lock."""
     with contextlib.suppress(PermissionError):
         if not RunDirectory(directory).lock.exists():
             return
@@ -105,7 +106,7 @@ def _json(lock_claim: Claim) -> dict[str, object]:
 
 
 def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> None:
-    """Raise HeldError unless the holder has exited."""
+    """Raise HeldError unless the holder has exited, or its state is unknown and the lock is to be taken over."""
     lives = owner.is_running()
     if lives is False or (lives is None and take_over):
         return
@@ -167,7 +168,7 @@ def _parent(pid: int) -> int:
 
 
 def remove_partial_files(directory: Path) -> None:
-    """Remove partly written files of a killed process. Call only while holding the lock."""
+    """Remove partly written files and last lines of a killed process. Call only while holding the lock."""
     for path in _run_files(directory):
         if _TEMPORARY.fullmatch(path.name) or (path.suffix == ".whl" and not zipfile.is_zipfile(path)):
             path.unlink(missing_ok=True)

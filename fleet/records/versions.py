@@ -12,7 +12,7 @@ from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 
 _VERSIONS = re.compile(r"[._](version|firmware|model|release|part_number)$")
-"""Observations with these suffixes are listed even if no criterion compares them over the fleet."""
+"""Texts with these suffixes are listed even if no criterion compares them over the fleet."""
 
 
 def versions(
@@ -43,7 +43,7 @@ def versions(
 
 
 def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
-    """Return the criteria that require the same version or setting on all hosts or GPUs."""
+    """Return the criteria that compare a version or setting over all hosts or GPUs, those that accept any value included."""
     return [
         item
         for item in criteria

@@ -25,8 +25,8 @@ DEFAULT_FABRIC_GBPS = 400.0
 """Assumed line rate for each GPU if the inventory has none."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
 """Figure -> seed that shuffles its levels, so that the GPU with the highest throughput does not have the best value here too."""
-_RATES, _DURATIONS = ("throughput", "flops"), ("duration", "save_time", "restore_time")
-"""Last parts of the names of figures that all ranks produce together; their values depend on the number of ranks."""
+_RATES = ("throughput", "flops")
+"""Last parts of the names of rates that all ranks produce together, so that they depend on the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def _derived_values(data: GpuData, expectation: Expectation) -> list[float]:
 def _scaled_spread(
     data: GpuData, spread: Sequence[float], expectation: Expectation, group: SimulatedRanks
 ) -> list[float]:
-    """Return the spread of a figure of all ranks, scaled from the measured number of ranks by assumed weak scaling."""
+    """Return the spread of a figure. That of rates and times of all ranks is scaled from the measured number of ranks."""
     doublings = math.log2(group.ranks / data.measured_ranks)
     kind = expectation.name.rpartition(".")[2]
     factor = 1.0
@@ -176,8 +176,8 @@ def _scaled_spread(
             factor = (2 * SCALING_EFFICIENCY) ** doublings
         elif kind == "step_time":
             factor = SCALING_EFFICIENCY**-doublings
-        elif kind in _DURATIONS and expectation.name != DURATION.name:
-            factor = (2 * SCALING_EFFICIENCY) ** -doublings if expectation.name == "fashion_mnist.duration" else 1.0
+        elif expectation.name == "fashion_mnist.duration":
+            factor = (2 * SCALING_EFFICIENCY) ** -doublings
     return [value * factor for value in spread]
 
 

@@ -85,7 +85,10 @@ def _launch_records(
 def _end_launch(
     plan: Plan, records: dict[str, Doc], launch_plan: LaunchPlan, host: str, gpu: int, effect: Effect
 ) -> dict[str, Doc]:
-    """Change the records of a launch that a rank of `host` ended: no host measured anything, and all report that rank."""
+    """Change the records of a launch that a rank of `host` ended: no host measured anything, and all report that rank.
+
+    Only its own host reports a rank that is unable to take part.
+    """
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
     is_unable = effect.ended_by == "rank_unable"

@@ -133,7 +133,10 @@ def draw_levels(part: random.Random, run: random.Random, count: int) -> bytes:
 
 
 def interpolate(points: Sequence[Sequence[float]], size: int) -> list[float]:
-    """Return the spread of a curve at `size` bytes: a power law between points, proportional to the size above the last one."""
+    """Return the spread of a curve at `size` bytes: a power law between points, proportional to the size above the last one.
+
+    Below the first point, the power law of the first two continues.
+    """
     if len(points) == 1:
         return list(points[0][1:])
     index = next((index for index, point in enumerate(points) if point[0] >= size), len(points) - 1)

@@ -25,7 +25,7 @@ from schemas.stages import BENCHMARK, GANG
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
-"""Which readings a record has: all, or only those that a criterion matches, to keep large fleets small."""
+"""Which readings a record has: all, or only those that a criterion names and a few more, to keep large fleets small."""
 _UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "collector.")
 """Readings that a record always has, although no criterion matches them."""
 NVLINKS = 18
@@ -44,7 +44,7 @@ GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 DURING_GANG = "during the gang launch"
 """Readings as during a launch, except for counters: these have the values after the host's own launch, and do not fall."""
 UPTIME_S = 86_400.0
-"""Uptime of each host when the run begins."""
+"""Uptime of each host when the plan was made."""
 START_S, STAGE_GAP_S = 12.0, 4.0
 """Seconds of a launch before its first benchmark; seconds between two stages."""
 FIRST_LAUNCH_S = 20.0
@@ -276,7 +276,7 @@ def _launch(plan: Plan, stage: str, members: Any, ranks: Any, began: float, ende
 
 @cache
 def judged_names() -> tuple[str, ...]:
-    """Return the names that the criteria of the shipped packs match."""
+    """Return the names and patterns of names in the criteria of the shipped packs."""
     return tuple({criterion.name for pack in read_packs([]) for criterion in pack.criteria})
 
 

@@ -47,7 +47,7 @@ class ProbeConclusion:
     """The result of a finished search."""
 
     suspects: tuple[Suspect, ...]
-    """Bad hosts and links, or the fabric if only large groups fail; empty if all hosts work together."""
+    """Bad hosts and links; the fabric if only large groups fail, or if no two hosts work together; empty if all hosts do."""
     good: tuple[str, ...]
     """Hosts that worked with at least one other host."""
     launches: int
@@ -213,7 +213,10 @@ class _Search:
         return [bool(worked) for worked in outcomes]
 
     def _known_outcome(self, mask: int) -> bool | None:
-        """Return the outcome of a group, or infer it: subsets of a working group work, supersets of a failing one fail."""
+        """Return the outcome of a group, or infer it: subsets of a working group work, supersets of a failing one fail.
+
+        The launch of all hosts is known to fail.
+        """
         if mask in self._worked_by_mask:
             return self._worked_by_mask[mask]
         if mask.bit_count() > WITNESSES and any(mask & failed == failed for failed in self._failing_masks):

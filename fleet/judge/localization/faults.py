@@ -19,7 +19,7 @@ SOURCE = "ours: a host that stops a launch cannot be trained on (docs/localisati
 
 
 def with_last_hosts(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:
-    """Yield each launch (no probes), latest first, with the hosts for which it was the last one."""
+    """Yield each launch (no probes) that was the last one for some hosts, latest first, with these hosts."""
     hosts_of_later: set[str] = set()
     for attempt in reversed([attempt for attempt in attempts if attempt.stage == GANG]):
         if last_hosts := frozenset(attempt.launches) - hosts_of_later:
@@ -29,6 +29,8 @@ def with_last_hosts(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, froz
 
 def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that stopped a launch and took part in no later launch that worked.
+
+    Two hosts that fail only together get one even then.
 
     Args:
         attempts: every launch and probe of one gang.

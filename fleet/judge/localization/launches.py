@@ -56,7 +56,10 @@ class Attempt:
 
     @property
     def worked(self) -> bool:
-        """Return whether the hosts work together: a launch must finish and measure something, a probe must be `complete`."""
+        """Return whether the hosts work together: a launch must finish and measure a joint benchmark, a probe must be `complete`.
+
+        A launch without joint benchmarks must be `complete` too.
+        """
         if self.stage == PROBE or not self.joint_benchmarks:
             return self.complete
         return self.finished and any(
@@ -102,7 +105,8 @@ class Attempt:
         """Return whether the fault is certainly on that host.
 
         It is certain if one of the host's ranks ended, or if the host is in the smaller part of a split gang. It is not certain
-        if the rank ended with an exception that no device explains: a setting or the software of any host may cause that.
+        if the rank ended with an exception that no device explains: a setting or the software of any host may cause that. Nor is
+        it certain if the host started no rank, is unable to take part, or left no record of the launch.
         """
         culprit = self.culprit
         if not culprit or culprit.kind == RAISED or host in self.start_failures or host in self.unable_ranks:
@@ -187,7 +191,10 @@ def is_stuck(attempt: Attempt) -> bool:
 
 
 def hosts_to_exclude(result: ProbeConclusion) -> dict[str, str]:
-    """Return the hosts to exclude so that the rest works: each bad host, and the second host of each bad link."""
+    """Return the hosts to exclude so that the rest works: each bad host, and the second host of each confirmed bad link.
+
+    A link is skipped if one of its hosts is already excluded.
+    """
     hosts = {item.where: item.evidence for item in result.suspects if item.kind == HOST}
     for item in result.suspects:
         if item.kind == LINK and item.confidence > EVEN_ODDS and not hosts.keys() & set(item.hosts):

@@ -64,9 +64,9 @@ class Suspect:
     quantity: str = BANDWIDTH
     """The quantity in which the part is slow."""
     measured: float | None = None
-    """Median of the part's pairs, B/s or s; None if they failed."""
+    """Median of the part's pairs that did not fail, B/s or s; None if there are none."""
     typical: float | None = None
-    """Median of all pairs, B/s or s."""
+    """Median of the other pairs, or of the part's pairs if there are no others, B/s or s."""
     limit: float | None = None
     """Value beyond which a pair is slow, B/s or s."""
 

@@ -152,7 +152,10 @@ def _find_slow_ends(slow_parts: SlowParts, levels: Mapping[End, float], min_limi
 
 
 def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
-    """Find the slow edges between good ends. If most edges of one end are slow, that end is slow instead."""
+    """Find the slow edges between good ends.
+
+    If at least half of the edges of one end are slow, and at least MIN_HOSTS, that end is slow instead.
+    """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)
         for index, share in slow_parts.shares.items()

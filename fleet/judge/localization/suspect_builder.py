@@ -178,7 +178,7 @@ class SuspectBuilder:
         others = (
             f"each host reaches normal speed with at least {partners} others"
             if partners
-            else "one of the hosts was measured with no other host"
+            else "one of the hosts was measured with no other healthy host"
         )
         return self._suspect(
             LINK,
@@ -226,7 +226,7 @@ class SuspectBuilder:
 
 
 def _figures(quantity: str, edges: Sequence[Edge], indexes: Iterable[int], limit: float) -> dict[str, float]:
-    """Return the median of these edges, the median of all other edges and the limit, in B/s or s.
+    """Return the median of these edges, the median of all other edges and the limit, in B/s or s. Failed edges do not count.
 
     In a small fleet the edges of one slow host are most of all edges, so their own values must not set the limit.
     """

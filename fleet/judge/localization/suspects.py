@@ -99,7 +99,10 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
 
 
 def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
-    """Yield the link between two hosts if it is slow or failed: neither the ends nor the link can be singled out."""
+    """Yield the link between two hosts if it is slow or failed, or if their collective is slow.
+
+    Neither the ends nor the link can be singled out.
+    """
     if not pairs:
         return
     a, b = pairs[0].a, pairs[0].b

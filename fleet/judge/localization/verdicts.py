@@ -1,7 +1,8 @@
 """Judge the hosts of each gang (the hosts of one multi-node launch): slow parts, and hosts that stopped a launch.
 
 The pair matrix gives `pairs.bandwidth` and `pairs.latency`. A part that is slow with every partner fails its host. A slow link
-between hosts is inconclusive on both ends, because two paths that a switch routes over one cable look the same.
+between hosts is inconclusive on both ends, because two paths that a switch routes over one cable look the same. A failed link
+fails both ends if they work with other hosts.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ def test_lock_of_an_unknown_holder_needs_take_over(tmp_path: Path) -> None:
     write_claim(tmp_path / "r1", make_claim(1, tmp_path / "r1", machine="another"))
     with pytest.raises(HeldError, match=r"state is unknown.* rackproof_take_over"):
         run_lock.acquire(tmp_path / "r1")
-    assert "held the lock of this run" in run_lock.acquire(tmp_path / "r1", take_over=True)
+    note = run_lock.acquire(tmp_path / "r1", take_over=True)
+    assert "held the lock of this run" in note
+    assert note.endswith("and its lock was taken over")
 
 
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])

@@ -63,7 +63,7 @@ def test_every_field_of_the_schema_is_an_element() -> None:
 
 
 def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test can fail: without the check of units, a reading in another unit is accepted."""
+    """The test can fail: without the checks of units and of changes, a reading in another unit is accepted."""
     run = alterations.simulated_run("one GPU", tmp_path)
     monkeypatch.setattr("fleet.judge.consistency.incredible", lambda snapshot: ())
     monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())

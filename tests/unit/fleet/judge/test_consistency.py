@@ -178,7 +178,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "record that ends a day later": (
         lambda record: replace(record, ended="2026-11-22T04:00:00Z"),
-        "more than an hour after its last snapshot",
+        "more than an hour after its last snapshot and launch",
     ),
     "deadline beyond the plan's": (
         change_launch(deadline_s=1e6),

@@ -619,7 +619,7 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     (verdict,) = judge_criteria(plan, good | {"h1": with_last_metrics(host_evidence(plan, "h1", first), second)})
     assert (verdict.name, verdict.source, verdict.basis, verdict.unit) == (
         "gpu.uuid",
-        "a serial identifies one part",
+        "the identity of a part does not change",
         "policy",
         "1",
     )

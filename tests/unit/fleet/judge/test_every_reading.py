@@ -254,7 +254,7 @@ def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str
 
 
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
-    """Return the scopes that are faulty together: all, or one at a time. Throttle reasons and events are tried one by one."""
+    """Return the scopes that are faulty together: all, or for one part the first scope of each throttle reason or event."""
     if extent != "one part":
         return [list(metric.values)]
     first: dict[str, str] = {}

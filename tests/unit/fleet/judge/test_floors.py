@@ -500,7 +500,7 @@ def _finds_halves(item: Observation, links: int) -> bool:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("model", MODELS)
-def test_half_of_every_rate_fails(model: str, count: int) -> None:
+def test_half_of_every_rate_with_a_high_floor_fails(model: str, count: int) -> None:
     for path, links in _paths(model, count):
         figures = [item for item in scaled(host_rates(model, count, links), 0.5) if _finds_halves(item, links)]
         found = outcomes(model, figures, count=count, path=path)

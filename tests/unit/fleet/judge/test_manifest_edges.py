@@ -80,7 +80,7 @@ def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], ext
         assert item.source == "manifest: order.csv"
 
 
-def test_guid_is_derived_from_a_mac_address() -> None:
+def test_mac_address_matches_the_guid_made_from_it() -> None:
     for serial, verdict in ((MAC, PASS), ("0c:42:a1:65:8b:2f", INCONCLUSIVE)):
         assert judged(ordered_plan(ordered_part(serial)), guid_reading())[0].verdict == verdict
     assert (

@@ -111,7 +111,7 @@ def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> Non
         (slow_collective(name="memory.bandwidth"), "configure"),
     ],
 )
-def test_failed_link_keeps_its_action_despite_a_slow_path(other: Verdict, action: str) -> None:
+def test_slow_path_changes_the_action_unless_a_link_fails(other: Verdict, action: str) -> None:
     assert explain(slow_collective(), path_by("SHM"), others=(other,)).action == action
 
 

@@ -123,7 +123,7 @@ def chosen_criteria(*names: str) -> dict[str, Criterion]:
     return criteria_by_id([next(one for one in packs if one.name == MODEL), *(one for one in packs if one.chosen)])
 
 
-def test_other_packs_never_replace_those_of_the_model(tmp_path: Path) -> None:
+def test_only_the_pack_of_host_comparisons_replaces_criteria_of_the_model(tmp_path: Path) -> None:
     own, hosts = chosen_criteria(), "fleet-relative-hosts"
     for name in shipped_packs():
         including = write_pack(tmp_path / "mine.yml", include=[name])
