@@ -283,7 +283,7 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
     """Yield why criteria of the operator are refused: a reserved id, an id reused without `replaces`, or an unknown `replaces`.
 
-    Shipped criteria that a named pack includes never replace others (`pack_selection`).
+    Shipped criteria that a named pack includes replace others only by their own `replaces` (`pack_selection`).
     """
     shipped, known = set(shipped_packs()), dict[str, list[Criterion]]()
     for pack in packs:

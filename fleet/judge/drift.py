@@ -1,7 +1,8 @@
 """Judge a soak by itself: did it run as long as planned, did any rate fall below its own start, and when?
 
 Each rate of a soak with enough values gives one more observation, such as `drift.stress.throughput`: the lowest level of the rate
-as a share of its first hour (the first tenth of a short soak). Criteria compare it with a value or with the fleet, like any other observation.
+as a share of its first hour (the first tenth of a short soak). Criteria compare it with a value or with the fleet, like any other
+observation.
 """
 
 from __future__ import annotations

@@ -289,8 +289,9 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU that shares its identity with another one, and for each adapter that shares it with one of
-    another host. The failure names the others.
+    """Return a failure for each GPU that shares its identity with another one, and names the others.
+
+    An adapter fails only if an adapter of another host has its identity.
     """
     verdicts = []
     for host, of_host in evidence.items():

@@ -1,5 +1,4 @@
-"""Check that the snapshots of a record have the same readings, that constant readings do not change, and that time counters can
-be right.
+"""Check that the snapshots of a record have the same readings, and that constant readings and counted times can be right.
 
 Most readings of two snapshots are the same Python object (`schemas.quick`), so one pass over the record compares few values.
 """

@@ -16,7 +16,8 @@ from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NOT_WAIVABLE = frozenset({RECORD, "gpu", "host.events"})
-"""Observations whose absence cannot be waived: nothing is known of the host or the GPU, or a playbook failed on the host."""
+"""Observations whose absence cannot be waived: nothing is known of the host or the GPU, or its evidence is
+incomplete."""
 STAGE_PREFIX = "stage."
 """Prefix of the name of a missing or unfinished stage."""
 

@@ -82,7 +82,7 @@ class RecordReader:
         if problems and host.name not in self._events and not self.plan.simulated:
             problems[-1] += f"; {FETCH_AGAIN}"
         problems += self._events.get(host.name, [])
-        problems += [f"the journal was rejected: {problem}" for problem in self._journal_problems]
+        problems += [f"rejected in the journal: {problem}" for problem in self._journal_problems]
         user = self._users.get(host.name, "")
         evidence = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
         # The baseline belongs to the evidence, because the judge reads no files.

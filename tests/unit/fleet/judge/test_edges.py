@@ -246,7 +246,7 @@ def test_criterion_matches_name_scope_stage_and_parameters(over: Any, scope: str
     assert matches(criterion("x.y", **over), observed) is expected
 
 
-def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
+def test_verdict_shows_the_last_bad_reading_or_for_best_of_run_the_first_good_one() -> None:
     plan = one_figure_plan()
     snapshots = [reading(value) for value in (3, 1, 2, 1)]
     record = host_evidence(plan).records[0]
@@ -515,8 +515,8 @@ def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> Non
 def test_noisy_baseline_is_inconclusive() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
-    for noisy, why in ((width_level(16, sigma=0.2), "scatter by"), (width_level(16, unit="B/s"), "is unknown")):
-        rule = {"baseline": VsBaseline(fraction=1.0 if "unknown" in why else 0.9)}
+    for noisy, why in ((width_level(16, sigma=0.2), "scatter by"), (width_level(16, unit="B/s"), "runs that differ")):
+        rule = {"baseline": VsBaseline(fraction=1.0 if "differ" in why else 0.9)}
         ((verdict, value, limit, reason),) = baseline_outcomes(plan, evidence, noisy, **rule)
         assert (verdict, value, limit) == (INCONCLUSIVE, 16, None)
         assert why in reason
@@ -686,7 +686,7 @@ def test_site_criterion_that_matches_nothing_is_reported(over: Any, lines: int) 
     assert shipped == []
 
 
-def test_site_criterion_that_is_never_evaluated_is_reported_unless_it_needs_a_baseline() -> None:
+def test_site_criterion_that_needs_a_baseline_is_not_reported_without_one() -> None:
     plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", value=None, baseline=VsBaseline())
     packs = [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)]

@@ -367,7 +367,7 @@ def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wr
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_fails_one_host(fault: str) -> None:
+def test_change_of_one_host_is_found_on_the_expected_hosts(fault: str) -> None:
     change, expected_hosts = FAULTS[fault]
     assert hosts_with_findings(fleet(**{ODD: change})) == expected_hosts
 

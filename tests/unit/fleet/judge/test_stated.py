@@ -86,7 +86,7 @@ def test_memory_that_healthy_parts_report_passes(model: str) -> None:
 
 
 def ports(*, down: int = 0, rate: float = PORT, count: int = 8, **states: str) -> tuple[Metric, ...]:
-    """Return the readings of eight InfiniBand ports; the first `down` of them have no link."""
+    """Return the readings of `count` InfiniBand ports; the first `down` of them have no link."""
     scopes = [f"hca=mlx5_{index},port=1" for index in range(count)]
     up = scopes[down:]
     return (

@@ -56,7 +56,7 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
     return annotated
 
 
-def test_straggler_and_its_delay_precede_the_cause() -> None:
+def test_straggler_precedes_the_cause() -> None:
     verdict = annotate()
     assert verdict.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NOTHING}"
     assert verdict.reason == f"{verdict.detail}; found 30"
@@ -109,7 +109,9 @@ def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: st
         ({"temperature": 60.0}, {"temperature": None}),
     ],
 )  # fmt: skip
-def test_condition_shared_by_the_peers_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
+def test_condition_that_the_peers_share_or_do_not_report_is_no_cause(
+    peers: dict[str, Any], own: dict[str, Any]
+) -> None:
     assert annotate(peers=peers, **own).detail.endswith(NOTHING)
 
 
@@ -163,7 +165,7 @@ def test_wait_of_the_peers_is_reported(own: float, others: float, expected_text:
     assert verdict.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{expected_text}: ")
 
 
-def test_no_straggler_across_hosts_outside_a_gang() -> None:
+def test_outside_a_gang_only_ranks_of_the_same_host_wait() -> None:
     assert "the others wait" not in annotate(wait=0.0).detail
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     other = measure("wait", 0.004, "gpu=1")

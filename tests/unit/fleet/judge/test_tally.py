@@ -156,7 +156,7 @@ def test_count_never_exceeds_the_number_of_values() -> None:
     assert judged.spread.n == 2
 
 
-def test_parts_are_named_only_if_values_differ() -> None:
+def test_parts_are_named_only_if_values_differ_or_one_fails() -> None:
     for values, named in (
         ((1.0, 1.0), False),
         ((1.0, 2.0), True),
@@ -257,7 +257,7 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_values_are_rounded_from_a_thousand_on(more: int) -> None:
+def test_values_are_rounded_above_a_thousand(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):
@@ -350,7 +350,7 @@ def test_mixed_text_and_numbers_keep_the_plan_order() -> None:
         assert other.judged({}).values == {"a": 1}
 
 
-def test_common_findings_list_their_serials() -> None:
+def test_repeated_passes_list_their_serials() -> None:
     row = new_row()
     row.add_repeated(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
     add_value(row, 1, 8.0)

@@ -845,7 +845,7 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
-def test_probe_that_fails_by_chance_suspects_no_host(size: int, bad: str) -> None:
+def test_probe_that_fails_by_chance_suspects_no_other_host(size: int, bad: str) -> None:
     """The second launch of a group has an outcome of its own, whichever group failed by chance."""
     for chance in range(12):
         result, _ = run_bisection(size, bad, chance=chance)
