@@ -69,7 +69,10 @@ def is_acceptance(plan: Plan) -> bool:
 
 
 def inventory_value(view: HostView, variable: str) -> Value:
-    """Return the value of a variable of the inventory; empty or zero if the inventory does not set it."""
+    """Return the value of a variable of the inventory; empty or zero if the inventory does not set it.
+
+    If the gang uses its fabric (`HostView.uses_fabric`), at least one InfiniBand port is wanted.
+    """
     host = view.host
     if variable == "gpu_count":
         return len(host.devices)

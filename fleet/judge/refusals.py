@@ -1,6 +1,6 @@
 """Report the basic readings of a GPU that its driver refuses, such as `Unknown Error` for the temperature.
 
-Every NVIDIA data-centre GPU has these readings, so a refusal is missing evidence, even if no criterion judges the value.
+A GPU that lacks one of them reports it as unsupported. An error is missing evidence, even if no criterion judges the value.
 A refusal that a later snapshot does not repeat was transient.
 """
 
@@ -34,7 +34,7 @@ _IDENTITY, _RECOVERY = "gpu.uuid", "gpu.recovery_action"
 
 
 def may_be_transient(name: str) -> bool:
-    """Return whether a refused reading needs no verdict if a later snapshot has it, because its value is only momentary."""
+    """Return whether a refused reading needs no verdict if the last snapshot with this reading has its value."""
     return name in BASIC or name in _DERIVED
 
 

@@ -46,7 +46,7 @@ class PastRun:
     findings: Mapping[Key, int] = field(default_factory=dict)
     """Hosts on which a check of the test failed."""
     cost_s: Mapping[Key, float] = field(default_factory=dict)
-    """Seconds that the test took on the slowest host."""
+    """Seconds that the test took on the slowest of a few hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)

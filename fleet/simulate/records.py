@@ -59,9 +59,9 @@ class RecordShape:
 
     devices: int
     partners: int
-    """Number of hosts with which the host is measured in pairs."""
+    """Number of hosts with which the host is measured in pairs; 0 for a host record."""
     members: int
-    """Number of hosts in the launch of its gang; 0: the host is in no gang."""
+    """Number of hosts in the launch of its gang; 0 for a host record."""
     readings: str = ALL
 
 
