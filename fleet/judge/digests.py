@@ -144,6 +144,9 @@ def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
     differing = sum(other.digest != digest for other in siblings)
     if not siblings:
         return "its host has no other GPU to compare with"
+    if len(siblings) == 1:
+        does = "differs from the majority too: suspect the host" if differing else "agrees with the majority"
+        return f"the other GPU of its host {does}"
     if not differing:
         return f"the {len(siblings)} other GPUs of its host agree with the majority"
     return f"{differing} of the {len(siblings)} other GPUs of its host differ from the majority too: suspect the host"

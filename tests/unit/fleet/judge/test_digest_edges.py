@@ -86,8 +86,8 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
 @pytest.mark.parametrize(
     ("other", "expected_text"),
     [
-        (GOOD, "the 1 other GPUs of its host agree with the majority"),
-        (BAD, "1 of the 1 other GPUs of its host differ from the majority too: suspect the host"),
+        (GOOD, "the other GPU of its host agrees with the majority"),
+        (BAD, "the other GPU of its host differs from the majority too: suspect the host"),
     ],
 )
 def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_text: str) -> None:
