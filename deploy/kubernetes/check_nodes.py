@@ -2,7 +2,8 @@
 
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
-Exit codes: 0 the cluster can run all hosts of the plan at the same time, 1 it cannot, 64 wrong usage. Needs only Python.
+Exit codes: 0 the cluster can run all hosts of the plan at the same time if no other pod uses their GPUs, 1 it cannot, 64 wrong usage.
+Needs only Python.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """Return a line for each node, and whether the hosts of the plan fit.
+    """Return a line for each node and a summary, and whether the hosts of the plan fit. If the plan names nodes, others are left out.
 
     Args:
         wanted: host -> number of GPUs.

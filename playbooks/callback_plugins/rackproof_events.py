@@ -1,6 +1,7 @@
 """Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
 
-`events.jsonl` has each failed or unreachable host, with task and message, for the report. Ansible itself does not keep them.
+`events.jsonl` has each failed or unreachable host, with task and message, and the hosts that completed each play, for the report.
+Ansible itself does not keep them.
 `progress.jsonl` has every step of the playbook, for `rackproof watch`. An error in writing it never ends the playbook.
 """
 
@@ -27,7 +28,7 @@ DOCUMENTATION = """
     type: aggregate
     short_description: records the events of a Rackproof run
     description:
-      - Writes failed and unreachable hosts to C(events.jsonl) in the run directory, for the report.
+      - Writes failed, unreachable and completed hosts to C(events.jsonl) in the run directory, for the report.
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
@@ -52,14 +53,14 @@ WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage that the task waits for."""
 LAST_COMMAND = "_rackproof_last_command"
 """Play variable with the command that ends a run: `report` or `scaling`. If a playbook has plays with the tag `run`, this plugin
-makes sure that the command runs."""
+makes sure that the command runs, except in check mode or with `--tags`."""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
 USAGE = 64
 """Exit code if the operator's options select no task."""
 TAGS = ("install", "configure", "run", "report")
-"""The tags of the plays (tests/unit/roles/test_roles.py)."""
+"""The tags of the plays, without `always` (tests/unit/roles/test_roles.py)."""
 LEASED = 75
 """Exit code of the agent if the host is leased to another run."""
 ROOT = Path(__file__).parents[2]
@@ -134,7 +135,7 @@ class ProgressWriter:
 
     @never_raise
     def open(self, directory: Path, heartbeat_s: float, display: Callable[[str], None]) -> None:
-        """Write the events so far, and start the heartbeat."""
+        """Write the events so far, and start the heartbeat unless its interval is 0."""
         self._log.open(directory)
         if heartbeat_s > 0:
             self._heartbeat = HeartbeatThread(directory, heartbeat_s, display)
@@ -146,7 +147,7 @@ class ProgressWriter:
 
     @never_raise
     def close(self) -> None:
-        """Write the last event."""
+        """Write the last event, and stop the heartbeat."""
         self._log.write({"what": "end"})
         self.stop_heartbeat()
         self._log.close()
@@ -269,7 +270,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             sys.exit(USAGE)  # Ansible ends with 0 if no host matches
 
     def _reason_without_tasks(self) -> str:
-        """Return why nothing was done, and the remedy; empty if tasks ran. Tasks with the tag `always` do not count."""
+        """Return why nothing was done, and the remedy; empty if tasks ran. With tag options, the tag `always` does not count."""
         chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
         skipped = list(context.CLIARGS.get("skip_tags") or ())
         given = {"--limit": context.CLIARGS.get("subset"), "--tags": ",".join(chosen), "--skip-tags": ",".join(skipped)}

@@ -1,4 +1,5 @@
-"""Create the agent's virtual environment with this Python. Replace one that is incomplete or has another Python.
+"""Create the agent's virtual environment with this Python. Replace one that is incomplete, has another Python or
+is closed to other users.
 
 Argument: directory of the environment.
 
@@ -17,7 +18,7 @@ MARK = "rackproof-environment"
 
 
 def is_current():
-    """Return whether the environment is complete and was created with this interpreter, in the same minor version."""
+    """Return whether the environment is complete, usable by every user, and of this interpreter in the same minor version."""
     if not (prefix / "bin" / "pip").exists():  # venv creates it last
         return False
     # With umask 027, the user of the exporter's service cannot run the programs in it.

@@ -1,7 +1,7 @@
 """Check that containers have access to the GPUs.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script runs before anything
-is installed, so it needs only Python.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script may run before
+anything is installed, so it needs only Python.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SMOKE = {
 
 
 def run(*command, **options):
-    """Return the output of a program and an error message, of which one is empty."""
+    """Return the output of a program and an error message; the output is empty if there is an error."""
     try:
         timeout = options.get("timeout", 120)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)

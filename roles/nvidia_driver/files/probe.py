@@ -1,7 +1,7 @@
 """Compare the NVIDIA driver with the inventory.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script runs before anything
-is installed, so it needs only Python.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script may run before
+anything is installed, so it needs only Python.
 """
 
 import argparse
@@ -18,7 +18,7 @@ MESSAGE_CHARACTERS = 300
 
 
 def run(*command):
-    """Return the output of a program and an error message, of which one is empty."""
+    """Return the output of a program and an error message; the output is empty if there is an error."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
@@ -64,7 +64,7 @@ def count_nvswitches():
 
 
 def list_programs():
-    """Return process id -> program, for every visible process."""
+    """Return process id -> program, for every visible process with a command line, so not for kernel threads."""
     lines = {pid: read(f"/proc/{pid}/cmdline").split("\0")[0] for pid in os.listdir("/proc") if pid.isdigit()}
     return {pid: os.path.basename(line) for pid, line in lines.items() if line}
 

@@ -197,7 +197,10 @@ def nearest_directory(path):
 
 
 def listening_process(port):
-    """Return the command line of the process that listens on a TCP port; empty if there is none."""
+    """Return process id and command line of the process that listens on a TCP port.
+
+    Return an empty text if there is none, and another text if this user cannot see the process.
+    """
     for _ in range(3):
         inodes = listening_sockets(port)
         if not inodes:

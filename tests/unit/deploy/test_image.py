@@ -109,7 +109,7 @@ def test_unknown_program_is_reported(image: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("mode", "file"), [("sshd", "authorized_keys"), ("mpi", "id_rsa.pub")])
-def test_sshd_does_not_start_without_the_key_of_the_job(mode: str, file: str, image: dict[str, str]) -> None:
+def test_sshd_and_mpi_do_not_start_without_the_key_of_the_job(mode: str, file: str, image: dict[str, str]) -> None:
     done = entry(image, mode, "true")
     assert (done.returncode, done.stdout) == (64, "")
     assert f"id_rsa or {file} cannot be read: mount the job's key there" in done.stderr

@@ -125,13 +125,13 @@ def test_example_inventory_is_valid() -> None:
 
 
 def test_every_ignored_failure_has_a_comment() -> None:
-    """The comment names the later check that handles the failure."""
+    """The comment says which later task handles the failure, or why none is needed."""
     lines = [line for path in (ROOT / "roles").rglob("*.yml") for line in path.read_text().splitlines()]
     assert [line for line in lines if re.search(r"failed_when: false(?! # .{20})", line)] == []
 
 
 @pytest.mark.parametrize("playbook", sorted(path.name for path in (ROOT / "playbooks").glob("*.yml")))
-def test_every_play_has_a_tag_that_operators_can_select(playbook: str) -> None:
+def test_plays_have_only_documented_tags_and_always(playbook: str) -> None:
     plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())
     tags = [tag for play in plays if "hosts" in play for tag in play["tags"]]
     assert set(tags) <= {"install", "configure", "run", "report", "always"}
@@ -301,7 +301,7 @@ def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
 def state_directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run tasks of the role `agent` on three local hosts. Return the parent of their state directories, and the output.
 
-    `marked` and `unmarked` are removed. `shared` is refused by the installation, because it has other files.
+    The agent is removed from `marked` and `unmarked`. The installation refuses `shared`, because it has other files.
     """
     directory = tmp_path_factory.mktemp("agent")
     for name in ("marked", "unmarked"):
