@@ -44,7 +44,7 @@ SMALL_BENCHMARKS = ("memory", "host_copy", "stress")
 
 
 def nonce(run_id: str) -> str:
-    """Return a nonce that differs for each run."""
+    """Return a nonce that differs for run ids that differ in their first 16 characters."""
     return run_id.encode().hex().ljust(32, "0")[:32]
 
 

@@ -1,4 +1,4 @@
-"""Alter one element of the evidence of an accepted run: the altered run is never accepted, and nothing crashes.
+"""Alter one element of the evidence of an accepted run: only allowed changes may be accepted, and nothing may crash.
 
     make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
     .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
@@ -7,8 +7,9 @@ The elements are found by walking a record along its JSON schema, so a new field
 removed, duplicated or swapped with that of another part; a number gets another sign or scale, a unit another name, a
 time another day. `ALLOWED` lists the alterations that may be accepted, each with its reason.
 
-An altered record is judged with the statistics of the other hosts, like a host of a large fleet. If the run is accepted, it is
-judged again from files, as `rackproof report` does. So are a few of the runs that are not accepted.
+An altered record is judged with the statistics of the other hosts, like a host of a large fleet. If the run is accepted, and
+the change is not allowed and has an effect, the run is judged again from files, as `rackproof report` does. So are a few of the
+runs that are not accepted.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def _element(value: Json, schema: Json, place: Place, kind: str, is_entry: bool)
 
 
 def _kind_of_key(key: str) -> str:
-    """Return `gpu` for `gpu=0`, and `each` for a number."""
+    """Return `gpu` for `gpu=0`, `each` for a number, and any other key unchanged."""
     return "each" if key.isdecimal() else Scope.parse(key).kind if "=" in key else key
 
 
@@ -394,7 +395,7 @@ class AcceptedRun:
             raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
 
     def alterations(self, count: int, seed: int) -> Iterator[Alteration]:
-        """Yield alterations: first one for each operation and place in the schema, then others at random."""
+        """Yield alterations of random elements: first one for each operation and place in the schema, then each operation and kind in turn."""
         draw = random.Random(seed)  # noqa: S311 - alterations are repeatable
         kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
         for record, document in self.documents.items():
@@ -458,9 +459,9 @@ class AcceptedRun:
         return merge(run.plan, run.evidence, self._packs, events=run.events, quarantined=run.quarantined).decision
 
     def quick_decision(self, changed: Mapping[str, Json], *, whole: bool = True) -> str:
-        """Return the decision on the hosts of the changed records that launch together, or `invalid`.
+        """Return the decision on the host of the last changed record and the hosts that launch with it, or `invalid`.
 
-        Unless `whole`, no criterion is applied once a contradiction is found.
+        Unless `whole`, no criterion is applied once a contradiction is found in the record of that host.
         """
         evidence = dict(self._run.evidence)
         host = ""

@@ -166,7 +166,7 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the other readings that criteria match, healthy or unsupported. Cached: most tests ask for the same."""
+    """Return the other readings of optional criteria, as unsupported, and NEVER_ABSENT. Cached: most tests ask for the same."""
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
         if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
@@ -269,7 +269,7 @@ def slowed_collective(observation: Observation, *, op: str) -> Observation:
 
 
 def records(of: Plan, host: str) -> tuple[Record, ...]:
-    """Return the host record and the gang record of a healthy host."""
+    """Return the host record of a healthy host and, if it has a gang, its gang record."""
     planned = of.host(host)
     devices = range(len(planned.devices))
     common: dict[str, Any] = {
@@ -314,7 +314,7 @@ def evidence(of: Plan) -> dict[str, Evidence]:
 
 
 def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
-    """Return the evidence with a snapshot that replaces the one of the same stage and phase in the last record."""
+    """Return the evidence with a snapshot added to the last record, in place of those of the same stage and phase."""
     *others, last = evidence.records
     kept = [
         snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)
@@ -326,7 +326,7 @@ def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
 
 
 def with_observations(evidence: Evidence, change: Any, gang: bool = False) -> Evidence:
-    """Return the evidence with `change` (observation -> observation or None) applied to the observations of one record."""
+    """Return the evidence with `change` (observation -> observation or None) applied to the host record, or the gang record."""
     changed = [
         replace(
             record,

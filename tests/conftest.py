@@ -38,7 +38,7 @@ SLOWEST_FILES = (
     *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),
     *("unit/playbooks/test_nothing_done", "unit/fleet/report/test_report", "unit/docs/test_guides"),
 )
-"""Test files that take 10 s or more. They start first, longest first, so that no worker runs one of them alone at the end."""
+"""Test files that take 10 s or more. They start first, so that no worker runs one of them alone at the end."""
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ NOISY_UNITS = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:
-    """Return a plan of `count` hosts named `r00000-h0` …, eight per rack, with one gang per rack."""
+    """Return a plan of `count` hosts named `r00000-h0` …, eight per rack, with one gang per rack or no gangs."""
     names = [f"r{at // HOSTS_PER_RACK:05}-h{at % HOSTS_PER_RACK}" for at in range(count)]
     hosts = {
         name: {

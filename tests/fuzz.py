@@ -102,7 +102,7 @@ def short(record: Record) -> Record:
 
 
 def short_pack() -> Pack:
-    """Return the criteria that match the readings of a short record."""
+    """Return the criteria that match the readings and figures of a short record."""
     names = {metric for metric in builders.HEALTHY if metric.startswith(READINGS)} | {
         "gpu.count",
         "memory.bandwidth",
@@ -508,7 +508,7 @@ class Findings:
             self.examples.append(f"{what}: {text} ({kept})")
 
     def command(self, directory: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b"") -> int:
-        """Run a verb and return its exit code. Count undocumented exit codes and writes outside of `writes`."""
+        """Run a verb and return its exit code. Count exit codes other than 0, 1, 2 and 64, and writes outside of `writes`."""
         outside: list[str] = []
         output = io.StringIO()
         with (

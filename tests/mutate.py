@@ -15,7 +15,6 @@ Not mutated, because no test needs to detect a change:
 - text for people: f-strings, and string constants with a space;
 - `strict=` of zip, which is an assertion about the code itself;
 - `return False` to `return None`, which are both false (`return True` is tried instead).
-There are no other exceptions.
 """
 
 from __future__ import annotations

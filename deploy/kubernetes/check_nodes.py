@@ -2,8 +2,8 @@
 
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
-Exit codes: 0 the cluster can run all hosts of the plan at the same time if no other pod uses their GPUs, 1 it cannot, 64 wrong usage.
-Needs only Python.
+Exit codes: 0 the cluster can run all hosts of the plan at the same time, 1 it cannot, 64 wrong usage. GPUs that other pods use
+count as free. Needs only Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """Return a line for each node and a summary, and whether the hosts of the plan fit. If the plan names nodes, others are left out.
+    """Return a line for each node and a summary, and whether the hosts of the plan fit.
+
+    If the hosts of the plan are nodes of the cluster, there are no lines for other nodes.
 
     Args:
         wanted: host -> number of GPUs.

@@ -217,7 +217,7 @@ class Site:
         return phases
 
     def left_over(self, run_id: str) -> list[str]:
-        """Return temporary files and locks in the directories of the run on the control node and on the hosts."""
+        """Return temporary files and locks in the run directory on the control node, and temporary files and leases on the hosts."""
         paths = [str(path.relative_to(self.runs)) for path in (self.runs / run_id).rglob("*") if path.is_file()]
         leftovers = [path for path in paths if Path(path).name.startswith(".") or path.endswith(("lock.json", ".tmp"))]
         for host in self.lab.hosts:
@@ -304,7 +304,7 @@ def spread(count: int, tasks: int, seed: int) -> list[tuple[int | str, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the kills and print the results. Return 1 if a run differs from the uninterrupted one."""
+    """Make the kills and print the results. Return 1 if a run differs from the uninterrupted one, 2 if that one fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.kill_points", description=__doc__)
     parser.add_argument("kills", nargs="?", type=int, default=200)
     parser.add_argument(

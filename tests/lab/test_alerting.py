@@ -1,4 +1,4 @@
-"""Test alerting with a real exporter, Prometheus and Alertmanager: a fault raises an alert within two scrapes, and resolves it.
+"""Test alerting with a real exporter, Prometheus and Alertmanager: a fault fires its alert within two scrapes; the repair resolves it.
 
 Only the GPUs are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake kernel log at /dev/kmsg.
 """
@@ -210,7 +210,7 @@ FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_fires_its_alert_within_two_scrapes_and_resolves_it(site: Site, fault: str) -> None:
+def test_fault_fires_its_alert_within_two_scrapes_and_its_repair_resolves_it(site: Site, fault: str) -> None:
     inject, heal, labels, summary = FAULTS[fault]
     name = labels["alertname"]
     assert site.firing(name) == []

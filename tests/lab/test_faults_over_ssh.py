@@ -285,7 +285,7 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
 
 
 MAX_REPORT_DELAY_S = 60.0
-"""Much shorter than any deadline. The actual time is printed."""
+"""Shorter than any deadline. The actual time is printed."""
 OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, limit \d+ MB\)"
 
 

@@ -103,7 +103,7 @@ def evidence(lab: Lab, run_id: str) -> dict[str, Evidence]:
 
 
 def measured(lab: Lab, plan: Plan) -> Any:
-    """Return the verdicts, and everything in the records except measured values."""
+    """Return the verdicts of the gang, and the observations without values, the launches and the snapshots of the records."""
     by_host = evidence(lab, plan.run_id)
     gang = {host: item.records[1] for host, item in by_host.items()}
     return {

@@ -275,7 +275,7 @@ def test_fabric_manager_must_run(bench: Bench) -> None:
     assert re.search(r"found: it is not running; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
 
 
-def test_host_without_nvswitch_needs_no_fabric_manager(bench: Bench) -> None:
+def test_fabric_manager_and_persistence_mode_are_not_always_needed(bench: Bench) -> None:
     without = {f"{BIN}/nv-fabricmanager": None}
     assert bench.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
     assert bench.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []

@@ -1,4 +1,4 @@
-"""Test playbooks/schedule.yml on a control node with systemd: the timer waits, starts its service, and is removed completely."""
+"""Test playbooks/schedule.yml on a control node with systemd: the timer is active, its service runs, and both are removed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Create the agent's virtual environment with this Python. Replace one that is incomplete, has another Python or
-is closed to other users.
+"""Create the agent's virtual environment with this Python, unless there is one that can be used.
+
+Replace one that is incomplete, has another Python, or cannot be used by other users.
 
 Argument: directory of the environment.
 
