@@ -395,7 +395,7 @@ class AcceptedRun:
             raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
 
     def alterations(self, count: int, seed: int) -> Iterator[Alteration]:
-        """Yield alterations of random elements: first one for each operation and place in the schema, then each operation and kind in turn."""
+        """Yield alterations of random elements: first each operation and place in the schema, then each operation and kind."""
         draw = random.Random(seed)  # noqa: S311 - alterations are repeatable
         kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
         for record, document in self.documents.items():

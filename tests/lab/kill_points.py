@@ -217,7 +217,7 @@ class Site:
         return phases
 
     def left_over(self, run_id: str) -> list[str]:
-        """Return temporary files and locks in the run directory on the control node, and temporary files and leases on the hosts."""
+        """Return temporary files and locks in the run directory of the control node, and temporary files and leases on hosts."""
         paths = [str(path.relative_to(self.runs)) for path in (self.runs / run_id).rglob("*") if path.is_file()]
         leftovers = [path for path in paths if Path(path).name.startswith(".") or path.endswith(("lock.json", ".tmp"))]
         for host in self.lab.hosts:

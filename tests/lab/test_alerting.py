@@ -1,4 +1,4 @@
-"""Test alerting with a real exporter, Prometheus and Alertmanager: a fault fires its alert within two scrapes; the repair resolves it.
+"""Test alerting with a real exporter, Prometheus and Alertmanager: alerts fire within two scrapes, and resolve.
 
 Only the GPUs are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake kernel log at /dev/kmsg.
 """

@@ -1,4 +1,4 @@
-"""Test a host that is lost during a gang, which is reported and excluded, and slow hosts, which one launch identifies.
+"""Test a host that is lost during a gang: it is reported and excluded. One launch identifies slow hosts.
 
 Real SSH, torchrun and gloo.
 """
@@ -36,8 +36,8 @@ HOSTS = tuple(f"node{number}" for number in range(1, 8))
 STATE = "/var/lib/rackproof/runs"
 PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
 healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
-"""Healthy and slow links are limited: on busy processors the rates of unlimited transfers vary tenfold, those of limited ones little. The
-burst of the slow link is small, because a burst could otherwise contain a whole exchange."""
+"""Healthy and slow links are limited: on busy processors the rates of unlimited transfers vary tenfold, those of limited ones
+little. The burst of the slow link is small, because a burst could otherwise contain a whole exchange."""
 lossy = partial(links.lossy, lost=0.05)
 
 
