@@ -67,7 +67,7 @@ _active: _Bar | None = None
 
 @contextlib.contextmanager
 def progress_bar(stream: TextIO) -> Iterator[None]:
-    """Show `begin` and `advance` on the stream if it is a terminal, and remove the bar at the end."""
+    """Show `begin` and `advance` on the stream if it is a terminal that can draw, and remove the bar at the end."""
     global _active
     if _active or not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
         yield

@@ -38,7 +38,10 @@ _PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format `value` with `digits` significant digits, without an exponent if possible, thousands separated from 10 000 on."""
+    """Format `value` with `digits` significant digits, without an exponent if possible, thousands separated from 10 000 on.
+
+    Digits before the decimal point are never dropped, so an integer keeps all its digits.
+    """
     value = value or 0  # no "-0"
     is_fixed_point = abs(value) >= 10 ** (digits - 1)
     separator = "," if abs(round(value)) >= 10_000 else ""
@@ -106,7 +109,10 @@ def size(value: Value) -> str:
 
 @lru_cache(maxsize=4096, typed=True)  # most verdicts of a fleet compare zero with zero
 def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
-    """Format a value and its limit in the same unit, with enough digits to distinguish them."""
+    """Format a value and its limit, with enough digits to distinguish them.
+
+    They have the same unit, unless one is more than a thousand times the other.
+    """
     like = _larger(value, limit)
     value_text, limit_text = quantity(value, unit, like=like), quantity(limit, unit, like=like)
     if value_text != limit_text or value == limit:
@@ -116,7 +122,7 @@ def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
-    """Return the digits needed so that different values read differently."""
+    """Return the digits needed so that different values read differently, at most 17."""
     distinct = len({(isinstance(value, bool), value) for value in values})
     choices = (4, 6, 9, 12, 17)
     return next(
@@ -125,7 +131,7 @@ def digits_for(values: Collection[Value], unit: str, like: float | None = None) 
 
 
 def _larger(value: Value, limit: Value) -> float | None:
-    """Return the larger of two numbers that fit one unit, or None."""
+    """Return the larger magnitude of two numbers that fit one unit; None if they do not, or if one is not a number."""
     numbers = finite(value), finite(limit)
     if numbers[0] is None or numbers[1] is None:
         return None

@@ -15,7 +15,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeys(LOADER):  # type: ignore[misc,valid-type]
-    """A loader that rejects duplicate keys; SafeLoader silently takes the last one."""
+    """A loader that rejects duplicate keys, of which SafeLoader silently takes the last, and keys that are not text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -38,13 +38,13 @@ def read_yaml(path: Path, schema: str) -> Any:
     """Return the YAML document at `path`, checked against schemas/`schema`.schema.json.
 
     Raises:
-        UsageError: unreadable, not YAML, ambiguous or invalid; the message names the file and the position.
+        UsageError: unreadable, not YAML, ambiguous or invalid; the message names the file and, if it can be read, the position.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error  # `rackproof` adds the remedy from the cause
-    # For a value that does not match its tag (`!!bool x`, `!!int ""`) PyYAML raises any of these.
+    # For a value that does not match its tag (`!!bool x`, `!!int ""`), or a text that is not UTF-8, any of these is raised.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
     try:

@@ -30,7 +30,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add diff to the command."""
     parser = verbs.add_parser(
         "diff",
-        help="compare runs: parts, versions, figures beyond noise; exits 0 no change, 1 a regression or a changed part, "
+        help="compare runs: parts, versions, figures beyond noise; "
+        "exits 0 no regression and no changed part, 1 a regression or a changed part, "
         "2 not comparable, or data of an earlier run is missing",
         description="Compares the last run with the runs before it, or with a directory of baselines. Figures of several "
         "earlier runs are combined, and their spread from run to run is the noise.",
@@ -47,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     parser.add_argument(
-        "--all", action="store_true", help="also show improvements, and changes that no criterion judges"
+        "--all", action="store_true", help="also show improvements, new figures, and changes that no criterion judges"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the changes as JSON")

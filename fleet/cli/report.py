@@ -71,7 +71,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tuple[FleetReport, dict[str, Any]]:
-    """Judge the run, write its report in all formats, and return the report and its JSON document."""
+    """Judge the run, write its report in the selected formats, release its lock, and return the report and its JSON document."""
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     document = to_json(report)
     documents.validate(document, "report", source="generated report")

@@ -59,7 +59,10 @@ def _gpu(kind: str, serial: str, slot: GpuSlot, old: Value, new: Value, text: st
 
 
 def other_parts(host: str, old_parts: Iterable[InstalledPart], new_parts: Iterable[InstalledPart]) -> Iterator[Change]:
-    """Yield the changes of other parts. Parts are identified by serial, because the names of disks and NICs may change."""
+    """Yield the changes of other parts, of the kinds that had a serial before.
+
+    Parts are identified by serial, because the names of disks and NICs may change.
+    """
     before, after = _by_kind(old_parts), _by_kind(new_parts)
     for kind, old in before.items():
         new = after.get(kind)

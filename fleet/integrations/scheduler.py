@@ -33,7 +33,7 @@ BACKOFF_S = (2.0, 10.0, 30.0)
 def drain_or_ask(
     directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str], *, drain: bool, wait_s: float
 ) -> dict[str, str]:
-    """Return host -> why it is in use, after draining the hosts if requested.
+    """Return host -> why it is in use, after draining the hosts if requested. Drained hosts that stay in use are resumed.
 
     Args:
         directory: the run directory.

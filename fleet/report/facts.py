@@ -47,7 +47,7 @@ class FactCollector:
         self._shared: dict[Any, Any] = {}
 
     def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
-        """Return the facts of one host; `verdicts` are those that were not counted as passes."""
+        """Return the facts of one host; `verdicts` are all except those that `remaining` counts."""
         layout = remaining.layout if remaining else None
         if remaining and remaining.layout and remaining.values:
             measured = remaining.layout.measured + measured_figures(remaining.values.with_partners)
@@ -87,5 +87,5 @@ def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, st
 
 
 def is_of_missing_record(verdict: Verdict) -> bool:
-    """Return whether the host left no record that can be judged. A contradictory record is judged."""
+    """Return whether the verdict states that the host left no record to judge. A contradictory record is judged."""
     return verdict.name == RECORD and verdict.kind != VerdictKind.CONTRADICTORY

@@ -43,12 +43,12 @@ _SPACES = re.compile(r"[ \u2000-\u200a\u202f\u205f\u3000]{2,}")
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Return `text` on one line, without control characters or text-direction marks, cut at `limit`."""
+    """Return `text` on one line, without control characters or text-direction marks, cut at `limit` with its length appended."""
     return _cut(_SPACES.sub(" ", _strip_controls(text, keep="")), limit)
 
 
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
-    """Return the end of a log, cleaned like `clean` but with its line breaks."""
+    """Return a log, or its end if it is longer than `limit`, cleaned like `clean` but with its line breaks."""
     cleaned = _strip_controls(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
     return cleaned if len(cleaned) <= limit else f"[{len(cleaned) - limit} characters left out] … {cleaned[-limit:]}"
 
@@ -110,7 +110,7 @@ def margin_of(value: float, operator: str, limit: float) -> float | None:
 
 
 def signed_percent(share: float | None) -> str:
-    """Return a share as a signed percentage: `+9.3 %`, `−12 %`."""
+    """Return a share as a signed percentage: `+9.3 %`, `−12.0 %`, `+250 %`."""
     if share is None or not math.isfinite(share):
         return NONE
     points = share * 100
@@ -120,7 +120,7 @@ def signed_percent(share: float | None) -> str:
 
 
 def margin_text(share: float | None) -> str:
-    """Return a margin (`margin_of`) in words: `+9.3 %`, `−12 %`; far from the limit `38 times the limit`."""
+    """Return a margin (`margin_of`) in words: `+9.3 %`, `−12.0 %`; far from the limit `38 times the limit`."""
     if share is not None and abs(share) > _FAR and math.isfinite(share):  # below 0 an upper limit, above it a lower one
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)
@@ -202,7 +202,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def elapsed(began: str, ended: str) -> str:
-    """Return the duration between two ISO times; empty if either is not a time."""
+    """Return the duration between two ISO times; empty if either is not a time, or the second is not later."""
     first, last = _parse_time(began), _parse_time(ended)
     return duration((last - first).total_seconds()) if first and last and last > first else ""
 

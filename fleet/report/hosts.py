@@ -43,7 +43,7 @@ FULL_HOSTS = 16
 """Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
 MEASURED_HOSTS = 64
 """Largest fleet for which the report has the measurements of accepted hosts. For a larger fleet, it has the measurements of this
-many rejected hosts and of this many incomplete hosts."""
+many hosts that are not accepted, rejected hosts first."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -67,7 +67,7 @@ class RunContext:
 def context_of(
     plan: Plan, packs: Sequence[Pack], events: Mapping[str, Sequence[str]], *, in_full: bool | None = None
 ) -> RunContext:
-    """Return the context of a run; the number of its hosts decides whether they are shown in full."""
+    """Return the context of a run. Unless `in_full` is given, the number of its hosts decides whether every verdict is listed."""
     return RunContext(
         plan=plan,
         packs=packs,
@@ -151,7 +151,7 @@ class HostJudge:
         return self._results
 
     def _report(self, view: HostView, evidence: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
-        """Report on one host, with its measurements unless the report already has those of enough hosts."""
+        """Report on one host. In a large fleet, only some hosts that are not accepted keep their measurements."""
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
         if rest and rest.passes and not any(verdict.blocks_acceptance for verdict in verdicts):
@@ -181,7 +181,8 @@ class HostJudge:
     def _limit_measurements(self, report: HostReport) -> HostReport:
         """Return the report on a host that is not accepted.
 
-        Only the first hosts of the plan keep their measurements, MEASURED_HOSTS for each decision.
+        Only the first hosts of the plan keep their measurements, MEASURED_HOSTS for each decision, because
+        the manifest may still change decisions.
         """
         kept = self._measured[report.decision]
         bisect.insort(kept, (self._context.positions[report.name], report.name))

@@ -1,4 +1,4 @@
-"""Render `junit.xml` for CI: a suite per host, a case per passed check and one per cause.
+"""Render `junit.xml` for CI: a suite per host, with a case per cause and, if the report lists them, one per passed check.
 
 A cause is a case of the first host that has it, with the related checks in its text. A failed cause becomes a `failure`. An
 inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived causes are `skipped`. The
@@ -54,7 +54,7 @@ class JunitCase:
     """One test case."""
 
     class_name: str
-    """Mark, rack and host."""
+    """Mark, `rackproof`, rack and host; for the fleet `fleet` in place of rack and host."""
     name: str
     verdict: str
     """`pass`, `fail`, `inconclusive` or `waived`; anything else is an error."""
@@ -66,7 +66,7 @@ class JunitCase:
 
 
 def render_junit(report: FleetReport) -> Iterator[str]:
-    """Yield the document in pieces, one per host."""
+    """Yield the document in pieces: the suite of the fleet, then one piece per host."""
     explained = {position for cause in report.causes for position in cause.verdicts}
     of_host = by_host([verdict for position, verdict in enumerate(report.verdicts) if position not in explained])
     causes: dict[str, list[Cause]] = {}

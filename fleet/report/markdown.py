@@ -1,7 +1,7 @@
 """Render the report as Markdown, for example for a ticket.
 
-Any text that a host could influence is in a code span, where no dialect of Markdown renders links, mentions or HTML. Characters
-that could end the span or a table cell, or that a renderer could take for a tag, are replaced.
+Any text that a host could influence is code (a span or a block), where no dialect of Markdown renders links, mentions or HTML.
+Characters that could end it or a table cell, or that a renderer could take for a tag, are replaced.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _head(report: FleetReport, grafana_url: str) -> str:
 def _reasons(report: FleetReport) -> str:
     all_reasons = reasons(report.verdicts, report.causes)
     if not all_reasons:
-        return "No check failed and none was inconclusive." if report.verdicts else "No observation was judged."
+        is_judged = report.verdicts or report.left_out  # the report of a large fleet leaves out passes
+        return "No check failed and none was inconclusive." if is_judged else "No observation was judged."
     rows = table(
         ("Verdict", "Cause", "Host", "Part", "Evidence", "Value and limit", "Action", "Source"),
         (_reason(item) for item in all_reasons[:_MAX_REASONS]),

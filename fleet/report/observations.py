@@ -41,7 +41,7 @@ NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
 MISSING = "missing"
 """Status of an expected observation that was not reported. It has its own row."""
 NOT_LISTED = "not listed"
-"""Verdict of an observation that passed, if the report of a large fleet lists only verdicts that do not pass."""
+"""Verdict of an observation that passed or that no criterion judges, if the report lists only verdicts that do not pass."""
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
@@ -89,7 +89,7 @@ def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedF
 
 
 def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hosts: bool = False) -> Iterator[str]:
-    """Yield the file in pieces, one per host of the report.
+    """Yield the file in pieces: the header, then one piece per host of the report.
 
     Args:
         report: names the hosts, in their order, and holds the verdicts.
@@ -188,7 +188,9 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 
 
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
-    """Return the index of the judged observation; the last one if the verdict judges a series over all stages.
+    """Return the index of the judged observation; None if there is none.
+
+    If several match, one with exactly the verdict's parameters is preferred, then the last one.
 
     A verdict has all parameters of its observation, or only those that the plan states.
     """
@@ -214,7 +216,7 @@ def rows_as_csv(shared: SharedFields, rows: Iterable[ObservationRow]) -> str:
 
 
 def values(shared: SharedFields, row: ObservationRow) -> tuple[Value, ...]:
-    """Return a row's values in the order of COLUMNS; None for a missing value."""
+    """Return a row's values in the order of COLUMNS; None or an empty text for a missing value."""
     verdict = row.verdict or _NO_VERDICT
     item = row.observation or verdict
     samples = row.observation.samples if row.observation else None

@@ -1,4 +1,4 @@
-"""Write the page of one host that the report of a large fleet leaves out: `rackproof report RUN_DIR --host NAME`."""
+"""Write the page of one host, which the report of a large fleet may leave out: `rackproof report RUN_DIR --host NAME`."""
 
 from __future__ import annotations
 

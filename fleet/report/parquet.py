@@ -1,4 +1,7 @@
-"""Render `observations.parquet`: the rows of `observations.csv`, with the types of their columns. Needs pyarrow."""
+"""Render `observations.parquet`, with the types of the columns. Needs pyarrow.
+
+It has the rows of `observations.csv` as `--all-observations` writes it: those of every host, in a fleet of any size.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class _Pieces(io.RawIOBase):
 
 
 def render_parquet(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[bytes]:
-    """Yield the file in pieces, one per group of rows. Raise ImportError if pyarrow is not installed."""
+    """Yield the file in pieces, one per group of rows, then the end. Raise ImportError if pyarrow is not installed."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     schema = arrow.schema(

@@ -21,8 +21,8 @@ class VerdictChange:
     """A verdict that changed; `old` is None for a new verdict, `new` for one that is gone."""
 
     kind: str
-    """`verdict`; `waiver`: waived or no longer waived; `limit`: another limit, value, reason, part or action; `new`;
-    `gone`."""
+    """`verdict`; `waiver`: waived, no longer waived, or another waiver; `limit`: another limit, value, reason, part or action;
+    `new`; `gone`."""
     old: Document | None
     new: Document | None
 
@@ -36,7 +36,7 @@ class VerdictChange:
         params = ", ".join(f"{key}={value}" for key, value in about.get("params", {}).items())
         name = f"{about['name']}[{params}]" if params else about["name"]
         serial = f" (serial {about['serial']})" if about.get("serial") else ""
-        was = self.old["verdict"] if self.old else "not judged"
+        was = _state(self.old) if self.old else "not judged"
         now = _state(self.new) if self.new else "not judged"
         change = f"{was} → {now}" if self.kind != "limit" else f"{now}, with another limit or reason"
         return f"{about['host']} {about['scope']}{serial}: {name}: {about['criterion']}: {change}: {about['reason']}"
@@ -94,7 +94,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
     if old["rackproof"] != report.rackproof:
         yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: the version may change verdicts too)"
     if old.get("left_out"):
-        yield f"(the report leaves out {old['left_out']} passed verdicts, which are not compared)"
+        yield f"(the report leaves out {old['left_out']} verdicts, which are not compared)"
     kinds = Counter(change.kind for change in changes)
     same = len(report.verdicts) - sum(count for kind, count in kinds.items() if kind != "gone")
     words = {

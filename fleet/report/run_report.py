@@ -1,7 +1,7 @@
 """Judge a run of any size and return its report.
 
-Each of two passes over the records uses one process per processor. The first gathers the statistics of the fleet, the second
-judges each host with them. The report does not depend on the number of processes.
+Each of two passes over the records of a large fleet uses one process per processor. The first gathers the statistics of the
+fleet, the second judges each host with them. The report does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
     Args:
         run: from `load`.
         packs: every pack that may apply.
-        jobs: number of processes; by default as many as there are processors.
+        jobs: number of processes; by default one for few hosts, else as many as there are processors.
     """
     job = _Job(run=run, context=context_of(run.plan, packs, run.events))
     all_shares = shares(units(run.plan), process_count(len(run.plan.hosts), jobs))

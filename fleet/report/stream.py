@@ -17,7 +17,7 @@ def write_stream(path: Path, pieces: Iterable[str | bytes]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path` that replaces it at the end. A link at `path` is replaced, not followed."""
+    """Yield a temporary file that replaces `path` at the end unless an error occurs. A link is replaced, not followed."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)

@@ -133,7 +133,7 @@ def _names(names: Sequence[str], most: int) -> str:
 
 
 def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
-    """Yield how long the hosts soaked, if the plan has a soak."""
+    """Yield how long the hosts soaked, and the rates without a judged drift, if the plan has a soak."""
     plan, hosts = summary.plan, summary.hosts
     planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
     soaks = [host.soak for host in hosts if host.soak]
@@ -178,7 +178,7 @@ def _incomplete_gang_lines(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterat
 
 
 def _benchmark(item: Verdict | Judged) -> str:
-    """Return the benchmark whose result was judged; empty for a health reading of host or GPU."""
+    """Return the benchmark whose result was judged; empty for anything else, such as a health reading of host or GPU."""
     first = item.name.removeprefix(f"{DRIFT}.").split(".")[0]
     if item.name == DURATION.name:
         first = str(item.params.get("benchmark", ""))

@@ -89,14 +89,14 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
-    """Return the benchmarks whose rates were measured, but not judged."""
+    """Return the benchmarks with measured rates, of which neither a rate nor a ratio of speed was compared with a limit."""
     rates = {name for _, name, unit in fleet_figures(facts) if unit in _RATES}
     with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}
 
 
 def not_judged(facts: Facts, judged: Sequence[Judged]) -> tuple[NotJudged, ...]:
-    """Return every measured figure that no criterion judged."""
+    """Return every measured figure that no criterion judged, and the digests that could not be compared on some parts."""
     rows = {(row.stage, row.name) for row in judged if row.criterion != "plan"}
     measured = {(stage, name) for stage, name, _ in fleet_figures(facts)}
     figures = {

@@ -1,4 +1,4 @@
-"""Divide the hosts of a fleet among worker processes, one for each processor."""
+"""Divide the hosts of a large fleet among worker processes, by default one for each processor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shares(units: Sequence[Unit], count: int) -> list[Share]:
 
 
 def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, shares: Sequence[Share]) -> list[_Result]:
-    """Return `call(context, share)` for each share, with one process per share."""
+    """Return `call(context, share)` for each share; several shares have one process each."""
     global _context  # forked processes inherit it, so it need not be sent to them
     _context = context
     try:

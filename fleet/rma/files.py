@@ -40,7 +40,7 @@ def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def safe_file_name(text: str) -> str:
-    """Return `text` as a file name. A changed text gets a digest, so that two texts never have the same name."""
+    """Return `text` as a file name, with `-` for `=`. If more is changed, a digest keeps different texts apart."""
     cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_NAME_CHARACTERS].lstrip(".-")
     if cleaned == text.replace("=", "-") and cleaned and not _RESERVED.match(cleaned):
         return cleaned

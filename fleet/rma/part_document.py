@@ -213,7 +213,7 @@ def _counters(observations: Iterable[Observation], part_scope: str) -> list[dict
 
 
 def _errors(observations: Iterable[Observation], part: FailedPart) -> list[dict[str, Any]]:
-    """Return the XIDs and SXids of the part in the kernel log; for a host all of them."""
+    """Return the XIDs, SXids and counted events of the part in the kernel log; for a host those of all its parts."""
     errors: dict[tuple[str, str], dict[str, Any]] = {}
     for item in observations:
         is_relevant = part.kind == HOST or is_within(item.scope, part.scope)

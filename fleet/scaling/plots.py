@@ -79,7 +79,7 @@ def _plot(
             row_by_ranks = values.setdefault(row.cell.series, {})
             if (
                 row.cell.ranks not in row_by_ranks or value > row_by_ranks[row.cell.ranks][0]
-            ):  # the best of cells with the same ranks on different numbers of hosts
+            ):  # the highest value of cells with the same ranks on different numbers of hosts
                 row_by_ranks[row.cell.ranks] = value, row
     ranks = sorted({rank for row_by_ranks in values.values() for rank in row_by_ranks})
     axes = LineAxes(

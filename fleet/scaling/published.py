@@ -60,7 +60,7 @@ RUNS: Sequence[PublishedRun] = (
 
 
 def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:
-    """Return the cell with the same epochs and batch on the closest number of hosts and GPUs; None if none was measured.
+    """Return the cell with the same epochs and batch on the closest number of hosts, then of GPUs; None if none was measured.
 
     The cell must have trained on all of Fashion-MNIST. Its CPUs must be limited if, and only if, the published run had too few.
     """

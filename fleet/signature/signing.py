@@ -168,7 +168,7 @@ def verify(
 
 
 def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return each change since signing: `missing`, `not signed` or `changed`, and the path."""
+    """Return each change since signing: `missing`, `not signed` or `changed`, and the path or why it cannot be read."""
     changes = []
     present = set(files(run_dir))
     for path in sorted(listed.keys() | present):

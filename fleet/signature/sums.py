@@ -34,7 +34,7 @@ def hash_files(directory: Path) -> dict[str, str]:
     """Return path within the run -> its SHA-256, sorted; without UNSIGNED_FILES.
 
     Raises:
-        RunError: a file is a link or not regular, is partly written, or has a name with a line break or other control character.
+        RunError: a file is a link or not regular, is partly written, or has a name with a backslash or a control character.
     """
     by_path = {}
     paths = sorted(files(directory))

@@ -39,7 +39,7 @@ class LiveFindings:
     records: int = 0
     expected: int = 0
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Host -> failed criteria, one line each."""
+    """Host -> the causes of its failures, one line each."""
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Host -> stage -> outcome of its last launch."""
     problems: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ SILENT_S = 300.0
 
 
 def changes(old: View | None, new: View) -> list[str]:
-    """Return one line for each failed host, each group of hosts with the same change, each finding and the decision."""
+    """Return a line for each failed host, each group of hosts with the same change, each finding, each note and the decision."""
     lines = [*_run_changes(old, new), *_state_changes(old, new), *_new_findings(old, new), *_end(old, new)]
     return [shorten(f"{clock(new.at)} {line}", LINE_LIMIT) for line in lines]
 

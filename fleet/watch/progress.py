@@ -58,7 +58,7 @@ class RunProgress:
         self.pending: dict[str, float] = {}
         """Host -> when the task began on the host."""
         self.answered: set[str] = set()
-        """Hosts that finished the task."""
+        """Hosts on which the task finished or failed."""
         self.stopped = ""
         """The task on the control node that failed."""
         self._started_hosts: set[str] = set()
@@ -83,7 +83,7 @@ class RunProgress:
             host.left_task = host.left_stage = ""
 
     def _interrupt(self, at: float) -> None:
-        """Mark running stages as unknown, since the playbook was interrupted."""
+        """Mark running stages as unknown, since their playbook no longer runs."""
         for host in self.hosts.values():
             host.waiting_since = 0.0
             for stage, state in list(host.states.items()):

@@ -230,7 +230,7 @@ def _note(host: HostStatus) -> str:
     if host.trouble:
         return host.trouble
     if host.failed:
-        return f"{len(host.failed)} criteria failed" if len(host.failed) > 1 else "1 criterion failed"
+        return f"{len(host.failed)} causes of failure" if len(host.failed) > 1 else "1 cause of failure"
     return host.decision if host.decision not in ("", "accepted") else host.benchmark
 
 

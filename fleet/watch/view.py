@@ -40,7 +40,7 @@ class HostStatus:
     trouble: str
     """Why the host failed or left the run, or why it needs attention."""
     failed: tuple[str, ...]
-    """Failed criteria, one line each."""
+    """The causes of its failures in the records fetched so far, one line each."""
     decision: str
 
 

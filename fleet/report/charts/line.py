@@ -39,7 +39,7 @@ class Curve:
     end: tuple[float, float] | None = None
     """Position of the dot that marks the end of the curve."""
     label: str = ""
-    """Text at the end, for a curve that differs from the others."""
+    """Text at the end, for a curve that fails or is far below the others."""
 
 
 class LineAxes:

@@ -75,7 +75,7 @@ class Bucket(NamedTuple):
 def spark(
     label: str, series: Series, axes: Axes, throttled: Series | None = None, marks: Sequence[Event] = ()
 ) -> Spark:
-    """Return the sparkline of a series."""
+    """Return the sparkline of a series, with the times of throttling and a mark for each event of `marks`."""
     times = [at for at, mean in zip(throttled.at, throttled.mean, strict=True) if mean > 0] if throttled else []
     width = max(1, axes.x(axes.bucket_s))
     segments = [_segment(buckets, axes) for buckets in _contiguous(series)]

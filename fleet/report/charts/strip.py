@@ -66,7 +66,7 @@ class Axis:
 
 
 def place_dots(marks: Iterable[Mark], axis: Axis) -> tuple[Dot, ...]:
-    """Return a dot for each value; dots that would overlap are stacked around the middle."""
+    """Return a dot for each value; dots that would overlap are placed in three rows around the middle."""
     stacked: Counter[int] = Counter()
     dots = []
     for mark in sorted(marks, key=lambda mark: mark.value):
@@ -93,7 +93,8 @@ def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
 def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[tuple[Dot, ...], str]:
     """Return dots and the path of the bars.
 
-    Up to MAX_DOTS values are drawn as dots. With more values, or with `bins`, only failures are dots; bars show the others.
+    Up to MAX_DOTS values are drawn as dots. With more values, only failures are dots, at most MAX_DOTS; bars show the others.
+    With `bins`, the bars show those, which include the failures.
     """
     failing = [mark for mark in marks if mark.state == FAIL][:MAX_DOTS]
     if bins:

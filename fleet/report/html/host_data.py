@@ -50,7 +50,7 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
 
     Within the budget, pages of hosts that are not accepted come first, then the serials for the search, then pages of accepted
-    hosts, then sparklines.
+    hosts unless the report leaves out their verdicts, then sparklines.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
@@ -142,7 +142,7 @@ def _add_pages(
     pages: dict[str, Any],
     budget: int,
 ) -> int:
-    """Add pages until one no longer fits; return the remaining bytes."""
+    """Add pages until one no longer fits; return the remaining bytes, 0 if one did not fit."""
     for number, host in numbered:
         mark = table.mark()
         page = _page(report, host, verdicts[host.name], causes.get(host.name, ()), table)

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from fleet import quantities
 from fleet.report import formatting, grafana
+from fleet.report.hosts import MEASURED_HOSTS
 from fleet.report.html import host_data, launch_traces, pairs, strips
 from fleet.report.links import host_anchors
 from fleet.report.tables import (
@@ -277,6 +278,7 @@ def environment(*directories: Path) -> Environment:
     templates.globals["next_command"] = next_command
     templates.globals["reset_command"] = reset_command
     templates.globals["id"] = id
+    templates.globals["measured_hosts"] = MEASURED_HOSTS
     templates.globals["slot_of"] = _slot
     templates.filters["tone"] = headline.tone
     templates.filters["log"] = escape  # a log is already cleaned, and has several lines

@@ -16,8 +16,8 @@ from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
-"""Upper ends of the color bands, as shares of the gang's median. A rate in the first band means that a link is lost. Rates above
-the last end differ only by noise."""
+"""Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band means that a link is lost. Rates
+above the last end differ only by noise."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
 _MAX_SLOWEST = 8
@@ -45,7 +45,7 @@ class PairMatrix:
     gang: str
     hosts: tuple[str, ...]
     suspicious: bool
-    """Whether a pair is slow or failed."""
+    """Whether a pair has less than 90 % of the median, or could not be measured."""
     rails: int
     pairs: int
     failed: int

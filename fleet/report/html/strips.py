@@ -284,7 +284,7 @@ def _mark(point: Point, unit: str) -> Mark:
 
 
 def _worst(points: Iterable[Point], limits: Sequence[Limit], unit: str) -> tuple[WorstPart, ...]:
-    """Return the worst parts that fail; if none fails, the part closest to the limit."""
+    """Return the worst parts that fail; if none fails, the part closest to the limit, an inconclusive one first."""
     ordered = sorted(
         (point for point in points if point.state != UNJUDGED),
         key=lambda point: (SEVERITY[point.state], _margin(point.value, limits) or 0.0),

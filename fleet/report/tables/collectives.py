@@ -17,7 +17,7 @@ from schemas.reports import FAIL, FleetReport, Verdict
 
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
-"""Maximum number of lines that are drawn one by one; more are drawn as median and range."""
+"""Maximum number of lines that are drawn one by one; more are drawn as median and range, with the failed lines."""
 _LOW, _FEWEST_TO_COMPARE = 0.8, 3
 """A curve is marked if it ends below this share of the median, and there are at least this many curves."""
 _LIMIT_HALF_WIDTH = 34

@@ -87,7 +87,7 @@ def _algorithms(observations: Sequence[Observation]) -> str:
 
 
 def latencies(report: FleetReport) -> list[Table]:
-    """Return tables of small-message latency within and between hosts, launched one by one and in a CUDA graph."""
+    """Return tables of latency within and between hosts, launched one by one and in a CUDA graph, at the sizes of the graphs."""
     groups = list(_by_user(report).values())
     tables = (
         _latency_table("Latency within each host", [items for items in groups if not _is_gang(items[0])]),

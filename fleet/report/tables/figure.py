@@ -48,7 +48,10 @@ class FigureKey(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the settings in words, `host to device, alone`; with the stage if it is not `benchmark`."""
+        """Return the settings in words, `host to device, alone`; with the stage if it is not `benchmark`.
+
+        Without settings, return the name after its first part.
+        """
         text = params_text(self.params) or self.name.partition(".")[2].replace("_", " ")
         return text if self.stage == BENCHMARK else f"{text} ({self.stage})"
 
@@ -83,7 +86,7 @@ class TableCell:
     note: str = ""
     """`±0.1 %, 40`, in smaller letters."""
     css: str = ""
-    """`fail` if a criterion fails the value, `inconclusive` if there is no value."""
+    """`fail` if a criterion fails the value, `inconclusive` if there is no value; in matrices a color class, such as `heat3`."""
 
     @property
     def whole(self) -> str:
@@ -115,7 +118,7 @@ EMPTY = TableCell(text=NONE)
 
 
 def figure_key(item: Observation | Verdict) -> FigureKey:
-    """Return name, stage and the parameters that the catalogue varies for this name."""
+    """Return name, stage and the parameters that the catalogue varies for this name; all parameters of other names."""
     names = _OUTPUT_PARAMS.get(item.name)
     varied = item.params if names is None else (*names, "numa")
     return FigureKey(item.name, item.stage, tuple((name, item.params[name]) for name in varied if name in item.params))

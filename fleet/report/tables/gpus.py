@@ -38,7 +38,7 @@ STRESS = (
 THROTTLED = "stress.throttled_share"
 COUNTERS = ("integrity.wrong_words", "stress.wrong_products", "digest.mismatches")
 IN_OTHER_TABLES = frozenset({*STRESS[1:], THROTTLED, *COUNTERS, "integrity.tested_share"})
-"""Figures of single devices that these tables show, so they have no strip plot."""
+"""Figures of single devices without a strip plot: those that these tables show, and the tested share of memory."""
 _ALL = (*SPEEDS, *STRESS, THROTTLED)
 _MAX_ERRORS = 20
 
@@ -55,7 +55,7 @@ class ErrorCounter:
     readings: int
     devices: int
     errors: tuple[str, ...]
-    """Host, part and value of each reading that is not zero."""
+    """Host, part and value of the readings that are not zero, at most _MAX_ERRORS."""
 
 
 class _Figures:

@@ -77,14 +77,15 @@ def sentence(report: FleetReport) -> str:
     inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.blocks_acceptance for verdict in report.verdicts)
     waived = sum(verdict.waiver is not None for verdict in report.verdicts)
     hosts = _count(len(report.hosts), "host")
-    if not report.verdicts:
+    if not report.verdicts and not report.left_out:
         return "No observation was judged, so there is no result for this fleet."
     if report.decision == REJECTED:
         failing_hosts = len({verdict.host for verdict in failed})
         more = f" {_count(inconclusive, 'more check')} could not be evaluated." if inconclusive else ""
         return f"{_count(len(failed), 'check')} failed on {failing_hosts} of {hosts}.{more}"
     if report.decision == ACCEPTED:
-        passed = _count(sum(verdict.verdict == PASS for verdict in report.verdicts), "check")
+        # The report of a large fleet leaves out passes.
+        passed = _count(sum(verdict.verdict == PASS for verdict in report.verdicts) + report.left_out, "check")
         if waived:
             return f"{passed} passed on {hosts}; {waived} {'was' if waived == 1 else 'were'} waived."
         return (

@@ -112,7 +112,7 @@ def _matrix(host: HostReport, fastest: float, failed: set[str]) -> PeerMatrix:
 
 
 def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: set[str]) -> Iterator[Layer]:
-    """Yield a matrix of each measured figure, colored relative to the fastest pair of the host."""
+    """Yield a matrix of each measured figure; bandwidths are colored relative to the fastest pair of the host."""
     for kind, caption, factor in _LAYERS:
         items = {pair: of_pair[kind] for pair, of_pair in readings.items() if kind in of_pair}
         values = [value for item in items.values() if (value := _value(item)) is not None]

@@ -58,7 +58,7 @@ class Reason:
     lead: Verdict
     """The leading evidence."""
     candidates: tuple[Verdict, ...] = ()
-    """Verdicts with a number that a picture can show: the leading one, then the figure that is farthest beyond its limit."""
+    """Verdicts to draw if they have numbers: first the leading one, then the figure that is farthest beyond its limit."""
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause]) -> list[Reason]:

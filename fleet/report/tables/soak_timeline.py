@@ -30,7 +30,7 @@ COLUMNS = (
 """Figures of each GPU, or of each process of a rehearsal, with their headings."""
 
 Drifts = Mapping[tuple[str, str, str], float]
-"""Host, scope and name with parameters -> lowest level of a rate as a share of its first hour, as judged."""
+"""Host, scope and name with parameters -> lowest level of a rate as a share of its reference (`reference_name`), as judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def _size(series: Series) -> int:
 
 
 def judged_drifts(report: FleetReport) -> Drifts:
-    """Return every judged drift. It is not computed from the sparklines, for which the report keeps less data."""
+    """Return every drift that the report lists. It is not computed from the sparklines, for which the report keeps less data."""
     return {
         (verdict.host, verdict.scope, _figure(verdict.name.removeprefix(f"{DRIFT}."), verdict.params)): value
         for verdict in report.verdicts
@@ -199,7 +199,7 @@ def _figure(name: str, params: Mapping[str, Value]) -> str:
 
 
 def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
-    """Return `−0.4 % at worst against its first hour`; empty if the drift was not judged."""
+    """Return `−0.4 % at worst against its first hour`; empty if the report has no verdict on the drift."""
     share = drifts.get((host, series.scope, _figure(series.name, series.params)))
     if share is None:
         return ""

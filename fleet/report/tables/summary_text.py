@@ -49,7 +49,7 @@ def render_screen(report: FleetReport, *, width: int | None = None, colour: bool
 
 
 def summary_blocks(report: FleetReport, *, without: Collection[str] = ()) -> list[Table | Text]:
-    """Return the blocks under the status: facts, checks, causes. `without`: kinds of lines to leave out."""
+    """Return the blocks under the status: facts, checks, causes, how to act on them. `without`: kinds of lines to leave out."""
     lines = [line for line in report.acceptance.lines if line.kind not in without]
     facts = [line for line in lines if line.kind not in _NOT_FACTS]
     tables = [

@@ -66,7 +66,7 @@ class Times:
     """The time of the fleet."""
 
     total: str
-    """Median over the hosts."""
+    """Sum of the medians over the hosts."""
     rows: tuple[TimeRow, ...] = ()
     bars: tuple[Bar, ...] = ()
 
@@ -90,7 +90,7 @@ def times(report: FleetReport) -> Times:
 
 
 def summary_line(report: FleetReport) -> str:
-    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s …`; empty if no host reported durations."""
+    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`, the longest five with their means; empty without durations."""
     total = times(report).total
     if not total:
         return ""

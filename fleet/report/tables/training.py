@@ -47,7 +47,9 @@ class TrainingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTable:
-    """The rows to show. If there are many hosts, `rows` has one range per network and `folded` the rows of each host."""
+    """The rows to show. If there are many hosts, `rows` has the gangs, a range per network and data set, and hosts with findings;
+    `folded` has the row of each host.
+    """
 
     rows: tuple[TrainingRow, ...] = ()
     folded: tuple[TrainingRow, ...] = ()
@@ -100,7 +102,7 @@ def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observati
 def _ranges(
     trainings: Mapping[TrainingKey, Observations], of_hosts: Mapping[TrainingKey, TrainingRow]
 ) -> list[TrainingRow]:
-    """Return one row per network: the lowest and highest figure of all hosts that trained it."""
+    """Return one row per network and data set: the lowest and highest figure of the hosts that trained it without a problem."""
     groups: dict[tuple[str, str], list[Observations]] = {}
     for key, row in of_hosts.items():
         if not row.problem:

@@ -23,7 +23,7 @@ class VersionValue:
     text: str
     hosts: int
     names: str
-    """`r12-h07, r12-h09 GPU 3`; empty for the version that most hosts have."""
+    """`r12-h07, r12-h09 GPU 3`; empty for the version of more than half of the hosts that reported one."""
 
 
 @dataclass(frozen=True, kw_only=True)

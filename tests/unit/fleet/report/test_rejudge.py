@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.report.rejudge import VerdictChange
 from tests.accepted import call, report_of, run_directory
 
 PACK = """\
@@ -71,6 +72,12 @@ def test_new_criterion_and_changed_limit_are_distinguished(
     assert "PASS, unchanged\n4 new; " in capsys.readouterr().out
     assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
     assert "PASS, unchanged\n4 other limits or reasons; " in capsys.readouterr().out
+
+
+def test_removed_waiver_is_shown() -> None:
+    verdict = {"host": "h1", "scope": "gpu=0", "name": "n", "criterion": "c", "verdict": "fail", "reason": "slow"}
+    change = VerdictChange(kind="waiver", old={**verdict, "waiver": {"who": "alice"}}, new=verdict)
+    assert str(change) == "h1 gpu=0: n: c: fail (waived) → fail: slow"
 
 
 def test_judge_without_a_report_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

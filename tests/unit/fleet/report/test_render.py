@@ -437,6 +437,22 @@ def test_report_without_verdicts_is_not_a_pass() -> None:
     assert "No observation was judged" in render_markdown(report)
 
 
+def test_large_fleet_without_exceptions_is_a_pass() -> None:
+    """The report of a large fleet leaves out passes, so it lists no verdict."""
+    report = accepted(hosts=20)
+    assert (report.decision, report.verdicts) == ("accepted", ())
+    assert headline.sentence(report).endswith(f" and all {report.left_out} checks on 20 hosts passed.")
+    for text in (render_html(report), render_markdown(report)):
+        assert "No check failed and none was inconclusive" in text
+        assert "No observation was judged" not in text
+
+
+@pytest.mark.parametrize(("hosts", "shown"), [(64, False), (65, True)])
+def test_page_says_if_it_leaves_out_figures_of_accepted_hosts(hosts: int, shown: bool) -> None:
+    note = "Because of the size of this fleet, only hosts with findings are included, at most 64."
+    assert (note in render_html(accepted(hosts=hosts, devices=1))) == shown
+
+
 def test_links_resolve_and_ids_are_unique() -> None:
     page = Page(render_html(rejected()))
     ids = page.values("id")
