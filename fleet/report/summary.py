@@ -172,7 +172,7 @@ def _incomplete_gang_lines(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterat
             values = {"total": len(planned), "measured": len(members)}
             yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
         if not groups and any(facts[host].gang_launches for host in planned):
-            text = f"no launch of its {len(planned)} hosts finished"
+            text = f"no launch of its {len(planned)} hosts finished with a result"
             values = {"total": len(planned), "measured": 0}
             yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
 

@@ -67,8 +67,8 @@ def pair_matrices(report: FleetReport) -> list[PairMatrix]:
                 continue
             value = _value(observation)
             of_pair = rates.setdefault((min(host.name, partner), max(host.name, partner)), {})
-            known = [rate for rate in (of_pair.get(rail), value) if rate is not None]
-            of_pair[rail] = min(known) if known and value is not None else None
+            known = of_pair.get(rail, value)
+            of_pair[rail] = None if known is None or value is None else min(known, value)
             neighbours.setdefault(host.name, set()).add(partner)
             neighbours.setdefault(partner, set()).add(host.name)
     order = [host.name for host in report.hosts]

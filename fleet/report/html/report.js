@@ -52,7 +52,7 @@ function gpuSquares(states, step = 10) {
   return svg("svg", { class: "gpus", width: across * step, height: down * step, role: "img", "aria-label": label }, ...shapes.flat());
 }
 
-// The map: tiles for a few hosts, one line per host for some racks, cells for thousands.
+// The map: tiles for a few hosts, one line per host for some racks, cells for more.
 const racks = data.racks.map((name) => ({ name, hosts: [] }));
 rackOf.forEach((rack, number) => racks[rack].hosts.push(number));
 const marks = [];

@@ -1,4 +1,4 @@
-"""Test common mistakes with every verb: the error is one line with the wrong value and the remedy."""
+"""Test common mistakes: the error is one line with the wrong value and the remedy."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ def test_host_verbs_report_a_directory_without_a_plan(call_verb: CallVerb, verb:
         ("revalidate -i nosuch/hosts", 64, "-i nosuch/hosts: no such file or directory: give a path relative to "),
     ],
 )
-def test_missing_file_is_named_with_the_remedy(call_verb: CallVerb, arguments: str, code: int, line: str) -> None:
+def test_wrong_file_or_missing_option_is_named_with_the_remedy(
+    call_verb: CallVerb, arguments: str, code: int, line: str
+) -> None:
     exit_code, output = call_verb(*arguments.split())
     assert exit_code == code
     assert output.startswith(f"rackproof: {line}")
@@ -200,7 +202,7 @@ def test_file_without_a_key_is_reported_as_no_key(call_verb: CallVerb, reported:
 
 @pytest.fixture
 def playbook() -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a running process that stands in for the ansible-playbook of another user."""
+    """Yield a running process that stands in for another ansible-playbook."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()

@@ -100,7 +100,7 @@ def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess
 # --- the complete verb
 
 
-def test_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> None:
+def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None:
     (tmp_path / "tiny.yml").write_text(yaml.safe_dump(TINY))
     options = ["--profile", tmp_path / "tiny.yml", "--run-dir", tmp_path / "here" / "r1", "--host", "me"]
     first = run(tmp_path, *options)
@@ -176,7 +176,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
-    """The driver lists four GPUs, torch is a CPU build, and the run directory cannot be written."""
+    """The driver lists four GPUs, two of which are hidden, torch is a CPU build, and the run directory cannot be written."""
     (tmp_path / "file").touch()
     present = nvml.environment(library, nvml.scenario("healthy-h200x4"))
     done = run(tmp_path, "--gpus", "4", "--run-dir", tmp_path / "file" / "r1", CUDA_VISIBLE_DEVICES="0,1", **present)

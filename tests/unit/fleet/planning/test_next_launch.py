@@ -287,7 +287,7 @@ def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
     assert site.full() == [("h1", "h2", "h3")]
     report = site.report()
     assert decisions(report) == {"h1": "incomplete", "h2": "incomplete", "h3": "rejected"}
-    assert "Gang r1: no launch of its 3 hosts finished" in report.acceptance.summary
+    assert "Gang r1: no launch of its 3 hosts finished with a result" in report.acceptance.summary
 
 
 def with_few_figures(of: Plan) -> Plan:
@@ -436,7 +436,7 @@ def test_launch_without_measurements_does_not_count_as_measured_together() -> No
         site = Site(plan(*names), unable=unable)
         site.run_all()
         (line,) = [line for line in site.report().acceptance.summary if line.startswith("Gang ")]
-        assert line == f"Gang r1: no launch of its {len(names)} hosts finished"
+        assert line == f"Gang r1: no launch of its {len(names)} hosts finished with a result"
 
 
 def test_missing_device_of_renumbered_gpus_is_reported_on_the_host() -> None:

@@ -1106,10 +1106,12 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    lost = replace(hosts[3], measurements=(pair_rate(names[3], names[0], 0, None), *hosts[3].measurements[1:]))
-    [matrix] = pairs.pair_matrices(replace(report, hosts=(*hosts[:3], lost)))
-    assert matrix.failed == 1
-    assert "lost" in dict(matrix.paths)
+    for at, partner in ((0, 1), (3, 0)):  # whether the first or the second host of the pair fails
+        lost = pair_rate(names[at], names[partner], 0, None)
+        host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
+        [matrix] = pairs.pair_matrices(replace(report, hosts=(*hosts[:at], host, *hosts[at + 1 :])))
+        assert matrix.failed == 1
+        assert "lost" in dict(matrix.paths)
 
 
 def test_separate_gangs_have_separate_matrices() -> None:

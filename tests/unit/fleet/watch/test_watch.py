@@ -265,7 +265,7 @@ def test_each_event_is_returned_once_when_its_line_is_complete(tmp_path: Path) -
 # --- findings and the decision
 
 
-def test_failed_criteria_are_shown_once_the_record_arrives(run: Run) -> None:
+def test_causes_of_failures_are_shown_once_the_record_arrives(run: Run) -> None:
     run.start_benchmarks()
     broken = builders.snapshot(range(2), gpu__pcie__width={"gpu=0": 8, "gpu=1": 16})
     run.record("h1")
