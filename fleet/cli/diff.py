@@ -32,7 +32,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "diff",
         help="compare runs: parts, versions, figures beyond noise; "
         "exits 0 no regression and no changed part, 1 a regression or a changed part, "
-        "2 not comparable, or data of an earlier run is missing",
+        "2 not comparable, or an earlier figure is missing or unclear",
         description="Compares the last run with the runs before it, or with a directory of baselines. Figures of several "
         "earlier runs are combined, and their spread from run to run is the noise.",
         epilog="examples: rackproof diff; rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after "

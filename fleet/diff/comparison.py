@@ -50,7 +50,7 @@ class Comparison:
 
     def __init__(self) -> None:
         self.compared = 0
-        """Number of figures that both sides have; 0: nothing was compared."""
+        """Number of figures that both sides have; 0: no figure was compared."""
         self.figures = 0
         """Number of figures of the new side."""
         self.hosts = 0

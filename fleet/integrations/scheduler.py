@@ -87,7 +87,7 @@ def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str,
 
 
 def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, str], notes: dict[str, str]) -> None:
-    """Add a failure if another active run drained the host, or a note if a finished run drained it and never resumed it.
+    """Add a failure if another run that may be active drained the host, or a note if a finished run never resumed it.
 
     A node that an administrator drained is measured.
     """

@@ -65,8 +65,8 @@ def _row(change: Change) -> tuple[str, ...]:
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
     """Return a table of the changes for a terminal, and the numbers of those that it leaves out.
 
-    Regressions, changed parts and missing results come first. A row is for the changes of one kind to a part; parts with equal
-    changes share it. Unless `everything` is true, changes of MINOR_KINDS are only counted.
+    Regressions, changed parts, and what is unclear or missing come first. A row is for the changes of one kind to a part; parts
+    with equal changes share it. Unless `everything` is true, changes of MINOR_KINDS are only counted.
     """
     major = [change for change in changes if change.counts or change.is_unreported]
     others = [change for change in changes if not change.counts and not change.is_unreported]

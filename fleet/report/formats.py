@@ -1,6 +1,6 @@
 """Write the files of a report other than `report.json`.
 
-FORMATS is the only list of them. `sign` and `verify` render each file again and compare it.
+FORMATS is the only list of them. `sign` and `verify` render each written file again, if they can, and compare it.
 """
 
 from __future__ import annotations
