@@ -17,7 +17,7 @@ from fleet.signature import signing
 MOST_LINES = 20
 RESULTS = {
     signing.VALID: "the signature is valid",
-    signing.CHANGED: "the signature is NOT VALID",
+    signing.CHANGED: "the signed run is NOT VALID",
     signing.UNCONFIRMED: "the signature is valid, but judging again could not confirm the report",
 }
 
