@@ -78,7 +78,8 @@ class ClockCollector:
     def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:
         """Return whether the clock is synchronized, judged by its maximum error, as systemd does.
 
-        The flag STA_UNSYNC is not reliable: chrony leaves it set if chrony does not set the RTC.
+        In a virtual machine that is not synchronized, the host may set the clock, so the reading is `unsupported`. The flag
+        STA_UNSYNC is not reliable: chrony leaves it set if chrony does not set the RTC.
         """
         if isinstance(state, Absent):
             return state

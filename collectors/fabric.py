@@ -89,7 +89,7 @@ class FabricCollector:
             return False
 
     def _is_running(self, program: str) -> bool | Absent:
-        """Return whether a process of that name runs; an error if this process cannot see those of other users."""
+        """Return whether a process of that name runs; an error if none is found and some processes are not visible."""
         try:
             pids = [name for name in self._files.names("proc") if name.isdigit()]
         except OSError as error:

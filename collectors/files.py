@@ -66,8 +66,9 @@ class Files:
     ) -> T | Absent:
         """Return the result of `parse` for the content of a file.
 
-        A file for which `parse` raises MissingError is `unsupported`. Without `missing` and `refused`, a missing file and a
-        device without the feature are `unsupported` too. Every other failure is an `error`.
+        A file for which `parse` raises MissingError is `unsupported`. So is a missing file, except that without `missing` it is
+        an `error` if its file system is not mounted, and a refusal for which `refused` gives the reason. Without both, a device
+        without the feature (EOPNOTSUPP, ENODEV, ENXIO) is `unsupported` too. Every other failure is an `error`.
 
         Args:
             parse: may raise ValueError or LookupError.

@@ -25,7 +25,7 @@ STORE_ERRORS = (RuntimeError, ValueError)
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """Run the benchmarks of single devices first, then those of all ranks, so that a lost GPU costs only its own figures.
+    """Run the benchmarks of single devices first, then those of all ranks, which a lost GPU prevents.
 
     Args:
         broken: why this rank's device cannot be used; empty if it can.
@@ -59,7 +59,7 @@ def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: 
 
 
 def run_benchmark(context: Context, name: str, chosen: Mapping[str, Any]) -> str:
-    """Run one benchmark; return the error that ended it, or an empty string."""
+    """Run one benchmark; return the error that ended it. Return an empty string if it finished, or if it cannot be measured."""
     context.begin(name)
     log(f"{name} …")
     began, problem = time.monotonic(), ""
@@ -137,7 +137,7 @@ def _unready_ranks(context: Context) -> str:
 
 
 def _report_missing(context: Context, name: str, chosen: Mapping[str, Any], status: str, reason: str) -> None:
-    """Report the reason for every output of the benchmark that this rank has not reported."""
+    """Report the reason for every output of the benchmark that this rank should report and has not."""
     for expected in expand(context.stage, name, chosen, context.kind):
         output = next((output for output in BENCHMARKS[name].outputs if output.makes(expected.name)), DURATION)
         for scope in [] if output.sampled or output is DURATION else _scopes(context, expected.scope, chosen):

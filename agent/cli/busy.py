@@ -1,6 +1,7 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured. Its record then states why, as the reason of every planned observation.
+A host in use is inspected but not measured. Its record then states why, as the reason of every planned observation of the
+stages that have none yet.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "busy",
         help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
         epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
-        "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU that cannot be checked counts "
-        "as in use.",
+        "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU that cannot list its "
+        "processes counts as in use.",
     )
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
@@ -68,7 +69,7 @@ def _busy(options: argparse.Namespace) -> int:
 
 
 def _gpu_users(run: HostRun) -> list[str]:
-    """Return the processes on the planned GPUs. Conflicts such as MIG mode are left out: the benchmarks report them."""
+    """Return the processes on the planned GPUs, and the GPUs that cannot list theirs; MIG mode is left to the benchmarks."""
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
     other_conflicts = gpu_conflicts(run.host.devices, share=True)
@@ -76,7 +77,7 @@ def _gpu_users(run: HostRun) -> list[str]:
 
 
 def record_skipped(run: HostRun, reason: str) -> None:
-    """Record a snapshot, which does not disturb the host, and `reason` for the planned observations of stages not yet run."""
+    """Record `reason` for the planned observations of stages without any, and the first snapshot, which disturbs nothing."""
     record = run.record()
     measured = {observation.stage for observation in record.observations}
     if run.host.gang:

@@ -40,7 +40,7 @@ class Diagnosis:
     findings: tuple[Verdict, ...]
     """Failed checks, the most severe action first."""
     not_reported: tuple[Verdict, ...]
-    """Checks that could not be evaluated: a reading is missing, or a link is idle."""
+    """Checks that could not be evaluated: a reading is missing, a link is idle, or the expected number of GPUs is unknown."""
     passed: int
 
     @property
@@ -58,7 +58,7 @@ def examine(
     wait_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Diagnosis:
-    """Take two snapshots; return the verdicts on their readings and on the changes between them.
+    """Take two snapshots; return the diagnosis of their readings and of the changes between them.
 
     Args:
         gpu_count: expected number of GPUs; None: as many as the PCI bus or the driver lists.

@@ -154,7 +154,7 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """Return the number of missing readings of each GPU and of the host, because a series that ends is easily overlooked."""
+    """Return how many readings of each GPU, and of all other parts, are missing: a series that ends is easily overlooked."""
     missing = Counter(
         (labels.get("gpu", ""), value.status)
         for family in families

@@ -55,7 +55,7 @@ COLLECTORS = (
     MetricSpec(name="rackproof_collector_stuck_seconds", labels=("collector",),
         help="Time since the collector exceeded its deadline in a call that has not returned; 0: no such call"),
     MetricSpec(name="rackproof_readings_absent", labels=("gpu", "status"),
-        help="Readings that are missing, by GPU (empty: the host) and status: error or unsupported"),
+        help="Readings that are missing, by GPU (empty: all other parts) and status: error or unsupported"),
 )  # fmt: skip
 
 RUN = (
@@ -69,7 +69,7 @@ RUN = (
         help="1 for the current state of the stage, 0 for the others: planned, running, finished, failed, deadline, or silent "
         "(running, but not updated for 30 s)"),
     MetricSpec(name="rackproof_stage_progress_ratio", labels=("stage",),
-        help="Share of the stage's expected observations that the ranks have made"),
+        help="Share of the stage's expected observations that the ranks have made; of a soak: share of its time"),
     MetricSpec(name="rackproof_stage_started_timestamp_seconds", labels=("stage",), help="When the stage last started"),
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),

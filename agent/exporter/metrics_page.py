@@ -60,9 +60,10 @@ Row = tuple[str, str, str, str]
 RUN_TEXT = """From `runs/live.json` in the state directory (`--state`), which the process that runs a stage writes every 2 s.
 Without a run on this host there are no such series. Labels in parentheses are missing from some series."""
 BENCHMARK_TEXT = """The latest figures of the ranks of this host, while their stage runs and for 5 minutes after its end.
-Figures that all ranks have in common have no device label."""
+Wrong results and unmeasured observations are exported for as long as the run itself. Figures that all ranks have in common have
+no device label."""
 SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never). The window is the last 30 s (`--window`), so a
-scrape every 15 s misses nothing. The histograms and counters increase from the start of the exporter, so they lose nothing at
+scrape every 15 s misses nothing. The histograms and counters increase from the first scrape on, so they lose nothing at
 any scrape interval. Buckets of both histograms: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the
 sampling: stop the exporter before you reset a GPU or unload the driver.
 

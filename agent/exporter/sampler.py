@@ -65,7 +65,7 @@ class GpuHistory:
         self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
 
     def set_limits(self, at: float, limits: GpuLimits | Absent) -> None:
-        """Set identity and limits. If the index now belongs to another GPU, clear the history."""
+        """Set identity and limits. If the index now belongs to another GPU, clear window, histograms and throttled times."""
         self.limits_read_at = at
         if isinstance(limits, Absent):
             return
@@ -236,7 +236,7 @@ class GpuSampler:
                 self._gpus[index] = GpuHistory(index, self._window_s)
 
     def _check_loop(self) -> None:
-        """Replace the sampling thread if the GPUs that can be sampled have changed."""
+        """Replace the sampling thread if it has ended or the GPUs that can be sampled have changed."""
         wanted, loop = self._answering_gpus(), self._loop
         if loop and loop.is_alive() and loop.gpus.keys() == wanted.keys():
             return

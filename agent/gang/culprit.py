@@ -20,7 +20,8 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""After two missed messages a sender may be silent. Until it is known to be alive or silent, no culprit is named."""
+"""A sender without a message for this long may be silent. Until that is certain, a late status delays every verdict, and a late
+heartbeat the verdict on a rank that ended."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as well. After this time all have reported their end, so the first one is known."""
 START_S = 60.0
@@ -92,9 +93,10 @@ class _Report:
 def find_culprit(gang: GangSnapshot) -> Culprit | None:
     """Return the host or rank that blocks the gang; None while it is not certain.
 
-    A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that ended, a silent
-    rank, and last a rank that the others waited for until their time-out. Before that time-out a slow rank is no culprit, because
-    compilation takes long. If a host has ended its own ranks, ranks on other hosts fail as a result, so no culprit is named.
+    A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that failed, a silent
+    rank, one that did not start, and last a rank that the others waited for until their time-out. Before that time-out a slow
+    rank is no culprit, because compilation takes long. If a host has ended its own ranks, ranks on other hosts fail as a result,
+    so no culprit is named.
     """
     if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
         return None
@@ -157,7 +159,7 @@ def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
 
 
 def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the first rank that ended on its own or by a signal from outside the gang."""
+    """Return the rank that failed first, on its own or by a signal from outside the gang."""
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None  # a silent rank may be the cause of the end
     ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
@@ -167,7 +169,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
     if not ended or oldest_s < SETTLE_S:
         return None
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
-    # Among ranks that ended together, one with a fatal signal is the cause of the others' ends.
+    # Among ranks that ended together, one with a fatal signal or an unknown exit code is the cause of the others' ends.
     fatal = [
         report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
@@ -223,7 +225,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def _has_timed_out(rank: RankState, timeout_s: float) -> bool:
-    """Return whether a rank ended because it waited too long for others: its own time-out, or an abort by NCCL's watchdog."""
+    """Return whether a rank waited too long for others: it reported a time-out, or NCCL's watchdog aborted it."""
     waited_s = rank.waiting_s or rank.progress_s
     return rank.failure == "timeout" or (rank.exit_code == -signal.SIGABRT and waited_s >= 0.8 * timeout_s)
 
@@ -233,13 +235,13 @@ def _is_starting(rank: RankState) -> bool:
 
 
 def _can_be_silent(rank: RankState) -> bool:
-    """Return whether missing heartbeats indicate a fault: the rank has started, still runs, and is not busy."""
+    """Return whether missing heartbeats indicate a fault: the rank runs, is not busy, and is past its start or stopped."""
     is_running = rank.ended_s is None and rank.alive_s is not None
     return is_running and not rank.busy and (rank.stopped or not _is_starting(rank))
 
 
 def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
-    """Return the rank whose heartbeats stopped first."""
+    """Return the rank whose heartbeats stopped first; if none is silent, a rank that did not start in time."""
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
     if not silent:
@@ -254,7 +256,7 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
-    """Return the first rank that did not start in time."""
+    """Return a rank that did not start in time."""
     others_started = any((report.rank.alive_s or 0.0) > START_S for report in running)
     for report in running:
         rank = report.rank
@@ -289,7 +291,10 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
 
 
 def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
-    """Return the running rank that has started the fewest collective operations, if fewer than the ranks that timed out."""
+    """Return the running rank that has started the fewest collective operations, if fewer than the ranks that timed out.
+
+    A rank that waits in an operation is left out. If only one rank runs, return it even if it has started as many.
+    """
     reached = min(report.rank.sequence for report in timed_out)
     running = [report for report in others if report.rank.ended_s is None]
     behind = [report for report in running if report.rank.waiting_s is None and report.rank.sequence < reached]

@@ -2,7 +2,7 @@
 
 Heartbeats are datagrams, independent of the process group. They are not files, because a full or slow disk must not make a
 rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat means that the process is stopped, has
-ended, or gets no CPU time.
+ended, gets no CPU time, or computes without releasing the GIL.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RankHeartbeat:
         """Record the exception that ends this rank, if a device cannot be its cause.
 
         Before the ranks have joined this is any exception, for example for a network interface that does not exist. After that it
-        is only an error of the operating system, such as a full disk, and not EIO, which a broken disk causes.
+        is only a failed import or an error of the operating system, such as a full disk, and not EIO, which a broken disk causes.
         """
         is_software = isinstance(error, OSError | ImportError) and getattr(error, "errno", None) != errno.EIO
         if not self._exception and (is_software or not self.joined):

@@ -17,7 +17,7 @@ from agent.gang.rank_state import RankState
 
 MAX_BYTES = 4096
 BUSY_SHARE = 0.05
-"""Share of one CPU at which a process counts as busy."""
+"""Share of one CPU above which a process counts as busy."""
 
 
 class HeartbeatReceiver:

@@ -28,7 +28,8 @@ from schemas.records import Culprit
 PAUSE_S = 2.0
 """A supervisor that did not run for this long was suspended, and missed the messages of that time."""
 JUDGE_INTERVAL_S = 0.2
-"""Minimum time between two searches for a culprit: the first host of a large gang gets hundreds of statuses per second."""
+"""Minimum time between two searches for a culprit without news from this host's ranks: the first host of a large gang gets
+hundreds of statuses per second."""
 EXIT_ANNOUNCEMENT_S = 3.0
 OWN_FAILURE_S = 300.0
 """A launcher that fails within this time did not time out in its wait for other hosts, which is longer (rendezvous.TIMEOUT)."""
@@ -108,8 +109,8 @@ class GangMonitor:
     def _states(self) -> tuple[RankState, ...]:
         """Return the ranks' states. If the kernel or the launcher ended a rank, its state has the reason.
 
-        If the launcher exited by itself, no rank of another host is the cause: those ranks only lost a peer. So the state names
-        the launcher.
+        If the launcher exited by itself and no rank here failed before, no rank of another host is the cause: those ranks only
+        lost a peer. So the state names the launcher.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():
@@ -123,7 +124,7 @@ class GangMonitor:
         return tuple(self._with_kill_reason(state) for state in states)
 
     def has_started(self) -> bool:
-        """Return whether any rank of this host has sent a message."""
+        """Return whether any rank of this host has sent a heartbeat or has ended."""
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
@@ -194,7 +195,7 @@ class GangMonitor:
             self._channel.aborted = True
 
     def announce_exit(self) -> None:
-        """Report the end of this host's launch to the other hosts, and close the channel when they have received it."""
+        """Report the end of this host's launch to the other hosts. Close the channel when they have it, or time is up."""
         if self._channel:
             self._channel.finished = True
             self._channel.publish_status(self._states(), at_once=True)

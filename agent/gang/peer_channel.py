@@ -2,7 +2,7 @@
 
 The first two members are watchers, which listen on their fabric addresses. Every member sends the state of its ranks to both
 watchers, and both answer. The first watcher decides which host or rank is at fault. If it is silent, the second one decides,
-so that the loss of either watcher is detected too.
+and if both are, each host decides for itself. So the loss of a watcher is detected too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PeerChannel:
     """The connections of one supervisor to its peers. Only `poll` waits.
 
     Raises:
-        GangError: this host must listen, and the address or the port is not available.
+        GangError: this host must listen, and the address or the port is not available, or a member's name cannot be resolved.
     """
 
     def __init__(self, gang: Gang) -> None:
@@ -111,7 +111,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides about the culprit, because every watcher before it is silent or finished."""
+        """Return whether this host decides about the culprit, because each watcher before it has finished or is not heard."""
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
         return not any(

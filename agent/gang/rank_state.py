@@ -22,7 +22,7 @@ class RankState:
     grouped: bool = False
     """Whether the ranks depend on one another in this phase."""
     waiting_s: float | None = None
-    """Time inside the current collective operation."""
+    """Time inside the current collective operation; None outside one."""
     progress_s: float = 0.0
     """Time since the last progress."""
     alive_s: float | None = None
@@ -32,7 +32,7 @@ class RankState:
     stopped: bool = False
     """The process is stopped, as by SIGSTOP."""
     busy: bool = False
-    """The process sends no heartbeats but uses a CPU (another thread holds the GIL), so it does not count as silent."""
+    """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device; it is not silent."""
     failure: str = ""
     """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
     failure_age_s: float | None = None

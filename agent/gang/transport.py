@@ -157,7 +157,7 @@ def listen(
     """Return a listening socket. If `allowed` is given, only those addresses and the socket's own can connect.
 
     Raises:
-        GangError: the address or the port is not available.
+        GangError: the address or the port is not available, or the kernel refuses the restriction.
     """
     try:
         family, target = resolve(address, port)
@@ -198,7 +198,10 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def own_address(gang: Gang) -> str:
-    """Return this host's planned address. If that is not local, or is a loopback address, return the one that reaches a peer."""
+    """Return this host's planned address. If it is not local, or a loopback address, return the one that reaches a peer.
+
+    If all planned addresses are loopback addresses, the hosts are on one machine, and the planned address is returned.
+    """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):
         family, target = resolve(planned, 0)
@@ -219,7 +222,8 @@ def check_addresses(gang: Gang) -> None:
     """Check how this host resolves the addresses of the hosts that it connects to.
 
     Raises:
-        GangError: one is a loopback address. This host would then connect to itself, and the others would report it as lost.
+        GangError: one is a loopback address, and this host's own is not. This host would then connect to itself, and the others
+            would report it as lost.
     """
     for host in gang.watchers:
         address, own = gang.addresses[host], gang.addresses[gang.me]

@@ -4,7 +4,7 @@
                                       a rank: torchrun, which has imported torch, forks the guard, and the guard forks the rank
     python -m agent.launch.guard --supervisor 4711 torchrun …     a launcher: killed when its supervisor, process 4711, ends
 
-The guard is needed because a launcher does not report why a rank ended, ends the other ranks as soon as one has ended, and
+The guard is needed because a launcher does not report why a rank ended, ends the other ranks as soon as one has failed, and
 leaves its ranks running if it is killed.
 """
 
@@ -138,7 +138,7 @@ def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
 
 
 def _kill(child: int, *, whole_group_only: bool = False) -> None:
-    """Kill the rank and its process group."""
+    """Kill the process group of the rank, and unless `whole_group_only` the rank itself, which may not lead a group yet."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if not whole_group_only:

@@ -105,7 +105,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def publish_results(options: argparse.Namespace, run: HostRun) -> None:
-    """Copy the plan and the records of this host to `--results`, if it is given."""
+    """Copy the records of this host to `--results`, if it is given, and the plan if it is not there yet."""
     if not options.results:
         return
     plan = RunDirectory(options.results).plan

@@ -95,7 +95,8 @@ def supervise(
 
     Args:
         spec: the launch.
-        record_start: called with the snapshot from before the launch, so that it is recorded even if the supervisor is killed.
+        record_start: called with the snapshot from before the launch (none with separate results) and the GPUs, so that they are
+            recorded even if the supervisor is killed.
         report: called with each line of progress.
         channel: connects the supervisors of the gang, and is closed at the end; None for a launch on one host.
         live: returns a context manager that publishes the states of the ranks.

@@ -55,7 +55,8 @@ def torchrun_command(
         uuids: NVML index -> UUID, if known. A rank on a GPU with another UUID measures nothing.
 
     Raises:
-        LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
+        LaunchError: torch is not installed, `host` is not a member or has too few CPUs, or the name of the first member cannot be
+            resolved.
         GangError: only members may connect and the name of a member cannot be resolved, or an address is a loopback address.
     """
     stage, members = request.stage, gang.members

@@ -34,7 +34,7 @@ def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlaceme
 
 
 def match_host(plan: Plan, name: str) -> str:
-    """Return the planned host with this name, with or without its domain; empty if none or several match."""
+    """Return the planned host with this name or address, with or without its domain; empty if none or several match."""
     for spelling in (name, name.split(".")[0]):
         for host in plan.hosts:
             if spelling in (host.name, host.address):
@@ -50,7 +50,8 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
         requested: the operator's comma-separated list; empty: the gang of `host`.
 
     Raises:
-        PlacementError: the plan has no gang for this host, or the launcher started other hosts than these.
+        PlacementError: the plan has no gang for this host or lacks a requested host, or the launcher started other hosts or
+            processes than planned.
     """
     members = requested.split(",") if requested else list(plan.gangs().get(host.gang, ()))
     if not members:

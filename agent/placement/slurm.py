@@ -77,7 +77,7 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     """Expand `n[01-03,7],m` to n01, n02, n03, n7, m.
 
     Raises:
-        PlacementError: the text is not a node list.
+        PlacementError: the text is not a node list, or has more than MAX_HOSTS hosts.
     """
     # Split at commas outside brackets.
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)

@@ -1,4 +1,4 @@
-"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun, srun or torchrun started.
+"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started; check those that are set.
 
 torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. This module does
 not import torch, which takes seconds, so that wrong variables are reported at once.
@@ -51,7 +51,7 @@ def prepare_environment(arguments: Sequence[str] = (), root: Path = Path("/")) -
 
 
 def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torch needs and the launcher did not set; empty if this process is alone.
+    """Return the variables that torch needs and the launcher did not set; empty if none is missing or this process is alone.
 
     Raises:
         PlacementError: variables are missing, contradict each other, or come from two launchers.

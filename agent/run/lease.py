@@ -1,8 +1,8 @@
 """Allow only one run at a time on a host, with a lease: the file `lease.json` in the host's state directory.
 
-The lease names the run and its operator. Every command of the run on this host renews it, and the end of the run releases it. If
-nothing renews it, for example because the control node is lost, it expires. docs/resume.md says when another run may take the
-host.
+The lease names the run and its operator. The start of the run and of each stage on this host renews it, and the end of the run
+releases it. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md says when another
+run may take the host.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Lease:
         return self.pid if is_same_boot and process_start_time(self.pid) == self.start_time != "" else 0
 
     def is_stale(self) -> bool:
-        """Return whether the lease was not renewed for longer than the longest stage of the run may take."""
+        """Return whether the last renewal is older than `lasts_s`, or more than IDLE_S in the future (changed clock)."""
         return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:

@@ -48,7 +48,7 @@ class Gpus:
         return max(driver, self.on_bus if isinstance(self.on_bus, int) else 0)
 
     def disagreement(self) -> str:
-        """Return why the two counts differ; empty if they agree."""
+        """Return why the two counts differ; empty if they agree or one is missing."""
         if isinstance(self.on_bus, Absent) or isinstance(self.answering, Absent) or self.on_bus == self.answering:
             return ""
         if self.given and self.answering == self.given:

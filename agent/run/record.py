@@ -194,7 +194,7 @@ def private_directory(path: Path) -> None:
     """Create `path`, or accept an existing directory that belongs to this user and that no other user can write.
 
     Raises:
-        documents.DocumentError: the path is a link, belongs to another user, or is writable by other users.
+        documents.DocumentError: the path is a link or a file, belongs to another user, or is writable by other users.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     path.mkdir(exist_ok=True, mode=0o700)

@@ -184,7 +184,7 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Return whether a flag, a text or a reason changed, or a counter fell. Other numbers may rise and fall."""
+    """Return whether a flag or a text changed, other parts lack a value, or a counter fell. Other numbers may rise and fall."""
     if before.absent.keys() != after.absent.keys():
         return True
     pairs = [(before.values[scope], value) for scope, value in after.values.items() if scope in before.values]

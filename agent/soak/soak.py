@@ -34,7 +34,7 @@ PAUSE_S = 5.0
 TIME, FINDING, FAILURE = "time", "finding", "failure"
 """Why a soak ended."""
 MAX_STARTS = 3
-"""Restarts of a lost supervisor in one call of `wait_for_soak`."""
+"""How often one call of `wait_for_soak` starts a supervisor that does not run."""
 STILL_RUNNING, ENDED_EARLY = 4, 3
 """Exit codes of `wait_for_soak`."""
 

@@ -114,7 +114,7 @@ class SoakRun(HostRun):
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """Return the record with one more round; its size stays bounded."""
+        """Return the record with these parts of a round, if any, aggregated with the earlier rounds; its size stays bounded."""
         before = tuple(observation for observation in record.observations if observation.stage == SOAK)
         others = tuple(observation for observation in record.observations if observation.stage != SOAK)
         with self._lock:
@@ -177,7 +177,7 @@ class SoakRun(HostRun):
             return 0
 
     def clear_work(self, work: Path, *, keep_logs: bool = True) -> None:
-        """Remove the files of the ranks of a round."""
+        """Remove the files of the ranks of a round; with `keep_logs`, move their logs to the archive first."""
         if keep_logs:
             archive_logs(work, self.directory / "logs")
         shutil.rmtree(work, ignore_errors=True)

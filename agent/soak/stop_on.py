@@ -17,11 +17,14 @@ from schemas.stages import SOAK
 FATAL = frozenset(ACTIONS) - {"reseat", "monitor", "none"}
 """Actions for which the host must be taken out of service."""
 HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
-"""Last part of the names of figures that show whether a part is healthy. All other figures show its speed."""
+"""Last part of the names of figures that show whether a part is healthy. A finding on another figure is not fatal."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """Return the shipped criteria packs, and the packs of the inventory that are also installed on this host."""
+    """Return the shipped criteria packs and those that the plan names; packs in files of the control node are left out.
+
+    If a named pack is not installed on this host, return only the shipped ones.
+    """
     try:
         return read_packs([name for name in run.plan.criteria if not name.endswith((".yml", ".yaml"))])
     except UsageError:

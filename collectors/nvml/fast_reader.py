@@ -37,7 +37,7 @@ class GpuLimits(NamedTuple):
     power_limit: float
     """Enforced power limit in W; 0 if not reported."""
     clock_max: float
-    """SM clock, in Hz; 0 if not reported."""
+    """Maximum SM clock, in Hz; 0 if not reported."""
 
 
 def gpu_indices() -> list[int] | Absent:
@@ -58,7 +58,7 @@ class FastReader:
     """Reads power, clocks and temperature of chosen GPUs many times per second. A GPU takes less than a millisecond."""
 
     def __init__(self, devices: Iterable[int], slow_interval: int = 1) -> None:
-        """Open NVML. Temperature and memory clock change slowly, so only every `slow_interval`-th read includes them.
+        """Open NVML. Temperature and memory clock change slowly, so only every `slow_interval`-th read reads them again.
 
         Raises:
             OSError: NVML does not answer.

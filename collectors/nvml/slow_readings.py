@@ -33,6 +33,8 @@ class SlowReadings:
     def read(self, gpu: NvmlGpu, *, wait: bool) -> Sequence[Sample]:
         """Return the newest readings. If they are older than REFRESH_S, start a refresh for a later call.
 
+        The first call, and one after STALE_S without a call, reads them itself.
+
         Args:
             wait: finish the refresh in this call, because NVML may be closed after it.
         """

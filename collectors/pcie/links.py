@@ -44,7 +44,7 @@ COUNTERS = [name for name in KINDS if ".aer." in name]
 
 
 class PcieCollector:
-    """Reads the PCI bus under `root`. A full snapshot also reads constant values: payload sizes, BARs, IOMMU, ACS."""
+    """Reads the PCI bus under `root`. A full snapshot also reads what is nearly constant: kind, port, payload, BARs, IOMMU."""
 
     name = "pcie"
 

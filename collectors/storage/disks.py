@@ -58,7 +58,7 @@ def _is_detachable(files: Files, disk: str) -> bool:
 
 
 def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
-    """Yield the number of disks, and whether each works."""
+    """Yield the number of disks, whether each works, and its failed commands."""
     count = disks if isinstance(disks, Absent) else len(disks)
     if isinstance(count, Absent) and count.status == "unsupported":
         count = 0

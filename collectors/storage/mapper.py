@@ -63,7 +63,7 @@ def parse_targets(buffer: bytes) -> Targets:
 def parse_members(kind: str, status: str) -> Members:
     """Return the legs of a RAID or mirror, or the paths of a multipath device (`8:16`), and whether each works.
 
-    During the first synchronization of a device, legs that are not yet in sync count as working.
+    While a RAID is in `resync`, as in its first synchronization, legs that are not yet in sync count as working.
     """
     words = status.split()
     if kind == "multipath":

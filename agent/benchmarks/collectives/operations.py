@@ -139,7 +139,7 @@ OPERATIONS = {
 
 
 class CollectiveBuffers:
-    """Send and receive buffer (fp32) of one rank for one operation; the larger one has `size` bytes.
+    """Send and receive buffer (fp32) of one rank for one operation; the larger one has about `size` bytes.
 
     `run` starts one operation on the current stream. In place, the buffers overlap as NCCL requires: they are the same
     buffer, or one of them is the rank's own chunk of the other.

@@ -129,7 +129,7 @@ def _measure(
 
 
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
-    """Return the GPU's own NUMA node, another node with CPUs if there is one, and a label for the GPU's node.
+    """Return the GPU's own NUMA node (None: unknown), another node with CPUs if there is one, and a label for the GPU's node.
 
     The label is `local`, or `unknown` if the host has several nodes and does not report which of them is the GPU's.
     """
@@ -140,7 +140,7 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
         near = int(Path(f"/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0/numa_node").read_text())
     except (OSError, ValueError):
         near = -1
-    if near < 0:  # a hypervisor hides the GPU's node
+    if near < 0:  # the host has one node, or a hypervisor hides the GPU's node
         return None, None, "local" if len(usable) <= 1 else "unknown"
     return near, next((node for node in usable if node != near), None), "local"
 
