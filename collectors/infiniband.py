@@ -200,7 +200,7 @@ def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
 
 
 def parse_counter(text: str, bits: int) -> Value | Absent:
-    """Return the value of a counter; an error at its maximum, where it loses events; `unsupported` for a text. Raises ValueError."""
+    """Return a counter's value; an error at its maximum, where it loses events; `unsupported` for a text. Raises ValueError."""
     if not text[:1].isdigit():
         return Absent.unsupported(f"{_NO_COUNTER}: {text or 'empty'}")  # N/A (no PMA)
     number = parse_natural(text)

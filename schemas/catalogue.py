@@ -63,7 +63,7 @@ def can_observe(name: str, ranks: int) -> bool:
 
 
 def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") -> Iterator[Expectation]:
-    """Yield every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`."""
+    """Yield every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`, and its duration last."""
     values = settings(benchmark, chosen)
     for output in outputs(benchmark, device):
         if not output.demanded:

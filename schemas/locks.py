@@ -97,7 +97,7 @@ class Claim:
     boot_id: str
     pid_namespace: str
     pid: int
-    """The process that runs as long as the run does: ansible-playbook."""
+    """The process that runs as long as the run does: ansible-playbook; without a control node, a command on the host."""
     start_time: str
     since: str
     runs: str

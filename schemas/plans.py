@@ -22,7 +22,7 @@ GPU, NIC = "gpu", "nic"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of the run: benchmarks on each host alone (`benchmark`) or across the hosts of a gang (`gang`)."""
+    """A stage of the run: benchmarks on each host alone (`benchmark`; in rounds: `soak`) or across a gang's hosts (`gang`)."""
 
     name: str
     deadline_s: float

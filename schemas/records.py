@@ -1,6 +1,7 @@
 """Records of hosts as frozen dataclasses. A record has facts and measurements, but no judgement.
 
-Scopes are strings (`schemas.scopes`). Units are SI base units; ratios and counts have unit `1`. `schemas.decode` reads records.
+Scopes are strings (`schemas.scopes`). Units are SI units; counts have unit `1`, ratios `1` or `ratio`. `schemas.decode` reads
+records.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Rank:
     phase: str
     """The last phase that it reported."""
     exit_code: int | None
-    """Exit code, negative for a signal; None if unknown."""
+    """Exit code, negative for a signal; None if unknown, or if the launcher ended it."""
     log_tail: str
 
 
@@ -184,7 +185,7 @@ class Culprit:
     lost contact to all others; `rank_unable`: a host reports that one of its ranks has no working device; `rank_raised`: ranks
     ended with an exception that a device cannot cause, for example for a network interface that does not exist."""
     hosts: tuple[str, ...]
-    """More than one if several became silent at the same time, or if two lost contact and either may be at fault."""
+    """More than one if several became silent, did not join or raised the same exception, or if two lost contact."""
     text: str
     scope: str = ""
     """The device of the rank: `gpu=3`. Empty if the launcher of the rank exited, because a device cannot cause that."""
@@ -211,11 +212,11 @@ class Launch:
     culprit: Culprit | None = None
     """The host or rank that stopped the others, if the supervisors identified one."""
     number: int = 0
-    """Number of the launch within its gang, assigned by the control node; 0 if none was assigned."""
+    """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
     observations: tuple[Observation, ...] = ()
-    """Its observations, if it was a probe or a later launch of the stage replaced it. Otherwise they are in the record."""
+    """Its observations, if it was a probe or a cell, or a later launch of the stage replaced it. Others are in the record."""
     timeline: Trace | None = None
-    """Telemetry of its GPUs. None on CPUs, for a probe, and for a round of a soak, which has its own timeline."""
+    """Telemetry of its GPUs. None on CPUs, for a probe or a cell, and for a round of a soak, which has its own timeline."""
 
     @property
     def succeeded(self) -> bool:

@@ -52,7 +52,7 @@ class Timeline:
     series: tuple[Series, ...] = ()
     events: tuple[Event, ...] = ()
     left_out: int = 0
-    """Number of events and series beyond the limit."""
+    """Number of events, and of values of further series, that were dropped because a limit was reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Soak:
     soaked_s: float
     """Time in which the soak was running, without interruptions."""
     finished: int = 0
-    """Rounds that finished."""
+    """Rounds that finished with valid results."""
     failed: int = 0
     cut: int = 0
     """Rounds that were interrupted because their supervisor ended. Their measurements count."""
@@ -78,7 +78,7 @@ class Soak:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that started."""
+        """Number of rounds that ended or were interrupted, without the one that is running."""
         return self.finished + self.failed + self.cut
 
 

@@ -62,7 +62,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="run this host's part of a planned run without a control node, and print the record to the log",
         epilog="example: rackproof run-host --plan /etc/rackproof/plan.json. Exit codes: 0 a record was printed, whatever the "
         "result; 2 not possible on this host; 64 wrong usage; 75 another run holds this host; 143 terminated, and the record so "
-        "far was printed.",
+        "far, if any, was printed.",
     )
     parser.add_argument(
         "--host", help=f"this host's name in the plan (default: {HOST_VARIABLE}, or matched with this machine's names)"

@@ -74,7 +74,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     if earlier := stages.find_earlier_launch(run.record(gang).launches, stage, members, number):
-        print(f"stage {stage} was {earlier.outcome} at {earlier.began}; it is not measured again")
+        print(f"stage {stage}: launched at {earlier.began}, outcome {earlier.outcome}; it is not measured again")
         return 0
     if options.detach:
         arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]

@@ -30,7 +30,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
     if launcher == SLURM:
         if "OMPI_COMM_WORLD_SIZE" in environment:
             raise PlacementError(
-                "SLURM_PROCID and OMPI_COMM_WORLD_SIZE are both set: mpirun started this process inside a Slurm job; "
+                "OMPI_COMM_WORLD_SIZE is set: mpirun started this process, perhaps inside a Slurm job; "
                 "give --launcher mpi, or start it with srun alone"
             )
         return slurm.read_placement(environment)

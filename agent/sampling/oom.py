@@ -88,8 +88,8 @@ class OomWatch:
         """Describe how the kernel killed a process of this launch; empty if there is no sign of it.
 
         Args:
-            pids: processes of this launch. If only the counter of the machine exists, the kernel log must name one of them, unless
-                it cannot be read.
+            pids: processes of this launch. If only the counter of the machine exists, the kernel log must name one of them,
+                unless it cannot be read.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:

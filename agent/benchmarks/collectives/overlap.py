@@ -62,7 +62,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def overlap_figures(computation: float, communication: float, both: float) -> tuple[float, float]:
-    """Return hidden share and slowdown, given the seconds of each operation alone and of both at once.
+    """Return hidden share of the shorter operation and slowdown, given the seconds of each alone and of both at once.
 
     A share below 0 (slower than running them one after the other) is reported as 0, a share above 1 (noise) as 1. The
     slowdown is not limited.

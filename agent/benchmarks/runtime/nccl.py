@@ -1,7 +1,7 @@
 """Direct calls of NCCL, as in nccl-tests.
 
 torch.distributed offers some operations only in place or only out of place, and one of its calls takes longer than NCCL
-needs for a small message. Here every operation works both ways, and most cost one C call on the host.
+needs for a small message. Here every operation works in the ways that nccl-tests has, and most cost one C call on the host.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def build_network(name: str) -> nn.Module:
         from torchvision.models import resnet18
     except (ImportError, RuntimeError, AttributeError) as error:
         # A torchvision that was built for another torch raises one of these errors; real clusters have such installations.
-        reason = f"torchvision is not compatible with torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
+        reason = f"no torchvision that fits torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
         raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)
     return model

@@ -294,7 +294,7 @@ def test_healthy_memory_has_no_wrong_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_every_flipped_bit_changes_the_digest(dtype: torch.dtype) -> None:
+def test_flipped_bit_changes_the_digest(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     result = torch.randn(8, 8).to(dtype)
     factors = digest.digest_factors(result)
@@ -324,7 +324,7 @@ def test_single_wrong_result_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class ConstantReader:
-    """A GPU that draws 700 W at its power limit."""
+    """GPUs at their power limit, which draw 690 W and 1 W more for each index."""
 
     def __init__(self, devices: Any) -> None:
         self._devices = devices
@@ -333,7 +333,7 @@ class ConstantReader:
         return {index: GpuSample(690.0 + index, 1.5e9, 60.0, 0x4, 2.6e9) for index in self._devices}
 
 
-def test_telemetry_has_every_catalogue_figure_for_the_requested_time(
+def test_telemetry_has_the_sampled_figures_of_the_requested_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", ConstantReader)
@@ -387,7 +387,7 @@ def test_telemetry_without_samples_reports_the_reason(monkeypatch: pytest.Monkey
         (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )
-def test_telemetry_with_too_few_samples_gives_no_figure(
+def test_telemetry_with_too_few_or_failed_samples_gives_no_figure(
     pause: float, lose: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FailingReader(ConstantReader):

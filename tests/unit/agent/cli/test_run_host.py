@@ -83,7 +83,7 @@ def test_second_host_collects_members_if_the_first_is_absent(threads: ThreadPool
     }
 
 
-def test_single_host_finds_no_members(port: int) -> None:
+def test_single_host_finds_no_other_members(port: int) -> None:
     assert discover_members(gang("h3", port), 0.5) == []
     assert discover_members(gang("h1", port), 0.5) == ["h1"]
 

@@ -31,7 +31,7 @@ VARIES = re.compile(
 """Samples that depend on the machine and the moment."""
 
 LOST_READINGS = len(absent_samples(Absent(status="error", reason="lost"), full_snapshot=False, counters=True))
-"""What a GPU without a handle does not answer."""
+"""Number of readings that are absent on a GPU without a handle."""
 
 SCRAPE = """
 import sys
@@ -301,13 +301,13 @@ def test_time_that_a_collector_is_stuck_is_exported(monkeypatch: pytest.MonkeyPa
         return load()
 
     monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.1)
-    instance = Exporter([Fake("stuck", blocks), Fake("good", breaks)])
-    stuck, good = [("rackproof_collector_stuck_seconds", (("collector", name),)) for name in ("stuck", "good")]
+    instance = Exporter([Fake("stuck", blocks), Fake("bad", breaks)])
+    stuck, bad = [("rackproof_collector_stuck_seconds", (("collector", name),)) for name in ("stuck", "bad")]
     assert series(text_of(instance))[stuck] == 0
     time.sleep(0.2)
     result = series(text_of(instance))
     assert 0.2 <= result[stuck] < 5
-    assert result[good] == 0
+    assert result[bad] == 0
     gate.set()
     time.sleep(0.05)
     assert series(text_of(instance))[stuck] == 0

@@ -195,10 +195,10 @@ def test_rank_that_holds_the_gil_is_busy_and_not_stopped(tmp_path: Path) -> None
     assert (state.busy, state.stopped) == (True, False)
 
 
-@pytest.mark.parametrize("ended_first", ["guard", "supervisor", "launcher"])
+@pytest.mark.parametrize("ended_first", ["guard", "supervisor", "supervisor of the launcher"])
 def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, ended_first: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
-        if ended_first == "launcher":
+        if ended_first == "supervisor of the launcher":
             pids = kill_supervisor_of_launcher(tmp_path)
         else:
             guarded = Guarded(tmp_path, "time.sleep(60)", process_identity(supervisor.pid))
@@ -208,7 +208,7 @@ def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, ended_fir
         while any(read_process(pid) for pid in pids):
             assert time.monotonic() < end
             time.sleep(0.02)
-        if ended_first != "launcher":
+        if ended_first != "supervisor of the launcher":
             guarded.wait_until(lambda: guarded.state.ended_s is not None)
             guarded.end()
         supervisor.kill()

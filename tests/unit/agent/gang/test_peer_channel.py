@@ -296,7 +296,7 @@ def test_pause_of_the_supervisor_does_not_age_statuses(channels: list[PeerChanne
     assert first.statuses["h2"] == PeerStatus(at=15.0, ranks=(rank_state(2),), finished=True)
 
 
-def test_watcher_decides_if_all_before_it_are_silent_or_finished(port: int) -> None:
+def test_host_decides_if_every_watcher_before_it_is_silent_or_finished(port: int) -> None:
     second = PeerChannel(loopback_gang("h2", port))
     third = PeerChannel(loopback_gang("h3", port))
     now = time.monotonic()

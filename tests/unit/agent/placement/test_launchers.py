@@ -122,7 +122,7 @@ WRONG_LAUNCHER_VARIABLES = [
     (SLURM, srun(node=2), "SLURM_NODEID is 2 of 2 hosts"),
     (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST has 3 hosts but SLURM_STEP_NUM_NODES is 2"),
     (SLURM, srun(SLURM_STEP_TASKS_PER_NODE="many"), "SLURM_STEP_TASKS_PER_NODE is 'many'"),
-    (SLURM, srun() | open_mpi(), "SLURM_PROCID and OMPI_COMM_WORLD_SIZE are both set"),
+    (SLURM, srun() | open_mpi(), "OMPI_COMM_WORLD_SIZE is set: mpirun started this process"),
     (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would launch"),
     (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes"),
     (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "would start torchrun again"),

@@ -347,7 +347,7 @@ def test_impossible_times_do_not_break_the_report(bucket_s: float, duration_s: f
     assert "(0 to 700)" in drawn.gpus[0].figures[0]
 
 
-def test_last_launch_of_a_stage_is_drawn(plan: Plan) -> None:
+def test_last_launch_with_a_trace_is_drawn(plan: Plan) -> None:
     host = with_trace(plan, launch_trace(60)).hosts[0]
     again = replace(host.launches[0], duration_s=20.0, timeline=launch_trace(20))
     later: Launch = replace(host.launches[0], duration_s=0.0, timeline=None)
