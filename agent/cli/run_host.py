@@ -157,7 +157,7 @@ class HostRunner:
         except GangError as error:
             members, reason = [], str(error)
         else:
-            absent = ", ".join(host for host in expected if host not in members)
+            absent = ", ".join(host for host in expected if host not in (*members, run.host.name))
             reason = f"no other host to launch with: {absent} did not connect within {options.meet_within:g} s"
             if absent and len(members) > 1:
                 print_progress(f"launching without {absent}: not present within {options.meet_within:g} s")

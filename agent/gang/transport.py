@@ -175,7 +175,7 @@ def listen(
     except OSError as error:
         raise GangError(
             f"cannot listen for {purpose} on {address} port {port}: {error.strerror or error}; "
-            "set rackproof_rendezvous_port to a free port; the statuses use the two ports after it"
+            "set rackproof_rendezvous_port to a free port; up to three ports after it are used as well"
         ) from None
     return channel
 

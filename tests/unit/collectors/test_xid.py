@@ -389,7 +389,7 @@ def test_fatal_nvlink_5_xid_fails() -> None:
         ("unsaid", "99999", ""),
     ],
 )
-def test_only_fatal_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
+def test_only_fatal_or_listed_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
     location = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
     expected = [(criterion, FAIL, location, "")] if criterion else []
     assert not_passed(judged({location: 2}, name="sxid.count")) == expected

@@ -164,7 +164,7 @@ MODELS = [
         ("", ""),
     ],
 )
-def test_every_name_that_begins_with_the_word_is_suggested(word: str, suggested: str) -> None:
+def test_similar_names_are_suggested(word: str, suggested: str) -> None:
     assert documents.nearest(word, MODELS) == (f" (did you mean {suggested}?)" if suggested else "")
 
 

@@ -212,6 +212,20 @@ def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatc
     assert environment["NCCL_DEBUG"] == "WARN"
 
 
+@pytest.mark.parametrize("members", [[], ["h3"]])
+def test_host_that_reaches_no_other_does_not_list_itself_as_absent(
+    members: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = builders.plan(*HOSTS, profile="smoke", gpu_count=1)
+    run = HostRun.begin(tmp_path / "runs" / "r1", "h3", json.dumps(to_json(plan)))
+    options = argparse.Namespace(run_dir=run.directory, host="h3", port=29500, meet_within=1.0)
+    reasons: list[str] = []
+    monkeypatch.setattr(run_host, "discover_members", lambda *_: members)
+    monkeypatch.setattr(run_host, "record_not_started", lambda *arguments: reasons.append(arguments[-1]))
+    run_host.HostRunner(options, plan, "")._launch_gang(run)
+    assert reasons == ["no other host to launch with: h1, h2 did not connect within 1 s"]
+
+
 @pytest.mark.parametrize("has_record", [True, False])
 def test_terminated_run_prints_the_record_of_the_inspection(
     has_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -290,7 +290,9 @@ def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Recor
     ],
     ids=["busy", "MIG"],
 )
-def test_busy_or_partitioned_gpu_prevents_the_launch(tmp_path: Path, share: bool, lines: tuple[str, ...], reason: str) -> None:
+def test_busy_or_partitioned_gpu_prevents_the_launch(
+    tmp_path: Path, share: bool, lines: tuple[str, ...], reason: str
+) -> None:
     record = bench(tmp_path, *lines, share=share)
     assert [(done.stage, done.outcome, done.ranks) for done in record.launches] == [("benchmark", "failed", ())]
     assert record.launches[0].reason.startswith(reason)
