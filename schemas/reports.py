@@ -45,7 +45,7 @@ class VerdictKind:
     CHANGE = "change"
     """The increase of a counter over the run was compared with a limit."""
     PEERS = "peers"
-    """A value was compared with the most frequent value of its peers."""
+    """A value was compared with the most frequent value of its peers, or the host lacks a part that most of its peers have."""
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
     SUSPECT = "suspect"
@@ -272,7 +272,8 @@ class Judged:
     values: Mapping[str, int] = field(default_factory=dict)
     """For texts and flags: the most frequent values and their counts."""
     farthest: tuple[FarthestPart, ...] = ()
-    """At most ten parts: failures, worst first, then passes, nearest to the limit first. Empty if all values are equal."""
+    """At most ten parts with a value: failures, worst first, then inconclusive ones, then passes, nearest to the limit first.
+    Empty if nothing failed and all values are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +372,7 @@ class FleetReport:
     hosts: tuple[HostReport, ...]
     verdicts: tuple[Verdict, ...]
     causes: tuple[Cause, ...] = ()
-    """Why hosts are not accepted, the most urgent first."""
+    """The causes of the listed verdicts that do not pass, including waived ones; the most urgent first."""
     quarantined: tuple[Quarantined, ...] = ()
     not_judged: tuple[NotJudged, ...] = ()
     """Figures that were measured but not judged by any criterion."""
@@ -384,8 +385,9 @@ class FleetReport:
     judged: tuple[Judged, ...] = ()
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
-    """`all` or `exceptions`. With `exceptions`, in a fleet of more than 16 hosts, passing verdicts are left out; with more than
-    64 hosts also the measurements of accepted hosts. `rackproof report RUN_DIR --host NAME` shows them."""
+    """`all` or `exceptions`. With `exceptions`, in a fleet of more than 16 hosts, passing verdicts are left out, and others
+    beyond 20 000; with more than 64 hosts also the measurements of accepted hosts, and of all but 64 others. `rackproof report
+    RUN_DIR --host NAME` shows them."""
     left_out: int = 0
     """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
     site: str = ""
