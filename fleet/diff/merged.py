@@ -46,7 +46,7 @@ def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
 
 
 def _size(regression: Change) -> float:
-    """Return how large a regression is. It is positive, because in some figures more is worse."""
+    """Return the absolute relative change; infinity if it is unknown."""
     return math.inf if regression.share is None else abs(regression.share)
 
 

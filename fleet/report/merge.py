@@ -46,8 +46,8 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Largest number of verdicts in a report that does not show every host in full. If a run has more verdicts, the report has at
-most the second number of them per host."""
+"""Largest number of verdicts in a report that does not show every host in full. If more verdicts do not pass,
+the report has at most the second number of them for each host."""
 
 
 def merge(
@@ -170,7 +170,10 @@ def _host_reports(
 
 
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
-    """Return at most MAX_VERDICTS verdicts in the order of the plan. If some must be left out, failures are kept first."""
+    """Return at most MAX_VERDICTS verdicts in the order of the plan.
+
+    If there are more, each host keeps at most MAX_VERDICTS_OF_HOST of its own, failures first.
+    """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)
     counts: Counter[str] = Counter()

@@ -1,7 +1,8 @@
 """Collective operations between all ranks: bandwidth, latency, correctness of every element, and NCCL's transport.
 
-Sizes, algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md). The size is the larger of a rank's send and receive
-buffers; algbw = size / time; busbw = algbw × a factor that makes it comparable with the rate of a link.
+Sizes, algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md), except the algbw of hypercube, which is size / time too.
+The size is the larger of a rank's send and receive buffers; algbw = size / time; busbw = algbw × a factor that makes it
+comparable with the rate of a link.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ seconds if ranks share CPUs."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
-"""Pairs of buffers with which a large operation is timed; the median is taken over all of them. The address of the buffers
-changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers the figure varies by 0.3 %."""
+"""Largest number of pairs of buffers with which a large operation is timed; the median is taken over all of them. The
+address of the buffers changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers the
+figure varies by 0.3 %."""
 LARGE_BYTES = 1 << 20
 MEMORY_SHARE = 0.75
 """Share of the free device memory that the additional pairs of buffers may take."""
@@ -114,7 +116,7 @@ def _measure(
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
     params = _params(context, case.size) | {"placement": case.placement, **choice}
-    if buffers.moved != case.size:  # chunks have at least one element, so with more than two ranks 8 B are too few
+    if buffers.moved != case.size:  # each rank has the same whole number of elements, at least one
         params["moved_bytes"] = buffers.moved
     if len(buffer_pairs) > 1:
         params["places"] = len(buffer_pairs)
@@ -225,7 +227,7 @@ def _find_nccl_choices(
 
 
 def _all_transports(context: Context, own: str) -> str:
-    """Return the transports of all ranks. Only a rank's own log shows that its GPU lacks NVLink, or its NIC GPUDirect.
+    """Return the transports of all ranks. A missing NVLink or GPUDirect shows only in the log of its rank.
 
     A rank without a transport in its log counts as `unknown`. The result is empty if no log has one.
     """

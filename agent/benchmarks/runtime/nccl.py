@@ -1,7 +1,7 @@
 """Direct calls of NCCL, as in nccl-tests.
 
-torch.distributed offers some operations only in place or only out of place, and one of its calls takes longer than NCCL
-needs for a small message. Here every operation works in the ways that nccl-tests has, and most cost one C call on the host.
+torch.distributed offers some operations only in place or only out of place, and a call of it takes longer than NCCL
+needs for a small message. Here every operation has the placements that nccl-tests has, and most cost one C call on the host.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Communicator:
 
     @classmethod
     def connect(cls, context: Context, name: str) -> Communicator:
-        """Create the communicator of that name on all ranks, or raise NcclError on all of them.
+        """Create the communicator of that name on all ranks. If one has no libnccl.so.2, all of them raise NcclError.
 
         If a rank has no libnccl.so.2 (some builds of torch link NCCL statically), the others must not wait for it.
         """
@@ -74,7 +74,9 @@ class Communicator:
         try:
             library = ctypes.CDLL("libnccl.so.2")  # the one that torch has loaded
         except OSError as error:
-            problem = f"{error}: this torch has NCCL linked into it; install nvidia-nccl"
+            problem = (
+                f"{error}: torch may have NCCL linked into it; install libnccl2, or a torch that uses NCCL's library"
+            )
         if not context.min_max_over_ranks(int(library is not None))[0] or library is None:
             raise NcclError(problem)
         library.ncclGetErrorString.restype = ctypes.c_char_p
@@ -102,7 +104,7 @@ class Communicator:
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
         """Return a function that starts the operation on these buffers (fp32) on the current stream; the root is rank 0.
 
-        All C arguments are created beforehand: for five of them Python needs 8 µs, as long as NCCL for a small message.
+        All C arguments are created beforehand: creating five of them takes 8 µs, as long as NCCL needs for a small message.
         """
         send, receive, n = Buffer(send_tensor), Buffer(receive_tensor), self.world_size
         all_ranks, root = range(n), range(1)

@@ -12,17 +12,17 @@ from fleet.report.formatting import ACTIONS
 HEAD = """# Alerts
 
 This page explains each alert of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) and what to do.
-The limits are those of the criteria ([checks.md](checks.md)). To change a limit, change the criterion in a pack of your own:
-`rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the increase of a counter in a run,
-the alert fires if the counter rises by more than that within an hour. `critical`: the host is unfit for use. `warning`: inspect
-the host.
+Alerts that name a criterion have its limit ([checks.md](checks.md)). To change a limit, change the criterion in a pack of
+your own: `rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the increase of a
+counter in a run, the alert fires if the counter rises by more than that within an hour. `critical`: the host is unfit for
+use. `warning`: inspect the host.
 
 To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
 **From an alert to the part**: an alert on a GPU or an InfiniBand adapter has the labels `host`, `slot` (PCI address) and
 `serial` (of an adapter: its node GUID). A GPU that is gone keeps them until its host is no longer a target. `rackproof
-doctor` on the host checks everything again and lists what fails, with the limits. The annotation `rma` is the command that
-packs the part for its vendor, with what the run measured and the alert as the reason:
+doctor` on the host reads the host again, without benchmarks, and lists what fails, with the limits. The annotation `rma` is
+the command that packs the part for its vendor, with what the run measured and the alert as the reason:
 
 ```
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed

@@ -93,8 +93,8 @@ def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
 def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[tuple[Dot, ...], str]:
     """Return dots and the path of the bars.
 
-    Up to MAX_DOTS values are drawn as dots. With more values, only failures are dots, at most MAX_DOTS; bars show the others.
-    With `bins`, the bars show those, which include the failures.
+    Up to MAX_DOTS values are drawn as dots. With more values, only the first MAX_DOTS failures are dots, and bars show the
+    values that do not fail. With `bins`, the bars show these, which include all values, and only failures are dots.
     """
     failing = [mark for mark in marks if mark.state == FAIL][:MAX_DOTS]
     if bins:

@@ -23,6 +23,7 @@ from agent.soak import soak
 from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from agent.soak.soak import run_soak
 from agent.soak.soak_run import CHECKPOINT, SoakRun
+from agent.soak.stop_on import is_fatal
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
@@ -37,7 +38,7 @@ from schemas.decode import record_from_json
 from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, to_json
-from schemas.reports import FAIL, INCONCLUSIVE, Verdict
+from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import Soak, Timeline, downsample, soak_from_json
 from tests import ROOT, builders
@@ -400,6 +401,17 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
     assert record.soak.ended_by == ended_by
     assert record.soak.finished == (1 if ended_by == "finding" else 4)
     assert record.soak.reason.startswith(f"cpu=0 {name}: found ") is (ended_by == "finding")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_fatal_findings_are_those_of_the_page_on_burn_in(action: str) -> None:
+    """A wrong setting does not end a burn-in of days: it can be corrected afterwards."""
+    page = (ROOT / "docs" / "burnin.md").read_text()
+    (sentence,) = (line for line in page.splitlines() if line.startswith("- `fatal` (default)"))
+    verdict = Verdict(
+        host="h1", scope="host", name="driver.version", verdict=FAIL, criterion="x", reason="", action=action
+    )
+    assert is_fatal(verdict) is (f"`{action}`" in sentence)
 
 
 def test_failed_rounds_in_a_row_end_the_soak_until_it_is_reopened(tmp_path: Path) -> None:
