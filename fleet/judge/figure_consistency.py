@@ -256,7 +256,7 @@ def _wrong_param(view: HostView, item: Observation) -> str:
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
         wanted = planned.get(key, value)
-        is_shortened = key == "epochs" and planned.get("max_steps") and value < wanted
+        is_shortened = key == "epochs" and planned.get("max_steps") and _is_positive(value) and value < wanted
         if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted) and not is_shortened:
             return f"{key} is {value}, but the plan has {wanted}"
     return _wrong_share(item) or _wrong_replicas(view, item)

@@ -392,9 +392,12 @@ def test_slow_half_of_the_gpus_does_not_make_the_others_incredible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "epochs", "is_possible"), [(0, 20, True), (0, 0.2, False), (10, 0.2, True), (10, 200, False)]
+    ("max_steps", "epochs", "is_possible"),
+    [(0, 20, True), (0, 0.2, False), (10, 0.2, True), (10, 200, False), (10, "0.2", False), (10, 0, False)],
 )
-def test_training_that_ends_after_some_steps_has_fewer_epochs(max_steps: int, epochs: float, is_possible: bool) -> None:
+def test_training_that_ends_after_some_steps_has_fewer_epochs(
+    max_steps: int, epochs: float | str, is_possible: bool
+) -> None:
     plan = builders.plan("h1", "h2")
     planned = plan.stage("benchmark").benchmarks
     plan = builders.with_benchmarks(plan, benchmark={**planned, "fashion_mnist": {"max_steps": max_steps}})
