@@ -86,26 +86,29 @@ def directory_problems(options):
 
 
 def network_problems(options):
-    """Yield the problems of the interface and the address that the inventory names."""
+    """Yield the problems of the interface and the addresses that the inventory names."""
     if options.interface:
         yield from interface_problems("rackproof_fabric_interface", options.interface)
-    if options.address:
+    yield from address_problems("rackproof_fabric_address", options.address)
+    yield from address_problems("rackproof_exporter_listen", options.exporter_address)
+
+
+def address_problems(variable, address):
+    """Yield the problem of an address on which this host is to listen; none if no address is given."""
+    if not address:
+        return
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+    except OSError as error:
+        yield (
+            f"{variable} {address} cannot be resolved on this host ({error.strerror or error}): set it to a numeric address"
+        )
+        return
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            family, _, _, _, target = socket.getaddrinfo(options.address, 0, type=socket.SOCK_DGRAM)[0]
-        except OSError as error:
-            yield (
-                f"rackproof_fabric_address {options.address} cannot be resolved on this host ({error.strerror or error}): "
-                "set it to a numeric address"
-            )
-            return
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(target)
-            except OSError:
-                yield (
-                    f"rackproof_fabric_address is {options.address}, but no interface of this host has this address: set it "
-                    "to an address of this host"
-                )
+            probe.bind(target)
+        except OSError:
+            yield f"{variable} is {address}, but no interface of this host has this address: set it to an address of this host"
 
 
 def interface_problems(variable, name):
@@ -248,6 +251,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--interface", default="")
     parser.add_argument("--address", default="")
+    parser.add_argument("--exporter-address", default="")
     parser.add_argument("--environment", type=json.loads, default={})
     parser.add_argument("--system-torch", action="store_true")
     parser.add_argument("--problem", action="append", default=[], help="a problem that the control node found")

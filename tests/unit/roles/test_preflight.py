@@ -41,7 +41,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def network(probe: ModuleType, interface: str = "", address: str = "") -> list[str]:
-    return list(probe.network_problems(Namespace(interface=interface, address=address)))
+    return list(probe.network_problems(Namespace(interface=interface, address=address, exporter_address="")))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,14 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
     problems = network(probe, interface, address)
     assert len(problems) == bool(problem)
     assert "".join(problems).startswith(problem)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "0.0.0.0", "localhost", "198.51.100.7", "nowhere.invalid"])
+def test_exporter_listens_on_an_address_of_the_host(probe: ModuleType, address: str) -> None:
+    problems = list(probe.network_problems(Namespace(interface="", address="", exporter_address=address)))
+    fabric = network(probe, address=address)
+    assert problems == [text.replace("rackproof_fabric_address", "rackproof_exporter_listen") for text in fabric]
+    assert bool(problems) == (address in ("198.51.100.7", "nowhere.invalid"))
 
 
 @pytest.mark.parametrize(
