@@ -1,7 +1,7 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured. Its record then states why, as the reason of every planned observation of the
-stages that have none yet.
+A host in use is inspected but not measured. For each stage without observations, its record then has every planned observation
+as skipped, with the reason why the host is in use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _busy(options: argparse.Namespace) -> int:
 
 
 def _gpu_users(run: HostRun) -> list[str]:
-    """Return the processes on the planned GPUs, and the GPUs that cannot list theirs; MIG mode is left to the benchmarks."""
+    """Return the processes on the planned GPUs, and the GPUs that cannot list their processes. MIG mode does not count as use."""
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
     other_conflicts = gpu_conflicts(run.host.devices, share=True)
@@ -77,7 +77,10 @@ def _gpu_users(run: HostRun) -> list[str]:
 
 
 def record_skipped(run: HostRun, reason: str) -> None:
-    """Record `reason` for the planned observations of stages without any, and the first snapshot, which disturbs nothing."""
+    """Record the planned observations of each stage that has none yet as skipped for `reason`.
+
+    Also take the first snapshot if there is none: it does not disturb the processes that use the host.
+    """
     record = run.record()
     measured = {observation.stage for observation in record.observations}
     if run.host.gang:

@@ -16,7 +16,7 @@ from schemas.plans import plan_from_json
 from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
-"""Environment variable with the name of the cluster node. A pod has another name."""
+"""Environment variable with the name of the cluster node, because the host name of a pod is that of the pod."""
 NO_RECORD = 2
 
 

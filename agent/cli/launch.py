@@ -44,14 +44,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--port",
         type=int,
         default=29500,
-        help="rendezvous port on the first member; the next two are for statuses of members, on the first two (default: 29500)",
+        help="rendezvous port on the first member. The members send their states to the port after it on the first member, "
+        "and to the second port after it on the second member (default: 29500)",
     )
     parser.add_argument(
         "--number",
         type=int,
         default=0,
-        help="number of this launch among those of the gang, or of the cell of a scaling study; a launch that was already "
-        "measured is skipped",
+        help="number of this launch of the gang, or in a scaling study the number of the cell (one measurement of the study). A "
+        "number that was already measured is skipped",
     )
     parser.add_argument(
         "--probe", action="store_true", help="run only a short launch that tests whether these hosts work together"
@@ -60,7 +61,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--admit",
         choices=["anyone", "members"],
         default="anyone",
-        help="hosts that can connect to the rendezvous and to the ports for statuses (default: anyone)",
+        help="hosts that can connect to the rendezvous port and the two ports after it (default: anyone)",
     )
     parser.set_defaults(call=_launch)
 

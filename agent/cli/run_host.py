@@ -87,7 +87,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="how long the gang's hosts wait for each other; the launch then starts with those that connected "
         f"(default: {DISCOVERY_TIMEOUT_S:g})",
     )
-    parser.add_argument("--quiet", action="store_true", help="do not print the record to the log; --results has it")
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="do not print the record to the log; use it with --results, which copies the record",
+    )
     parser.set_defaults(call=_run_host, detach=False, plan=None)
 
 
@@ -148,7 +152,7 @@ class HostRunner:
             return None
 
     def _launch_gang(self, run: HostRun) -> None:
-        """Wait for the gang's hosts and launch with those present. If no other connects, record why the stage did not run."""
+        """Wait for the gang's hosts and launch with those present. If no other host is, record why the stage did not run."""
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
         gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)

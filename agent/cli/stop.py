@@ -1,4 +1,4 @@
-"""The verb `stop`: end the processes of a run on this host, and release the host."""
+"""The verb `stop`: end the exporter on this host; on request also end a run's stage or soak, and release the host."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add stop to the command."""
     parser = verbs.add_parser(
         "stop",
-        help="end the exporter on this host, on request also a run's stage or soak; exits 75 if another run holds the host",
+        help="end the exporter on this host, and on request a run's stage or soak; exits 75 if another run holds the host",
         description="Ends the exporter of `export --detach`; with --end or --take-over also a stage or soak. Records are kept.",
         epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12 --end",
     )
-    parser.add_argument("directory", type=Path, help="directory that was given to --detach")
+    parser.add_argument("directory", type=Path, help="directory that was given to `export --detach`")
     parser.add_argument("--run-dir", type=Path, help="release the host if this run holds it and no stage is running")
     parser.add_argument("--end", action="store_true", help="end the stage or soak of the run of --run-dir")
     parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
@@ -48,7 +48,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _stop_background(run_directories: Sequence[Path]) -> None:
-    """Stop the background processes of these runs, including those that have not yet renewed the lease."""
+    """Stop the background processes of these runs. One that has just started is not in the lease, so `release` did not end it."""
     for path in sorted(path for directory in run_directories for path in directory.glob("*.pid")):
         if background.is_running(path.parent, path.stem):
             print(background.stop(path.parent, path.stem))

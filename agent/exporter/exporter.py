@@ -27,8 +27,8 @@ COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterabl
     "dcgm": DcgmRenamer,
     "1.0": lambda: earlier_metrics,
 }
-"""Name of a set of additional metric names -> function that returns its converter. The sets are those of dcgm-exporter, and those
-of Rackproof 1.0."""
+"""Value of `--compat` -> function that creates a converter from families to metrics with other names: those of dcgm-exporter, or
+those of Rackproof 1.0."""
 SCRAPE_DEADLINE_S = 8.0
 """Below Prometheus' default scrape timeout of 10 s."""
 
@@ -49,7 +49,7 @@ class Exporter:
     def __init__(
         self, collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
     ) -> None:
-        """`compat` adds other names, each one of COMPATIBLE_NAMES."""
+        """`compat`: keys of COMPATIBLE_NAMES. The metrics are also exported under these names."""
         self._collectors, self._sources = collectors, sources
         self._compat = {name: COMPATIBLE_NAMES[name]() for name in compat}
         self._lock = threading.Lock()

@@ -71,8 +71,8 @@ def _is_usable(item: Any) -> bool:
 def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) -> tuple[list[Json], int]:
     """Return the figure of each series, and the number of series beyond MAX_FIGURES, which are left out.
 
-    Wrong results and unmeasured observations are summed. The other series have their newest figure. Of the message sizes
-    of an operation, only the largest is a series.
+    Wrong results are summed, and observations without a value are counted. Each other series has its newest figure. Of the
+    message sizes of an operation, only the largest is a series.
 
     Args:
         observations: in order of time.
@@ -98,7 +98,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[tuple[str, str], int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Remove the series of this metric and operation; return False, and remove none, if a larger size is already known."""
+    """Remove this metric's series of the operation, so that a new size replaces them. If a larger size is known, return False."""
     operation, size = _operation(labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
         return False
@@ -122,7 +122,7 @@ def _counts(item: Json) -> Iterator[Sample]:
 
 
 def _figures(item: Json) -> Iterator[Sample]:
-    """Yield the observation as a series, if it is exported while a stage runs."""
+    """Yield the observation as a sample if it is a measured number, has a metric and is not about a pair of devices."""
     name, value, params = item["name"], item.get("value"), item.get("params", {})
     benchmark, _, quantity = name.partition(".")
     metric = _metric(quantity, item["unit"])

@@ -30,7 +30,7 @@ from schemas.timeline import Soak
 FILE, RUNS = "live.json", "runs"
 SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
-"""If the file of a running stage is not written for SILENT_S, its supervisor is considered lost."""
+"""If the file is not written for SILENT_S while a stage runs, the supervisor of the stage is considered lost."""
 GRACE_S = 5.0
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 """Phases of a rank other than the benchmarks."""
@@ -80,7 +80,7 @@ class LivePublisher(threading.Thread):
             stage, deadline_s: stage and deadline of the launch.
             work: directory of the ranks' results.
             ranks: numbers of the ranks of this host.
-            span: time of the soak, if the launch is a round of one.
+            span: times of the soak, if the launch is a round of a soak.
         """
         super().__init__(name="live", daemon=True)
         self._run, self._stage, self._states = run, stage, states
@@ -151,7 +151,7 @@ def publish_idle(run: HostRun) -> None:
 
 
 def live_path(run: HostRun) -> Path | None:
-    """Return the path of the file. None if the run directory is not in a directory `runs`: an exporter reads only that one."""
+    """Return the path of the file; None if the run directory is not in a directory `runs`, because no exporter would read it."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 

@@ -105,7 +105,7 @@ BENCHMARK = (
         help="Throughput of a training or a data loader: images or tokens"),
     MetricSpec(name="rackproof_benchmark_duration_seconds", labels=_AT, help="Duration of the benchmark"),
     MetricSpec(name="rackproof_benchmark_wrong_results", labels=(*_AT, "(gpu)", "(cpu)"),
-        help="Wrong words, products, elements and digests in this stage"),
+        help="Wrong results in this stage: memory words, matrix products, elements of collective operations, and digests"),
     MetricSpec(name="rackproof_benchmark_unmeasured", labels=(*_AT, "status"),
         help="Observations without a value, by status: error, skipped or unsupported"),
     MetricSpec(name="rackproof_benchmark_series_left_out", labels=("stage",),

@@ -33,8 +33,8 @@ tests/unit/agent/exporter/test_metrics_page.py` generates this page from the cod
 - Texts (names, versions, serials) are labels of the `_info` series of their scope, whose value is 1:
   `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …
 - `gpu` is the NVML index, and `uuid` identifies the GPU. Other devices have the labels `pci` (as in sysfs), `hca`, `nic`, `disk`.
-- The targets of the `monitoring` role add `host`, `rack` and `run_id` to every series. `rackproof_run_info` already has labels
-  with these names, so Prometheus renames its labels to `exported_run_id` and `exported_rack`.
+- The targets of the `monitoring` role add `host`, `rack` and `run_id` to every series. `rackproof_run_info` already has
+  the labels `run_id` and `rack`, so Prometheus renames these to `exported_run_id` and `exported_rack`.
 """
 
 
@@ -60,7 +60,7 @@ Row = tuple[str, str, str, str]
 RUN_TEXT = """From `runs/live.json` in the state directory (`--state`), which the process that runs a stage writes every 2 s.
 Without a run on this host there are no such series. Labels in parentheses are missing from some series."""
 BENCHMARK_TEXT = """The latest figures of the ranks of this host, while their stage runs and for 5 minutes after its end.
-Wrong results and unmeasured observations are exported for as long as the run itself. Figures that all ranks have in common have
+Wrong results and unmeasured observations stay until another run starts on this host. Figures that all ranks have in common have
 no device label."""
 SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never). The window is the last 30 s (`--window`), so a
 scrape every 15 s misses nothing. The histograms and counters increase from the first scrape on, so they lose nothing at

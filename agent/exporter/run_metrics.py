@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 LINGER_S = 300.0
 """Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Families that are exported for as long as the run itself, because a GPU that computed wrongly does not become healthy."""
+"""Families that stay until another run starts on this host, because a GPU that computed wrongly does not become healthy."""
 MAX_BYTES = 2_000_000
 
 

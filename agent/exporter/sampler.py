@@ -20,7 +20,7 @@ from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, 
 
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 WINDOW_S = 30.0
-"""Length of the window. A page is cached for almost 15 s. The window is more than twice as long, so that a scrape every 15 s
+"""Length of the window. It is more than twice the time for which a page is cached (web.FRESH_S), so that a scrape every 15 s
 leaves no gap."""
 MAX_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
@@ -32,7 +32,7 @@ RETRY_S = 15.0
 MAX_FAILURES = 50
 """Number of failed samples in a row after which a GPU is not sampled for RETRY_S."""
 CHECK_S = 1.0
-"""Interval at which the second thread checks the sampling thread."""
+"""Interval at which the watchdog thread checks the sampling thread."""
 STUCK_S = 2.0
 """Time after which a call of the sampling thread counts as hanging."""
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
@@ -162,8 +162,8 @@ class SamplingLoop(NvmlPoller):
 class GpuSampler:
     """Samples every GPU of the host, or those with the given NVML indices. Sampling starts with the first scrape.
 
-    A second thread watches the sampling thread. If a call hangs, it abandons that thread and starts a new one for the other
-    GPUs.
+    A watchdog thread checks the sampling thread. If a call hangs, the watchdog abandons that thread and starts a new one for the
+    other GPUs.
     """
 
     name = "sampler"
@@ -176,7 +176,7 @@ class GpuSampler:
         self._replaced_loops: list[SamplingLoop] = []
         """Loops that were replaced and have not ended yet. A call in one of them may hang."""
         self._failed_at: dict[int, float] = {}
-        """GPU -> when its samples last failed MAX_FAILURES times, or NVML could not be opened."""
+        """GPU -> when MAX_FAILURES of its samples in a row had failed, or when NVML could not be opened."""
         self._ended_cpu_s = 0.0
         self._indices: list[int] | Absent = []
         self._searched_at = float("-inf")

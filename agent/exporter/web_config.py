@@ -28,7 +28,7 @@ _BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}")
 
 
 class WebConfigError(RackproofError, ValueError):
-    """The configuration file cannot be used. The message names the file and the key, and says what to do."""
+    """The configuration file, or a file that it names, cannot be used. The message says which and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,9 @@ def read_web_config(path: Path) -> WebConfig:
         "tls_server_config",
         {"cert_file", "key_file", "client_ca_file", "client_auth_type", "min_version"},
     )
-    _section(path, sections.get("http_server_config", {}), "http_server_config", {"http2"})  # HTTP/1.1 is served
+    _section(
+        path, sections.get("http_server_config", {}), "http_server_config", {"http2"}
+    )  # has no effect: only HTTP/1.1 is served
     users = _section(path, sections.get("basic_auth_users", {}), "basic_auth_users", None)
     for name, hashed in users.items():
         if not _BCRYPT.fullmatch(str(hashed)):

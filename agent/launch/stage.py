@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
 """File in the run directory that counts the attempts at each cell of a study, and the maximum number of attempts.
 
-Without a maximum, a cell whose supervisor is killed each time would be launched for ever, because it is never recorded."""
+Without a maximum, a cell whose supervisor is killed each time would be launched for ever: none of its launches is recorded."""
 
 
 def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
