@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         return options, extra
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Print the error and exit. If an option is unknown, report that instead: a required option may only be mistyped."""
+        """Print the error and exit. If an option is unknown, report that instead: it may be a mistyped required option."""
         known = self._option_names()
         words = self._words[: self._words.index("--")] if "--" in self._words else self._words
         if unknown := next((word for word in words if _is_option(word) and not _is_known(word, known)), ""):

@@ -44,8 +44,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--port",
         type=int,
         default=29500,
-        help="rendezvous port on the first member. The members send their states to the port after it on the first member, "
-        "and to the second port after it on the second member (default: 29500)",
+        help="N: rendezvous port on the first member (default: 29500). The members send their statuses to port N+1 of the first "
+        "member and port N+2 of the second",
     )
     parser.add_argument(
         "--number",

@@ -83,9 +83,8 @@ def read_web_config(path: Path) -> WebConfig:
         "tls_server_config",
         {"cert_file", "key_file", "client_ca_file", "client_auth_type", "min_version"},
     )
-    _section(
-        path, sections.get("http_server_config", {}), "http_server_config", {"http2"}
-    )  # has no effect: only HTTP/1.1 is served
+    # `http2` is accepted and has no effect: only HTTP/1.1 is served.
+    _section(path, sections.get("http_server_config", {}), "http_server_config", {"http2"})
     users = _section(path, sections.get("basic_auth_users", {}), "basic_auth_users", None)
     for name, hashed in users.items():
         if not _BCRYPT.fullmatch(str(hashed)):

@@ -2,7 +2,7 @@
 
 torch does not report it. If a peer is stopped or its link is cut, every rank fails at the time-out of the process group, and no
 error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
-forwards the states of its ranks to the first two hosts of the gang (`agent/gang/peer_channel.py`).
+forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""A sender without a message for this long may be silent. Until that is certain, a late status delays every verdict, and a late
-heartbeat the verdict on a rank that ended."""
+"""A sender without a message for this long may be silent. Until that is certain, a late status delays every verdict. A late
+heartbeat delays only the verdict on ranks that ended."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as well. After this time all have reported their end, so the first one is known."""
 START_S = 60.0
@@ -144,7 +144,7 @@ def join_timeout_s(timeout_s: float) -> float:
 
 
 def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
-    """Judge the ranks of hosts with a fresh or final status."""
+    """Return the rank at fault. Ranks of a host whose last status is neither recent nor final are not considered."""
     reports = [
         _Report(host=host, rank=rank, age_s=gang.now - status.at)
         for host, status in gang.statuses.items()
@@ -206,7 +206,7 @@ def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
 
 
 def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culprit:
-    """Return the culprit for a rank that could not join the process group. `more`: other ranks of the host that could not."""
+    """Return the culprit for a rank that could not join the process group. `more`: how many other ranks of the host could not."""
     others = f"; and {more} more of its ranks" if more else ""
     report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
     return _rank_culprit("rank_unable", report, f"cannot take part: {why}{others}")

@@ -29,7 +29,7 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
     Args:
         gang: all expected members.
         timeout_s: how long the host that the others connect to waits for them. The others try for this long to connect to the
-            first member, and then to the second. Once connected, they wait for the answer for this long and ANSWER_S.
+            first member, and then to the second. Once connected, they wait for the answer for this long plus ANSWER_S.
         report: receives a line of progress.
 
     Raises:

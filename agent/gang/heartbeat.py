@@ -24,13 +24,14 @@ INTERVAL_S = 0.5
 SOCKET_NAME = "heartbeats"
 MAX_PHASE_LENGTH, MAX_EXCEPTION_LENGTH = 300, 500
 HEARTBEAT_DIRECTORY, SUPERVISOR = "RACKPROOF_HEARTBEAT_DIRECTORY", "RACKPROOF_SUPERVISOR"
-"""Variables in the environment of a rank: the directory of the socket, and the supervisor, after whose end the rank is killed."""
+"""Variables in the environment of a rank: the directory of the socket, and the identity of the supervisor process. When that
+process ends, the rank is killed."""
 LAUNCHED = "RACKPROOF_LAUNCHED"
 """Variable in the environment of a rank: `time.monotonic()` at the start of the launcher."""
 
 
 class RankHeartbeat:
-    """Sends the progress of this rank to its supervisor; nothing without a directory, as in a rank that was started manually."""
+    """Sends the progress of this rank to its supervisor. A rank that was started manually has no directory, and sends nothing."""
 
     def __init__(self, rank: int = 0, directory: Path | None = None) -> None:
         self._sender = DatagramSender(rank, directory)
@@ -95,8 +96,8 @@ class RankHeartbeat:
     def record_exception(self, error: BaseException) -> None:
         """Record the exception that ends this rank, if a device cannot be its cause.
 
-        Before the ranks have joined this is any exception, for example for a network interface that does not exist. After that it
-        is only a failed import or an error of the operating system, such as a full disk, and not EIO, which a broken disk causes.
+        Until the ranks have joined, record any exception, for example about a network interface that does not exist. After
+        that, record only a failed import or an error of the operating system, such as a full disk, but not EIO, which a broken disk causes.
         """
         is_software = isinstance(error, OSError | ImportError) and getattr(error, "errno", None) != errno.EIO
         if not self._exception and (is_software or not self.joined):
@@ -132,7 +133,7 @@ class DatagramSender:
             self._socket.close()
 
     def send(self, kind: str, timeout_s: float = 0.0, **content: Any) -> None:
-        """Send a message. If the queue is full, it is lost; the next message contains the newer state."""
+        """Send a message. If the queue is full, the message is lost; the next one contains the newer state."""
         if self.connected:
             message = json.dumps({"kind": kind, "rank": self._rank, "at": time.monotonic(), **content})
             self._socket.settimeout(timeout_s)

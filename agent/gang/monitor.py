@@ -32,7 +32,8 @@ JUDGE_INTERVAL_S = 0.2
 hundreds of statuses per second."""
 EXIT_ANNOUNCEMENT_S = 3.0
 OWN_FAILURE_S = 300.0
-"""A launcher that fails within this time did not time out in its wait for other hosts, which is longer (rendezvous.TIMEOUT)."""
+"""A launcher that fails within this time failed by itself. Its time-out when it waits for other hosts is longer
+(rendezvous.TIMEOUT)."""
 
 
 class GangMonitor:
@@ -132,7 +133,7 @@ class GangMonitor:
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:
-        """Return the state of a rank that never started, marked as failed. Otherwise others wait for it until their deadline."""
+        """Return the state of a rank that never started, marked as failed. Otherwise other hosts wait until their deadline."""
         return replace(
             state,
             scope="",

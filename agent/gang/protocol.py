@@ -53,7 +53,7 @@ class Gang:
 
     @property
     def store_prefix(self) -> str:
-        """Prefix of the keys of the members' ranks in the store. It cannot be guessed without the nonce."""
+        """Prefix of the keys of this launch's ranks in torch's rendezvous store. It cannot be guessed without the nonce."""
         return self._code(b"rendezvous").decode()[:32]
 
     @property

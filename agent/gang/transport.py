@@ -198,9 +198,11 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def own_address(gang: Gang) -> str:
-    """Return this host's planned address. If it is not local, or a loopback address, return the one that reaches a peer.
+    """Return this host's planned address, or the local address from which it reaches a peer.
 
-    If all planned addresses are loopback addresses, the hosts are on one machine, and the planned address is returned.
+    The latter is returned if the planned address is not one of this machine's, or is a loopback address.
+
+    But if all planned addresses are loopback addresses, the hosts are on one machine, and the planned address is returned.
     """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):

@@ -83,7 +83,7 @@ def conclude(
 
 
 def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
-    """Return the outcome and its reason. An out-of-memory kill is added to any reason: the ranks may have needed the process."""
+    """Return the outcome and its reason. Any out-of-memory kill is added: the ranks may have needed the killed process."""
     oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
     if end.exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)

@@ -27,4 +27,4 @@ class LaunchRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the operator sets for the ranks."""
     span: Span | None = None
-    """Time of the soak, if the launch is a round of one."""
+    """Times of the soak, if the launch is a round of a soak."""

@@ -1,7 +1,7 @@
 """Build the torchrun command of this host.
 
-The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The store listens only on the
-planned address of the first host, or in a launch on one host on the loopback interface.
+The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The store of the
+rendezvous listens only on the first host's address in the gang or, in a launch on one host, on the loopback interface.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def match_host(plan: Plan, name: str) -> str:
 
 
 def select_members(plan: Plan, host: PlannedHost, requested: str, placement: RankPlacement | None) -> list[str]:
-    """Return the hosts that start together, in the plan's order.
+    """Return the hosts that start together, in rank order: as in `requested`, or as in the plan.
 
     Args:
         requested: the operator's comma-separated list; empty: the gang of `host`.

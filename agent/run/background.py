@@ -32,7 +32,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
     """Start a Rackproof command in a session of its own, unless the process of this name still runs.
 
     Args:
-        arguments: the command line, without the option that asked for the background.
+        arguments: the command line, without the option that requests the background.
         directory: gets `NAME.pid` and `NAME.log`.
         name: name of the process.
         until: wait until the log contains this text; empty: do not wait.
@@ -85,7 +85,7 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
     If the kernel killed the process because memory ran out, or if no log can be written, add this reason to the text.
 
     Raises:
-        BackgroundError: no process was started there under this name.
+        BackgroundError: no process of this name was started in the directory.
     """
     if not (directory / f"{name}.pid").exists():
         raise BackgroundError(None, f"{name} was not started in {directory}")
@@ -112,7 +112,7 @@ def _why_unwritable(directory: Path) -> Iterator[str]:
 
 
 def is_running(directory: Path, name: str) -> bool:
-    """Return whether the process that was started there under this name still runs."""
+    """Return whether the process of this name that was started in the directory still runs."""
     return bool(_running_pid(directory, name))
 
 

@@ -41,7 +41,10 @@ class Gpus:
 
     @property
     def expected(self) -> int:
-        """Number of GPUs that should be tested: the higher count, in a container only of the GPUs that it was given."""
+        """Number of GPUs that should be tested: the higher of the two counts.
+
+        In a container, the number of its device nodes replaces the count of the PCI bus, which also has GPUs of other containers.
+        """
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
             return max(self.given, driver)

@@ -131,7 +131,7 @@ class HostRun:
     ) -> Record:
         """Add these parts to the record, write it atomically, and return it.
 
-        Observations of a stage replace those of its earlier launch, which are moved from the record into that launch.
+        If a stage runs again, its new observations replace the earlier ones, which are moved into the earlier launch.
         """
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
@@ -176,7 +176,7 @@ def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iter
 
 
 def _claim(directory: Path, host: str) -> None:
-    """Record the host in its run directory. Raises documents.DocumentError if another host of the run has it."""
+    """Record the host in its run directory. Raises documents.DocumentError if another host of the run uses the directory."""
     owner = directory / OWNER_FILE
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{OWNER_FILE}.", encoding="utf-8") as own:
         own.write(host)
@@ -186,7 +186,8 @@ def _claim(directory: Path, host: str) -> None:
     if (other := owner.read_text(encoding="utf-8")) != host:
         raise documents.DocumentError(
             f"{directory} is in use by host {other} in the same run: each host needs its own state directory; set "
-            f"rackproof_state_directory (or --run-dir) to a local directory. If {other} is this machine, remove one of its names"
+            f"rackproof_state_directory (or --run-dir) to a local directory. If {other} is this machine, "
+            "remove one of the two names from the inventory"
         )
 
 

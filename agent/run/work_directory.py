@@ -59,7 +59,7 @@ def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
 
 
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
-    """Return how a rank ended, from its state file. What is missing there comes from its last state in the heartbeats."""
+    """Return how a rank ended, from its state file. What the file lacks comes from `last_state`, the last one observed."""
     try:
         state = _read_state(work, rank)
         phase, exit_code = str(state["phase"]), state["exit_code"]
@@ -118,7 +118,7 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
 
 
 def last_error_line(path: Path) -> str:
-    """Return the last line of a log that begins with an exception, else the last line; empty if the log has no text."""
+    """Return the last line that begins with the name of an exception, or else the last line; empty if the log has no text."""
     lines = ["".join(filter(str.isprintable, line)).strip() for line in reversed(read_tail(path).splitlines())]
     named = (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line))
     return next(named, next(filter(None, lines), ""))[:MAX_LAST_LINE]

@@ -89,7 +89,7 @@ class OomWatch:
 
         Args:
             pids: processes of this launch. If only the counter of the machine exists, the kernel log must name one of them,
-                unless it cannot be read.
+                unless the log cannot be read.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:

@@ -17,8 +17,8 @@ GRACE_S = 5.0
 class SnapshotSampler(threading.Thread):
     """Takes a snapshot every PERIOD_S, in a thread, so that a driver that blocks does not delay the supervisor.
 
-    If the launch ends with an exception, such as after SIGTERM, it does not wait for the thread: the sender of the signal may
-    wait only a few seconds.
+    If the launch ends with an exception, such as after SIGTERM, the supervisor does not wait for the thread: the sender of the
+    signal may wait only a few seconds.
     """
 
     def __init__(self, collectors: Sequence[Collector], stage: str) -> None:

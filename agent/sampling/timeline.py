@@ -46,7 +46,7 @@ class Recorder:
     """Records values and events; thread-safe."""
 
     def __init__(self, before: Timeline | None = None) -> None:
-        """Start empty, or continue the timeline `before` that an earlier process recorded of the same soak."""
+        """Start empty, or continue `before`, the timeline that an earlier process recorded in the same soak."""
         self._lock = threading.Lock()
         self._bucket_s = before.bucket_s if before else FIRST_BUCKET_S
         self._left_out = before.left_out if before else 0

@@ -34,7 +34,7 @@ PAUSE_S = 5.0
 TIME, FINDING, FAILURE = "time", "finding", "failure"
 """Why a soak ended."""
 MAX_STARTS = 3
-"""How often one call of `wait_for_soak` starts a supervisor that does not run."""
+"""How many times one call of `wait_for_soak` starts the supervisor, if none is running."""
 STILL_RUNNING, ENDED_EARLY = 4, 3
 """Exit codes of `wait_for_soak`."""
 
@@ -143,7 +143,7 @@ def wait_for_soak(directory: Path, host: str, seconds: float, start: Callable[[]
     """Wait until the soak has ended or `seconds` have passed. If no supervisor is running, call `start`.
 
     Returns:
-        A message for the operator, and the exit code: 0, ENDED_EARLY or STILL_RUNNING.
+        A message for the operator, and the exit code: 0 (the planned time is over), ENDED_EARLY or STILL_RUNNING.
     """
     end, starts = time.monotonic() + seconds, 0
     while True:

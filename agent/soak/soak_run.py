@@ -212,7 +212,7 @@ def _seconds(timestamp: str) -> float:
 
 def format_progress(soak: Soak) -> str:
     """Return the progress on one line for people."""
-    rounds = f"round {soak.rounds}" + (f", {soak.failed} of them failed" if soak.failed else "")
+    rounds = f"round {soak.rounds}" + (f", {soak.failed} failed" if soak.failed else "")
     progress = f"{_duration(soak.soaked_s)} of {_duration(soak.planned_s)}"
     if not soak.ended:
         return f"soak: {progress}, {rounds}"
