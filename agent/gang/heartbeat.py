@@ -97,7 +97,8 @@ class RankHeartbeat:
         """Record the exception that ends this rank, if a device cannot be its cause.
 
         Until the ranks have joined, record any exception, for example about a network interface that does not exist. After
-        that, record only a failed import or an error of the operating system, such as a full disk, but not EIO, which a broken disk causes.
+        that, record only a failed import or an error of the operating system, such as a full disk. EIO is not recorded, because
+        a broken disk causes it.
         """
         is_software = isinstance(error, OSError | ImportError) and getattr(error, "errno", None) != errno.EIO
         if not self._exception and (is_software or not self.joined):

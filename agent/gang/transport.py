@@ -200,9 +200,8 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 def own_address(gang: Gang) -> str:
     """Return this host's planned address, or the local address from which it reaches a peer.
 
-    The latter is returned if the planned address is not one of this machine's, or is a loopback address.
-
-    But if all planned addresses are loopback addresses, the hosts are on one machine, and the planned address is returned.
+    The latter is returned if the planned address does not belong to this machine or is a loopback address. If the planned
+    addresses of all hosts are loopback addresses, the hosts are on one machine, and the planned address is returned.
     """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):
