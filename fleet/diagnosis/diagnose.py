@@ -43,7 +43,8 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
     Args:
         verdicts: verdicts of the fleet. Causes refer to them by position. Those that pass are ignored, except for the
             temperature of a hot GPU under load.
-        gangs: gang -> its hosts. If the fault of one host stops measurements on others of its gang, these belong to its cause.
+        gangs: gang -> its hosts. If the fault of one host stops measurements on others of its gang, the
+            verdicts on these measurements belong to the cause on that host.
     """
     gang_of = {host: gang for gang, hosts in gangs.items() for host in hosts}
     positions = {id(verdict): position for position, verdict in enumerate(verdicts)}
@@ -73,7 +74,7 @@ def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdi
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
-    """Return the problems in verdicts on one host with one waiver or none, and the verdicts that none of these includes."""
+    """Return the problems of one host, and the verdicts that belong to none of them. All have one waiver, or none."""
     problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:

@@ -31,7 +31,7 @@ def handling(cause: Cause) -> Handling:
 NOTHING = Handling("", "")
 _MEASURE_AGAIN = Handling(
     "Fix what the cause names, then resume the run or measure the host again.",
-    "read the logs of the launch on the page of the host.",
+    "read the logs of failed launches on the page of the host.",
 )
 WITHOUT_EVIDENCE = {
     "no-record": Handling(
@@ -137,7 +137,7 @@ HANDLING = {
     ("slow-workload", "inspect_hardware", HOST): _INSPECT_HOST,
     ("slow-workload", "inspect_hardware", "gang"): _INSPECT_HOST,
 }
-"""Problem (empty: any), action and kind of the part (empty: any) -> handling. It is more specific than that of the action."""
+"""Problem (empty: any), action and kind of the part (empty: any) -> handling. It takes precedence over OF_ACTION."""
 OF_ACTION = {
     "rma": Handling(
         "Replace the part. rackproof rma writes the package for its vendor.",

@@ -52,7 +52,7 @@ class Problem:
     shown_by: tuple[str, ...]
     """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
     kinds: tuple[str, ...] = ()
-    """Kinds of the verdicts that show the problem; empty: any kind that fails."""
+    """Kinds of the verdicts that show the problem; empty: failed verdicts of any kind."""
     explains: tuple[str, ...] = ()
     """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()

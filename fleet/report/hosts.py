@@ -1,6 +1,7 @@
-"""Judge the hosts of a run part by part, and report on each. This module reads and writes no files.
+"""Judge the hosts of a run unit by unit, and report on each. This module reads and writes no files.
 
-A part consists of whole gangs. Results of different parts can be merged in any order, so several processes can judge them.
+A unit is a gang, or one host without a gang. The results on different units can be merged in any order, so several processes
+can judge them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Unit = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The data that all parts of a run share."""
+    """The data that is the same for all units of a run."""
 
     plan: Plan
     packs: Sequence[Pack]
@@ -179,10 +180,10 @@ class HostJudge:
         self._results.hosts[name] = report
 
     def _limit_measurements(self, report: HostReport) -> HostReport:
-        """Return the report on a host that is not accepted.
+        """Return the report on a host that is not accepted, without its measurements if enough earlier hosts keep theirs.
 
-        Only the first hosts of the plan keep their measurements, MEASURED_HOSTS for each decision, because
-        the manifest may still change decisions.
+        The first MEASURED_HOSTS rejected hosts of the plan keep their measurements, and as many incomplete ones: the comparison
+        with the manifest may still reject an incomplete host.
         """
         kept = self._measured[report.decision]
         bisect.insort(kept, (self._context.positions[report.name], report.name))

@@ -38,7 +38,7 @@ class VerdictChange:
         serial = f" (serial {about['serial']})" if about.get("serial") else ""
         was = _state(self.old) if self.old else "not judged"
         now = _state(self.new) if self.new else "not judged"
-        change = f"{was} → {now}" if self.kind != "limit" else f"{now}, with another limit or reason"
+        change = f"{was} → {now}" if self.kind != "limit" else f"{now}, with other details"
         return f"{about['host']} {about['scope']}{serial}: {name}: {about['criterion']}: {change}: {about['reason']}"
 
 
@@ -47,7 +47,7 @@ def _state(document: Document) -> str:
 
 
 def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange, ...]:
-    """Return the verdicts of a report.json that differ in `report`: other verdicts first, other limits and reasons last.
+    """Return the verdicts of a report.json that differ in `report`: changed results first, changed details last.
 
     Reasons are compared only if the same version of Rackproof wrote both, because versions word them differently.
     """
@@ -102,7 +102,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
         "waiver": "waivers",
         "new": "new",
         "gone": "gone",
-        "limit": "other limits or reasons",
+        "limit": "with other details",
     }
     counts = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items()) or "no verdict changed"
     yield f"{counts}; {same} unchanged"

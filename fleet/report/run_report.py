@@ -116,7 +116,7 @@ def _gather(job: _Job, share: Share) -> tuple[FleetStats, dict[str, bytes]]:
 def _judge(job: _Job, share: Share) -> _Judged:
     """Return the results on a share of the hosts."""
     if job.stats is None:
-        raise ValueError("hosts are judged with the statistics of the fleet")
+        raise ValueError("the statistics of the fleet are missing: gather them before judging hosts")
     judge = HostJudge(job.context, job.stats)
     quarantined: list[Quarantined] = []
     for unit in share:

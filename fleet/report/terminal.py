@@ -37,13 +37,13 @@ def has_colour(choice: str, stream: TextIO | None = None) -> bool:
 
 
 def width_of(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal, at least 60; None if the stream is not a terminal, whose lines are not wrapped."""
+    """Return the columns of the terminal, at least 60; None if the stream is not a terminal, so that lines are not wrapped."""
     stream = stream or sys.stdout
     return max(_MIN_WIDTH, Console(file=stream).width) if stream.isatty() else None
 
 
 def plain_table(*columns: str) -> Table:
-    """Return a table without lines. The last column takes the remaining width; without any name there is no header."""
+    """Return a table without borders. The last column takes the remaining width; without any name there is no header."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns), header_style="dim")
     for number, name in enumerate(columns, 1):
         table.add_column(name, no_wrap=False, overflow="fold", ratio=1 if number == len(columns) else None)

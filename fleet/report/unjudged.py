@@ -84,7 +84,7 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
     if not alone:
         return []
     which = f" on {alone} of {len(hosts)} hosts" if alone < len(hosts) else ""
-    why = "no other host of the same GPU model and gang: memory, processors, ports, settings, versions"
+    why = "memory, processors, ports, settings and versions: no other host of the same GPU model and gang"
     return [SummaryLine(kind=LineKind.NOT_JUDGED, title="Host comparison", text=f"NOT COMPARED{which} ({why})")]
 
 

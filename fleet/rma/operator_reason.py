@@ -1,4 +1,4 @@
-"""Return a part for a reason that the run does not show, such as an alert after the acceptance."""
+"""Describe a part that the operator returns for a reason that the run does not show, such as an alert after the acceptance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items
 
 
 def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:
-    """Return the part of the hosts with this serial, without causes. There are several if the serial is not unique."""
+    """Return the part with this serial in one of the hosts, without causes. There are several if the serial is not unique."""
     return [
         FailedPart(host=host, scope=scope, serial=serial, causes=(), findings=(), open=())
         for host in hosts

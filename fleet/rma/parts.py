@@ -126,7 +126,7 @@ def is_within(scope: str, part_scope: str) -> bool:
 
 
 def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the last reading of each identifier of the part, and for the others the reason why they are missing."""
+    """Return the last measured value of each identifier, and the reason for identifiers without one."""
     key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
     identifiers: dict[str, str] = {}
     missing = dict.fromkeys(key_by_reading.values(), "not observed")

@@ -14,7 +14,7 @@ from schemas.stages import SOAK
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
 """Benchmarks that run on a single GPU."""
 AGENT_BIN = "/opt/rackproof/bin"
-"""Default install directory of the agent; the plan does not contain the value of the inventory."""
+"""Directory of the agent's programs by default; the plan does not record rackproof_prefix, which changes it."""
 
 
 def reproduce_commands(
@@ -32,7 +32,7 @@ def reproduce_commands(
         _command("with all hosts, judged as in this run", "control node, in the checkout", playbook_command),
         _command("this host alone: the run stays incomplete, without comparison or launches with other hosts",
               "control node, in the checkout", f"{playbook_command} --limit {host}"),
-        _command("health and counters, in seconds (adjust the path if rackproof_prefix is set)", part.host,
+        _command("health and counters, which takes seconds (adjust the path if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
     # If the driver reported no UUID, the index selects the GPU.

@@ -88,7 +88,7 @@ def test_list_filters_by_text_decision_action_and_rack(watched: WatchedPage, fil
     page.locator("#find").fill("")
     page.select_option("#only", label="incomplete")
     assert hosts_listed(page) == ["r01-h05", "r02-h06"]
-    page.select_option("#only", label="with findings")
+    page.select_option("#only", label="not accepted")
     page.select_option("#act", label="Return the part (RMA)")
     assert hosts_listed(page) == ["r01-h03"]
     page.select_option("#act", label="any")

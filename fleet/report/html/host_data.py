@@ -43,7 +43,7 @@ _PHRASE_CHARACTERS = 200
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
 CausesOfHost = Mapping[str, Sequence[Cause]]
-"""Host -> causes of its verdicts that do not pass, the most urgent first. Some are on another host."""
+"""Host -> causes of its verdicts that do not pass, the most urgent first. A cause may be a fault of another host."""
 
 
 def embedded_data(report: FleetReport, budget: int) -> str:
@@ -174,7 +174,7 @@ def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], bu
 
 
 def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
-    """Return stage, duration, lines and names of the benchmarks, columns, GPUs with a sparkline per column, and GPUs left out."""
+    """Return stage, duration, lines and names of the benchmarks, columns, GPUs with their sparklines, number of other GPUs."""
     return [
         *table.numbers((trace.stage, trace.ends)),
         trace.benchmark_lines,

@@ -63,7 +63,7 @@ def has_traces(host: HostReport) -> bool:
 
 
 def hosts_with_traces(report: FleetReport) -> list[HostReport]:
-    """Return the hosts whose pages show sparklines; in a large fleet the first with findings."""
+    """Return the hosts whose pages show sparklines; in a large fleet the first that are not accepted."""
     return [host for host in detailed_hosts(report) if has_traces(host)]
 
 

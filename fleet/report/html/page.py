@@ -115,7 +115,8 @@ def _headline(report: FleetReport) -> dict[str, Any]:
         "causes": sum(cause.waiver is None for cause in report.causes),
         "notice": headline.notice(report),
         "checks": headline.checks(report),
-        "caveats": [escape(line) for line in headline.caveats(report)],  # not cut
+        # Escaped here, so that _plain_text does not cut them.
+        "caveats": [escape(line) for line in headline.caveats(report)],
         **_causes(report),
         "coverage": _coverage(report),
         "gaps": _gaps(report),
@@ -225,7 +226,7 @@ def _coverage(report: FleetReport) -> list[dict[str, Any]]:
         "missing": "not reported",
         "error": "the measurement failed",
         "skipped": "not attempted",
-        "unsupported": "the hardware or software has none",
+        "unsupported": "not available in this hardware or software",
     }
     total = max(report.coverage.expected, 1)
     parts, begin = [], 0.0

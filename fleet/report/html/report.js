@@ -164,7 +164,7 @@ function filter() {
 function drawList() {
   const body = el("tbody", {});
   const head = ["Host", "Rack", "Decision", "GPUs", "Measured", "Findings"].map((name) => el("th", { scope: "col" }, name));
-  const table = el("table", { class: "hosts" }, el("caption", { class: "hidden" }, "Hosts, those with findings first"), el("thead", {}, el("tr", {}, ...head)), body);
+  const table = el("table", { class: "hosts" }, el("caption", { class: "hidden" }, "Hosts, those that did not pass first"), el("thead", {}, el("tr", {}, ...head)), body);
   const more = el("button", { type: "button" });
   more.addEventListener("click", () => addRows(body, more));
   drawn = 0;
@@ -284,7 +284,7 @@ function pageOf(number, id = "") {
     el("p", { class: "lede" }, `${data.racks[rackOf[number]]}. `, page ? textAt(page.coverage) : `${measuredOf[number].replace("/", " of ")} expected observations measured.`)];
   if (!page) {
     return [...top, states && el("p", {}, gpuSquares(states, 14)), data.serials && data.serials[number] && el("p", {}, note("Serials "), code(data.serials[number])),
-      el("p", { class: "left-out" }, "The figures of this host are not in this report because of its size. To write them, run", el("br", {}),
+      el("p", { class: "left-out" }, "The figures of this host are left out because of the size of this report. To write them, run", el("br", {}),
         code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
   }
   const parts = [...top];
@@ -337,7 +337,7 @@ function launches(page) {
 const title = document.title;
 let overviewScroll = 0;
 
-function hostWithFindings(number, step) {
+function nextNotAccepted(number, step) {
   for (let next = number + step; next >= 0 && next < size; next += step) if (decisionOf[next] !== 0) return next;
   return -1;
 }
@@ -345,9 +345,9 @@ function hostWithFindings(number, step) {
 function show(number) {
   const page = $("host-page");
   if (page.hidden) overviewScroll = scrollY;
-  const previous = hostWithFindings(number, -1), next = hostWithFindings(number, 1);
+  const previous = nextNotAccepted(number, -1), next = nextNotAccepted(number, 1);
   const links = [el("a", { href: "#hosts" }, "← All hosts"), previous >= 0 && link(previous, `‹ ${names[previous]}`), next >= 0 && link(next, `${names[next]} ›`)];
-  page.replaceChildren(el("nav", { class: "host-nav", "aria-label": "Hosts with findings" }, ...links), ...pageOf(number, "host-name").filter(Boolean));
+  page.replaceChildren(el("nav", { class: "host-nav", "aria-label": "Hosts that did not pass" }, ...links), ...pageOf(number, "host-name").filter(Boolean));
   $("overview").hidden = true;
   document.body.classList.add("on-host");
   page.hidden = false;
@@ -461,13 +461,14 @@ function start() {
   for (const command of document.querySelectorAll(".command")) command.append(copyButton());
   markSections();
   describePlots();
-  // When printed, the causes of hosts that are not accepted follow the overview; a page of a host is printed in full.
+  // When the overview is printed, the causes of each host follow it, in a fleet of more than four those of up to 40 hosts that are
+  // not accepted. The page of a host is printed in full.
   const closedDetails = document.querySelectorAll("details.rest:not([open])");
   addEventListener("beforeprint", () => {
     closedDetails.forEach((rest) => { rest.open = true; });
     if (!$("host-page").hidden) return;
     const wanted = names.map((_, number) => number).filter((number) => size <= 4 || decisionOf[number] !== 0).slice(0, 40);
-    $("host-prints").replaceChildren(el("h2", {}, "Hosts with findings"), ...wanted.map((number) => el("section", { class: "print-host" }, ...briefOf(number).filter(Boolean))));
+    $("host-prints").replaceChildren(el("h2", {}, size <= 4 ? "Each host" : "Hosts that did not pass"), ...wanted.map((number) => el("section", { class: "print-host" }, ...briefOf(number).filter(Boolean))));
   });
   addEventListener("afterprint", () => {
     closedDetails.forEach((rest) => { rest.open = false; });

@@ -165,7 +165,7 @@ def _strip(figure: Distribution) -> Strip:
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
     """Return the regions of the axis in which values fail, each as begin and width in percent.
 
-    A region fails all limits of one direction. A limit that must be equalled has a region on both sides.
+    A value in a region fails all limits of one direction. A limit that must be equalled has a region on both sides.
     """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:

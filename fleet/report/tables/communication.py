@@ -87,7 +87,10 @@ def _algorithms(observations: Sequence[Observation]) -> str:
 
 
 def latencies(report: FleetReport) -> list[Table]:
-    """Return tables of latency within and between hosts, launched one by one and in a CUDA graph, at the sizes of the graphs."""
+    """Return tables of latency within and between hosts: operations launched one by one, and in a CUDA graph.
+
+    They have only the message sizes that were measured in a graph.
+    """
     groups = list(_by_user(report).values())
     tables = (
         _latency_table("Latency within each host", [items for items in groups if not _is_gang(items[0])]),
@@ -102,7 +105,7 @@ def _latency_table(caption: str, groups: Sequence[Sequence[Observation]]) -> Tab
     if not sizes:
         return None
     order = {str(op): number for number, op in enumerate(BENCHMARKS["collective"].settings["ops"])}
-    medians = f", medians of {len(groups)}" if len(groups) > 1 else ""
+    medians = f", medians over {len(groups)} groups of ranks" if len(groups) > 1 else ""
     return Table(
         caption=f"{caption}{medians}: launched one by one, then in a CUDA graph",
         groups=tuple((size(message), 2) for message in sizes),

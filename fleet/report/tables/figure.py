@@ -16,8 +16,8 @@ from schemas.scopes import Scope
 from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
-"""Maximum number of hosts that tables list one by one. For more, they show the range over the fleet and list only hosts with
-findings."""
+"""Maximum number of hosts that tables list one by one. For more, they show the range over the fleet and list only hosts that
+are not accepted."""
 TIMED_OUT = "†"
 LEGEND = (
     "± half the 95 % confidence interval of the median, then the number of samples; "
@@ -118,7 +118,7 @@ EMPTY = TableCell(text=NONE)
 
 
 def figure_key(item: Observation | Verdict) -> FigureKey:
-    """Return name, stage and the parameters that the catalogue varies for this name; all parameters of other names."""
+    """Return name, stage and the parameters that the catalogue varies for this name; all parameters if it lacks the name."""
     names = _OUTPUT_PARAMS.get(item.name)
     varied = item.params if names is None else (*names, "numa")
     return FigureKey(item.name, item.stage, tuple((name, item.params[name]) for name in varied if name in item.params))
@@ -154,7 +154,7 @@ def precision_text(samples: Samples | None) -> str:
 
 
 def detailed_hosts(report: FleetReport) -> list[HostReport]:
-    """Return the hosts that tables list one by one: all of a small fleet, else the first with findings."""
+    """Return the hosts that tables list one by one: all of a small fleet, else the first that are not accepted."""
     if len(report.hosts) <= MANY_HOSTS:
         return list(report.hosts)
     return [host for host in report.hosts if host.decision != "accepted"][:MANY_HOSTS]

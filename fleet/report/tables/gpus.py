@@ -38,7 +38,7 @@ STRESS = (
 THROTTLED = "stress.throttled_share"
 COUNTERS = ("integrity.wrong_words", "stress.wrong_products", "digest.mismatches")
 IN_OTHER_TABLES = frozenset({*STRESS[1:], THROTTLED, *COUNTERS, "integrity.tested_share"})
-"""Figures of single devices without a strip plot: those that these tables show, and the tested share of memory."""
+"""Figures of single devices without a strip plot: those that only these tables show, and the tested share of memory."""
 _ALL = (*SPEEDS, *STRESS, THROTTLED)
 _MAX_ERRORS = 20
 
@@ -168,7 +168,7 @@ def _devices(host: HostReport, figures: _Figures) -> list[str]:
 
 
 def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]) -> TableCell:
-    """Return `power_cap 38 %`: each throttle reason that was active for any share of the time."""
+    """Return `power cap 38 %`: each throttle reason that was active for any share of the time."""
     items = figures.by_device.get(device, {})
     shares = {key: finite(items[key].value) for key in keys if key in items and items[key].status == MEASURED}
     if not shares:

@@ -16,7 +16,7 @@ from schemas.scopes import Scope
 
 REHEARSAL_NOTICE = "This run rehearsed the pipeline on CPUs. No GPU was tested or judged: it accepts no hardware."
 SIMULATED_NOTICE = (
-    "No host was tested: rackproof simulate generated every host, GPU and figure. It accepts no hardware."
+    "No host was tested: rackproof simulate generated every host, GPU and figure. This run accepts no hardware."
 )
 
 _MAX_NAMES = 4
@@ -113,7 +113,7 @@ def causes_sentence(report: FleetReport) -> str:
     found = _count(len(causes), "cause") + (" keeps " if len(causes) == 1 else " keep ")
     return (
         f"{found}{hosts} of {_count(len(report.hosts), 'host')} from {'passing' if report.mark else 'acceptance'}. "
-        + (f"{_count(parts, 'part')} must be returned." if parts else "No part must be returned.")
+        + (f"{_count(parts, 'part')} must be returned." if parts else "No part needs to be returned.")
     )
 
 

@@ -49,7 +49,7 @@ class PeerMatrix:
     layers: tuple[Layer, ...]
     """The same figures as one matrix per figure."""
     link: str
-    """`NV18 between all of them`, or each kind of link with its number of pairs; then the pairs without peer access."""
+    """`NV18 between all GPUs`, or each kind of link with its number of pairs; then the pairs without peer access."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,7 @@ def _link(readings: Mapping[Pair, Readings], links: Mapping[str, str]) -> str:
     counts = Counter(link for pair in readings if (link := links.get(_scope(pair), "")))
     denied = [pair for pair, of_pair in readings.items() if (item := of_pair.get(_ACCESS)) and item.value is False]
     texts = [
-        f"{link} between {'all of them' if count == len(readings) else f'{count} pairs'}"
-        for link, count in counts.items()
+        f"{link} between {'all GPUs' if count == len(readings) else f'{count} pairs'}" for link, count in counts.items()
     ]
     pairs = ", ".join(f"GPU {source} to GPU {target}" for source, target in denied[:_MAX_DENIED])
     return "; ".join([*texts, *([f"no access: {pairs}"] if denied else [])])

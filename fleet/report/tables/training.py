@@ -47,8 +47,10 @@ class TrainingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTable:
-    """The rows to show. If there are many hosts, `rows` has the gangs, a range per network and data set, and hosts with findings;
-    `folded` has the row of each host.
+    """The rows to show.
+
+    If there are many hosts, `rows` has the gangs, a range per network and data set, and the hosts with a failure or a missing
+    figure; `folded` has the row of each host.
     """
 
     rows: tuple[TrainingRow, ...] = ()

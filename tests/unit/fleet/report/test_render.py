@@ -449,7 +449,7 @@ def test_large_fleet_without_exceptions_is_a_pass() -> None:
 
 @pytest.mark.parametrize(("hosts", "shown"), [(64, False), (65, True)])
 def test_page_says_if_it_leaves_out_figures_of_accepted_hosts(hosts: int, shown: bool) -> None:
-    note = "Because of the size of this fleet, only hosts with findings are included, at most 64."
+    note = "Because of the size of this fleet, only hosts that did not pass are included, at most 64."
     assert (note in render_html(accepted(hosts=hosts, devices=1))) == shown
 
 

@@ -315,7 +315,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     assert code == 2, "the report has another limit"
     assert f"packs and waivers that changed since signing: {pack}" in output
     assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
-    assert ": gemm-site: pass, with another limit or reason" in output
+    assert ": gemm-site: pass, with other details" in output
     pack.unlink()
     code, output = verify(run)
     assert (code, "not judged again: " in output) == (2, True)
