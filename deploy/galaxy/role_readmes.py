@@ -81,7 +81,7 @@ def _row(name: str, option: dict[str, Any]) -> str:
 
 
 def _default(value: Any) -> str:
-    """Return a default value as Markdown: empty if it is empty, and a template without quotes."""
+    """Return a default value as Markdown, a string without quotes. Return "" for an empty string, list or mapping."""
     if value in ("", [], {}):
         return ""
     text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1000)

@@ -118,7 +118,10 @@ def _annotations() -> list[dashboard.AnnotationQuery]:
 def _annotation(
     name: str, promql: str, colour: str, title: str, tags: str, *, at_value: bool = False
 ) -> dashboard.AnnotationQuery:
-    """Return an annotation for each series, while its value is above 0. With `at_value`, its value is the time in ms instead."""
+    """Return an annotation that marks the times at which a series is above 0.
+
+    With `at_value`, the value of the series is the time to mark instead (Unix time in ms).
+    """
     return dashboard.AnnotationQuery(
         name=name, datasource=SOURCE, enable=True, icon_color=colour, expr=promql, step="60s", title_format=title,
         tag_keys=tags, use_value_for_time=at_value, built_in=None, hide=None,

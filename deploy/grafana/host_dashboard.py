@@ -129,7 +129,7 @@ def _each_gpu() -> Section:
 
 
 def _window(key: str, what: str, suffix: str, unit: str, *also: Any, **more: Any) -> Any:
-    """Return the mean and the band between minimum and maximum of the exporter's window."""
+    """Return a panel with the mean of a reading in the exporter's window (default 30 s), and a band from minimum to maximum."""
     window = [query(_by_gpu(f"{what}_window_{kind}_{suffix}"), kind) for kind in ("min", "mean", "max")]
     return band(lines(text(key), *window, *also, unit=unit, **more), "min", "max")
 

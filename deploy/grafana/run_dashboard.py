@@ -1,4 +1,4 @@
-"""The run dashboard: its stages on each host, and its benchmark figures compared with the criteria."""
+"""The run dashboard: the stages of a run on each host, and its benchmark figures compared with the criteria."""
 
 from __future__ import annotations
 

@@ -104,11 +104,11 @@ def matrix(
     height: int = 9,
     link: tuple[str, str] | None = None,
 ) -> table.Panel:
-    """Return a table of current values with one coloured cell for each pair of two labels.
+    """Return a table of current values with one coloured cell for each pair of values of two labels.
 
     Args:
-        row: the label, and the title of its column.
-        column: the other label.
+        row: label with one row for each value, and the title of the first column.
+        column: label with one column for each value.
         mappings: value -> word and colour.
         scale: colours by value, for quantities.
         numbers: sort the values of `column` as numbers.
@@ -135,7 +135,7 @@ def matrix(
 
 
 def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboard.DataTransformerConfig]:
-    """Return the transformations that convert a table with one row for each pair of labels to a sorted matrix."""
+    """Return the transformations that convert a table with one row for each pair of label values to a sorted matrix."""
     as_number = [{"targetField": column, "destinationType": "number"}]
     converted = [_transformation("convertFieldType", fields={}, conversions=as_number)] if numbers else []
     return [

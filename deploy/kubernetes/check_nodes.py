@@ -1,4 +1,4 @@
-"""Check that the nodes of a cluster offer the GPUs that a plan needs. Without enough GPUs its job would stay pending forever.
+"""Check that the nodes of a cluster offer the GPUs that a plan needs. Otherwise pods of the plan would stay pending.
 
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
