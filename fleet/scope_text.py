@@ -13,7 +13,7 @@ _KINDS = {"nic": "NIC", "hca": "adapter", "mc": "memory controller", "pci": "PCI
 
 
 def describe_scope(scope: str) -> str:
-    """Return `gpu=3,reason=hw_thermal` as `GPU 3, hw_thermal`."""
+    """Return `gpu=3,reason=hw_thermal` as `GPU 3, hw thermal`."""
     return describe_scopes([scope])
 
 
@@ -45,7 +45,7 @@ def _device(scope: Scope) -> str:
 
 
 def _suffix(label: str) -> str:
-    """Return what follows the device: `, hw_thermal`, ` to GPU 1`, `, link 2`."""
+    """Return what follows the device: `, hw thermal`, ` to GPU 1`, `, link 2`."""
     kind, _, value = label.partition("=")
     return {"reason": f", {value.replace('_', ' ')}", "peer": f" to GPU {value}"}.get(
         kind, f", {label.replace('=', ' ')}"

@@ -1,7 +1,7 @@
 """Check criteria packs against physics and the catalogue, before a wrong limit judges a rack.
 
 A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion on a name that
-no observation has judges nothing. None of these mistakes shows in a report.
+no observation has judges nothing. In a report, none of these looks like a mistake in the pack.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _check_distance(criterion: Criterion) -> Iterator[Finding]:
-    """Check that a limit relative to the fleet or the baseline lies on the side that finds faults."""
+    """Check that the operator and the fraction of a limit relative to fleet or baseline can find faults."""
     if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
         yield finding_on(criterion, "eq", "no two measurements are equal", "use ge or le")
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
@@ -191,7 +191,7 @@ def _check_distance(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
-    """Check that the limit is near the expected value: the part's figure, the inventory's, or the fleet's median."""
+    """Check that the limit is near the expected value: a figure in the pack or in the inventory, or the fleet's median."""
     fraction = criterion.fraction if criterion.fleet_fraction is None else criterion.fleet_fraction
     yield from _check_distance(criterion)
     if criterion.datasheet or (

@@ -11,8 +11,7 @@ from fleet.judge.finding import FLOORS, Finding, finding_on
 from schemas.stages import GANG
 
 LEAST_OF_DATASHEET = 0.05
-"""Smallest useful fraction for a floor that is derived from other parts: a fraction of a datasheet's figure or of a rate in the
-inventory."""
+"""Smallest useful fraction of a datasheet's figure, or of a rate in the inventory (basis `model`), for a floor."""
 _DATASHEET_UNITS = {
     "flops": "FLOP/s",
     "memory_size": "B",

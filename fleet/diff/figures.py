@@ -67,9 +67,9 @@ class _Noise:
 
     share: float
     basis: str
-    """The source of `share`: a criterion, or the runs that were measured."""
+    """How `share` was determined, as text."""
     is_judged: bool
-    """Whether a criterion defines the noise, so that a larger change is a regression or an improvement."""
+    """Whether a larger change is a regression or an improvement: a criterion matches, or the figure reads a link or wear."""
     is_clear: bool = True
     """Whether the noise is small enough that a change beyond it is significant."""
 

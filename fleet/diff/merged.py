@@ -68,7 +68,7 @@ def _slow_host_change(host: str, changes: Sequence[Change]) -> Change:
     partner_names = ", ".join(partners[:_MAX_NAMED_HOSTS]) + (" …" if len(partners) > _MAX_NAMED_HOSTS else "")
     shares = sorted((change.share or 0.0) * 100 for change in changes)
     text = (
-        f"{host}: {worst.what} with {partner_names} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, which is more than "
-        f"the noise of {(worst.noise or 0) * 100:.3g} %, but not between other hosts: {worst.basis}"
+        f"{host}: {worst.what} with {partner_names} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, beyond "
+        f"{(worst.noise or 0) * 100:.3g} % noise ({worst.basis}); it did not regress between other hosts"
     )
     return replace(worst, host=host, scope="host", serial="", text=text)

@@ -59,7 +59,7 @@ def _gpu(kind: str, serial: str, slot: GpuSlot, old: Value, new: Value, text: st
 
 
 def other_parts(host: str, old_parts: Iterable[InstalledPart], new_parts: Iterable[InstalledPart]) -> Iterator[Change]:
-    """Yield the changes of other parts, of the kinds that had a serial before.
+    """Yield the changes of parts other than GPUs, for the kinds of part that reported a serial before.
 
     Parts are identified by serial, because the names of disks and NICs may change.
     """

@@ -1,4 +1,4 @@
-"""Run the revalidation playbook from a timer, with the date as run id, and return the exit code of its decision."""
+"""Run the revalidation playbook from a timer, with the date in the run id, and return the exit code of its decision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def revalidate(options: argparse.Namespace) -> int:
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
         return EXIT_LOCKED
     if _is_decided(directory):
-        print(f"rackproof: run {run_id} already has a decision from this minute: nothing was done", file=sys.stderr)
+        print(
+            f"rackproof: run {run_id} of this minute already has a decision: nothing was done: start again in the next minute",
+            file=sys.stderr,
+        )
         return EXIT_LOCKED
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
@@ -108,7 +111,8 @@ def _directory(options: argparse.Namespace) -> Path:
     if _locked_by(last) or not _is_decided(last):
         return last
     new = directory.with_name(f"{run_id}-{now:%H%M}")
-    print(f"rackproof: run {last.name} already has a decision: starting run {new.name}", file=sys.stderr)
+    if new != last:
+        print(f"rackproof: run {last.name} already has a decision: starting run {new.name}", file=sys.stderr)
     return new
 
 
@@ -160,7 +164,10 @@ def _without_report(directory: Path, code: int) -> int:
 
 
 def _play(playbook: Path, arguments: list[str]) -> int:
-    """Run a playbook and return its exit code. A signal to this process interrupts the playbook, which then resumes the nodes."""
+    """Run a playbook and return its exit code. A signal to this process interrupts the playbook.
+
+    If it exits before the play "Give the hosts back", the background process of scheduler.py resumes the nodes.
+    """
     program = shutil.which("ansible-playbook", path=Path(sys.executable).parent) or shutil.which("ansible-playbook")
     if program is None:
         raise UsageError("ansible-playbook is not on PATH: install rackproof[control], or run `make dev`")

@@ -120,7 +120,10 @@ class Kubernetes:
         return Node(str(document.get("metadata", {}).get("annotations", {}).get(MARK) or CORDONED))
 
     def drain(self, node: str, run_id: str) -> None:
-        """Cordon a node, then annotate it with the run. The order matters: an annotated node may be cordoned by others later."""
+        """Cordon a node, then annotate it with the run.
+
+        In the other order, a failed cordon would leave an annotation, and a later cordon by others would count as ours.
+        """
         try:
             _ask(self._words, "kubectl", "cordon", node)
         except RunError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GROUP = "gpu_hosts"
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
-"""Other software has variables with two of these prefixes: NVIDIA's driver role has nvidia_driver_branch."""
+"""Prefixes of Rackproof's variables. Other software uses the last two as well: NVIDIA's driver role has nvidia_driver_branch."""
 MAX_TYPING_ERRORS = 2
 """Largest number of missing or extra characters in a misspelt name. A wrong character counts as one missing and one extra."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -174,7 +174,7 @@ def _is_misspelt(name: str, known: str) -> bool:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Return the value in the type of the schema, if that is certain; else the value, which the schema then rejects."""
+    """Return the value in the type of the schema if it can be converted without doubt; else return it unchanged."""
     wanted = _schema_types().get(name)
     text = value.strip().lower() if isinstance(value, str) else str(value) if type(value) is int else ""
     if wanted == "boolean" and text in (*TRUE, *FALSE):

@@ -30,10 +30,11 @@ _NIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
 
 
 def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
-    """Return the parts in a manifest file for these hosts.
+    """Return the parts in a manifest file.
 
     Raises:
-        UsageError: unreadable, not a manifest, or a line is invalid; the message names file, line, value and remedy.
+        UsageError: unreadable, not a manifest, or a line is invalid, for example if its host is not one of `hosts`; the message
+            names file, line, value and remedy.
     """
     path, known = Path(name), list(hosts)
     text = _text(path)

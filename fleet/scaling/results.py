@@ -264,7 +264,7 @@ def _with_efficiency(row: CellResult, rows: Collection[CellResult]) -> CellResul
 
 
 def _with_cpu_share(row: CellResult, rows: Collection[CellResult]) -> CellResult:
-    """Add the throughput of a cell with limited CPUs relative to the same cell with all."""
+    """Add the throughput of a cell with limited CPUs relative to the same cell with all CPUs."""
     if row.throughput is None or not row.cell.cpus:
         return row
     with_all_cpus = [

@@ -102,7 +102,10 @@ class Effect:
     """The effect of a fault on launches of the gang."""
 
     ended_by: str = ""
-    """How a rank ends a launch: `rank_ended`, `rank_silent`, or `rank_unable` for its last rank; empty: none does."""
+    """How a rank of the host ends a launch; empty: no rank ends it.
+
+    `rank_ended` and `rank_silent`: the rank of the faulty GPU; `rank_unable`: the last rank of the host.
+    """
     speed: float = 1.0
     """Bandwidth between the host and any other, as a share of the healthy one."""
     rails: tuple[int, ...] = ()

@@ -87,7 +87,7 @@ def _end_launch(
 ) -> dict[str, Doc]:
     """Change the records of a launch that a rank of `host` ended: no host measured anything, and all report that rank.
 
-    Only its own host reports a rank that is unable to take part.
+    If the rank is unable to take part, only its own host reports it.
     """
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices

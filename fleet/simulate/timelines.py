@@ -25,7 +25,7 @@ DEFAULT_LOAD, IDLE_LOAD = (380.0, 1950.0), (118.0, 1980.0)
 IDLE_TEMPERATURE_CEL, KELVIN_PER_W, APPROACH_PER_S = 27.0, 0.053, 0.07
 """Temperature at 0 W; rise per watt; share of the distance to the final temperature that is covered in a second."""
 SPREADS = {"power_w": 0.02, "temperature_cel": 0.012, "clock_mhz": 0.01}
-"""Series -> typical deviation of the extremes in a bucket from their mean, as a share of it."""
+"""Series -> typical difference between the extremes and the mean of a bucket, as a share of the mean."""
 MAXIMA = {"power_w": 700, "clock_mhz": 1980}
 
 
@@ -92,7 +92,7 @@ def throttle(series: dict[str, str], *, watts: int, mhz: int, hot_cel: int = 0) 
 
 
 def lose_gpu(timeline: dict[str, Any], gpu: str, reason: str, *, after_share: float = 0.0) -> None:
-    """End the series of a GPU after that share of the time; 0: the GPU has none."""
+    """End the series of a GPU after `after_share` of the time; if it is 0, remove them."""
     series = timeline["gpus"].pop(gpu)
     if after_share:
         timeline["gpus"][gpu] = {

@@ -284,7 +284,8 @@ def test_regression_of_pairs_is_listed_with_its_worst_value(name: str, unit: str
     criterion = replace(CRITERIA[0], name=name, unit=unit)
     (change,) = compare(hosts(1.0, 1.0), hosts((1 + worst) / 2, worst), {"h2": [criterion]}).changes()
     assert (change.host, change.scope, change.new, change.share) == ("h2", "host", worst, worst - 1)
-    assert "%, which is more than the noise of 2 %, but not between other hosts" in change.text
+    assert "%, beyond 2 % noise (" in change.text
+    assert change.text.endswith("it did not regress between other hosts")
 
 
 def test_several_runs_are_merged_into_median_and_spread() -> None:

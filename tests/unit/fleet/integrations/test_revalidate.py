@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -704,6 +706,22 @@ def test_second_run_of_a_day_has_its_own_run_id(timer: Timer, capsys: pytest.Cap
     assert first == "r-1"
     assert re.fullmatch(r"r-1-\d{4}", second)
     assert f"run r-1 already has a decision: starting run {second}" in capsys.readouterr().err
+
+
+def test_third_run_of_a_day_is_refused_in_the_minute_of_the_second(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = SimpleNamespace(now=lambda zone: datetime(2026, 11, 21, 14, 5, tzinfo=zone))
+    monkeypatch.setattr("fleet.integrations.revalidate.datetime", clock)
+    assert (timer.fire(), timer.fire()) == (0, 0)
+    capsys.readouterr()
+    assert timer.fire() == 75
+    assert timer.played() == ["revalidate r-1", "revalidate r-1-1405"]
+    output = capsys.readouterr().err
+    assert (
+        "run r-1-1405 of this minute already has a decision: nothing was done: start again in the next minute" in output
+    )
+    assert "starting run" not in output
 
 
 def test_inventory_path_is_relative_to_the_current_directory(
