@@ -252,7 +252,7 @@ class RunWriter:
         return {name: _to_text(document) for name, document in gang_documents.items()}
 
     def _launch_texts(self, gang: str, members: Sequence[str], number: int) -> Iterator[tuple[str, str]]:
-        """Yield name and gang record of each host in a launch, if all are healthy."""
+        """Yield name and gang record of each host in a launch, as if all were healthy."""
         planned = self.plan.gangs()[gang]
         rounds = int(settings("pairs", self.plan.stage(GANG_STAGE).benchmarks.get("pairs", {}))["rounds"])
         for position, name in enumerate(members):
@@ -300,7 +300,7 @@ def _to_text(document: Doc) -> str:
 
 
 def write_run(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: Plan, *, jobs: int = 1) -> None:
-    """Write the run directory. The plan is written last, because an incomplete directory without a plan is not a run.
+    """Write the run directory. The plan is written last: a directory without a plan does not count as a run.
 
     Raises:
         UsageError: the plan is invalid.

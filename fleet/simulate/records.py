@@ -42,7 +42,7 @@ PROPORTIONAL_READINGS = (
 """Readings that grow in proportion to the GPUs of the host."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 DURING_GANG = "during the gang launch"
-"""Readings as during a launch, except for counters: these have the values after the host's own launch, so that they do not fall."""
+"""Readings as during a launch; counters have their values after the host's own launch, so that they do not fall."""
 UPTIME_S = 86_400.0
 """Uptime of each host when the plan was made."""
 START_S, STAGE_GAP_S = 12.0, 4.0

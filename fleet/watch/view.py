@@ -85,7 +85,7 @@ class View:
     judged: float | None
     """When the records were last judged; None: not yet."""
     notes: tuple[str, ...]
-    """What is unknown, and why."""
+    """What failed, is unknown or was rejected, and why; one line each."""
     simulated: bool = False
     schema: str = SCHEMA
 
