@@ -92,7 +92,7 @@ SIMULATED = {
 MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
-"""Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same kinds."""
+"""Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same elements."""
 
 _EXTRA = "adds a part or a name that is not required, and removes nothing"
 _DRAWN = "the report draws the time line of a launch and does not judge it"
@@ -113,7 +113,7 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": "the clock may be corrected; a fall shows a reboot",
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
-    r"swap snapshots/.*/metrics/storage\.disk\..*/absent/disk": "the reasons why two disks have no value",
+    r"swap snapshots/.*/metrics/storage\.disk\..*/absent/disk": "both disks stay without a value; only the reasons are swapped",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
@@ -155,7 +155,7 @@ class Element:
 
     place: Place
     kind: str
-    """`snapshots/preflight before/metrics/gpu.power/values/gpu`."""
+    """Its path, with names in place of positions: `snapshots/preflight before/metrics/gpu.power/values/gpu`."""
     value: Json
     is_entry: bool
     """Whether it is an item of a list, or an entry of a mapping whose keys are not fields."""

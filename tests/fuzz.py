@@ -1,4 +1,4 @@
-"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no write outside.
+"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no stray write.
 
     make fuzz                                             # 1 000 000 mutations
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
@@ -133,7 +133,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
 
 
 def mutated(draw: random.Random, whole: bytes) -> bytes:
-    """Return the document with one to three changes of its bytes or JSON values."""
+    """Return the document with one change of its bytes, or one to three changes of its JSON values."""
     if draw.random() < 0.8:
         return _bytes(draw, whole)
     document = json.loads(whole)

@@ -65,7 +65,7 @@ def with_noise(evidence: Evidence, host: str) -> Evidence:
 
 
 def with_trace(evidence: Evidence, gpus: int) -> Evidence:
-    """Return the evidence with power, temperature and clocks of the benchmark stage. Samples of one GPU are missing."""
+    """Return the evidence with power, temperature and clocks of the benchmark stage. GPU 1 lacks some samples."""
     first, *rest = evidence.records
     samples = make_timeline("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
     powers = samples["gpus"]["1"]["power_w"].split()

@@ -80,7 +80,7 @@ def test_list_filters_by_text_decision_action_and_rack(watched: WatchedPage, fil
     page.keyboard.type("gemm r01")
     assert hosts_listed(page) == []
     page.locator("#find").fill("r01-h03-3")
-    assert hosts_listed(page) == ["r01-h03"], "a GPU's serial finds its host"
+    assert hosts_listed(page) == ["r01-h03"], "the search must find a host by the serial of its GPU"
     assert page.locator("#count").inner_text() == "1 of 12 hosts"
     assert page.locator("#map a.dim").count() == 11
     page.locator("#find").fill("no such thing")
@@ -276,7 +276,7 @@ def test_navigation_is_visible_on_a_phone_and_marks_the_section(browser: Browser
     covering = page.evaluate(
         "([x, y]) => document.elementFromPoint(x, y).closest('.contents') !== null", [20, box["y"] + 12]
     )
-    assert covering, "nothing covers the navigation"
+    assert covering, "nothing may cover the navigation"
     context.close()
 
 
@@ -381,5 +381,5 @@ def test_simulation_is_marked_like_a_rehearsal(watched: WatchedPage, racks: Flee
     assert "SIMULATED" in band.inner_text()
     assert "SIMULATED" in page.title()
     page.evaluate("scrollTo(0, 5000)")
-    assert band.bounding_box()["y"] == 0, "the band stays visible"
+    assert band.bounding_box()["y"] == 0, "the band must stay visible"
     assert page.evaluate("!/\\baccepted\\b/.test(document.querySelector('#hosts').innerText)")

@@ -167,7 +167,7 @@ def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: in
 
     Args:
         port_type: 0 an endpoint, 4 a root port, 6 a switch's downstream port.
-        payload, read: exponents over 128 of the payload and of a read request that are set.
+        payload, read: n of the largest payload and of the largest read request, which are 128 * 2**n bytes.
         acs: the ACS control register; None: no ACS.
     """
     space = bytearray(4096)

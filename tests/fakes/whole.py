@@ -1,7 +1,7 @@
 """Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root, and NVML through its stub.
 
-As a program, it takes the root as argument and a full snapshot for each line on standard input. With `readings` after the root
-it prints the catalogue of readings, with `metrics` the documentation page of the Prometheus metrics.
+As a program with the root as argument, it prints a full snapshot for each line on standard input. With `readings` after the
+root it prints the catalogue of readings, with `metrics` the documentation page of the Prometheus metrics.
 """
 
 from __future__ import annotations

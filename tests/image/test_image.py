@@ -1,4 +1,4 @@
-"""Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without engine or registry.
+"""Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
 The base is a Debian from debootstrap plus the torch of this Python environment; NVIDIA's base image has a torch as well.
 The tests take about four minutes and 5 GB of disk. `make test` runs only tests/unit/deploy/test_image.py.
@@ -135,7 +135,7 @@ def test_image_uses_the_torch_of_its_base(container: str) -> None:
     assert "rackproof" in packages
     assert not {"torch", "ansible-core", "hatchling"} & set(packages.split())
     assert "openssh-server" in run(container, "dpkg-query", "-W", "-f", "${Package}\n").stdout, (
-        "needed for a bill of materials"
+        "dpkg must list the packages of the image: a bill of materials is made from this list"
     )
 
 

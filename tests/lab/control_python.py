@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
 """Run Ansible modules on the control node: `command` in a process of its own, the others in forks of one server process.
 
-Commands of the playbooks look for the playbook among their parents, and some leave a process behind. Other modules do neither,
-and take a fifth of the time in `module_python.py`.
+Commands that playbooks run look for the playbook among their parent processes, and some leave a process behind. Other modules
+do neither, and take a fifth of the time in `module_python.py`.
 """
 
 import os

@@ -16,7 +16,9 @@ hostname "$name"
 mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
 cd "$stage"
 layers=0
-copy_on_write() { # directory: the same path in the host. The layers are relative, because the path of the stage may contain commas
+# Argument: a directory, which gets the same path in the host. The layers have relative paths, because that of the stage may
+# contain commas.
+copy_on_write() {
   layers=$((layers + 1))
   mkdir -p "up$layers" "work$layers" "$root$1"
   mount -t overlay overlay -o "lowerdir=$1,upperdir=up$layers,workdir=work$layers" "$root$1"

@@ -58,7 +58,7 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 
 
 def hidden(paths: Iterable[Path]) -> list[Path]:
-    """Return those of the directories that a copy-on-write view of / does not include; without subdirectories of others."""
+    """Return the directories that a copy-on-write view of / does not include, without subdirectories of one another."""
     device = Path("/").stat().st_dev
     chosen: list[Path] = []
     for path in sorted({path.absolute() for path in paths}):

@@ -37,7 +37,7 @@ def late(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Lose this share of the full frames from and to the host."""
+    """Lose this share of the full-sized frames from and to the host."""
     with _wired(lab, host, 0.0, lost):
         yield
 

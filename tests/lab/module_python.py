@@ -13,7 +13,7 @@ import time
 
 SERVER = f"{__file__.rpartition('/')[0]}/module_server.py"
 SOCKET, PROGRAM = 3, 4
-"""File descriptors of the server for its socket and program; the path of the checkout is not in its arguments."""
+"""File descriptors that the server inherits: its socket, and its program, so that its arguments do not name the checkout."""
 
 
 def connected():

@@ -47,7 +47,7 @@ class Package:
     version: str
     source: str = ""
     depends: Mapping[str, str] = field(default_factory=dict)
-    """Package -> = for the same version, >= for the same or a newer one."""
+    """Package -> relation: "=" for the same version, ">=" for the same or a newer one."""
     conflicts: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 

@@ -124,7 +124,7 @@ class Reader:
     def take(
         self, base: str, *lines: str | bytes, devices: Iterable[int] = (), full_snapshot: bool = True
     ) -> dict[str, Any]:
-        """Return a dict with the keys `snapshot` and `gpus`: the scenario `base` with `lines` as overrides."""
+        """Return a snapshot of the scenario `base`, overridden by `lines`, as a dict with the keys `snapshot` and `gpus`."""
         write(self._scenario, base, *lines)
         assert self._program.stdin
         assert self._program.stdout
