@@ -2,8 +2,8 @@
 
 Every host is this machine, over a local connection, with its own state directory and exporter. The agent is installed once
 for all hosts. Only the profile is reduced to a minimum. The hosts are accepted twice: in the second run they are already set
-up. CPU seconds are those of ansible-playbook and the processes that it waits for, including the modules on the hosts. They exclude the benchmarks, which
-run in the background but use the same processors.
+up. CPU seconds are those of ansible-playbook and the processes that it waits for, including the modules on the hosts. They
+exclude the benchmarks, which run in the background but use the same processors.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from tests.lab.prometheus import Prometheus
 
 HOSTS = ("node1", "node2")
 UNREACHABLE = "node3"
-"""A host that only the last run has in its inventory; its link is cut."""
+"""A host that only the faulty run has in its inventory; its link is cut."""
 MEMORY = ("copy", "triad")
 PAIR_OBSERVATIONS = ("pairs.bandwidth", "pairs.latency")
 SMALL: dict[str, Any] = {
@@ -90,7 +90,7 @@ class Run:
 
 
 def rehearsal_profile() -> dict[str, Any]:
-    """Return the rehearsal with one rank per host. Its stress test outlasts FRESH_S, for which the exporter caches a page."""
+    """Return the rehearsal with one rank per host. Its stress test runs for as long as the exporter caches a page."""
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
     profile["stages"]["benchmark"]["benchmarks"]["stress"]["seconds"] = FRESH_S
@@ -336,7 +336,7 @@ def test_watch_shows_running_stages_then_the_decision(accepted: Watched) -> None
     assert not any(view["decision"] for view in accepted.views if view["is_running"])
 
 
-def test_exporter_reports_progress_and_time_left_of_a_stage(accepted: Watched) -> None:
+def test_watch_shows_progress_and_time_left_of_a_stage(accepted: Watched) -> None:
     measured = [
         host for view in accepted.views if view["task"] == "benchmark : Run the benchmarks" for host in view["hosts"]
     ]
@@ -349,7 +349,7 @@ def test_exporter_reports_progress_and_time_left_of_a_stage(accepted: Watched) -
     assert any(share is not None for share in progress)
 
 
-def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
+def test_watch_prints_a_line_for_each_change(accepted: Watched) -> None:
     messages = [line.split(" ", 1)[1] for line in accepted.lines]
     assert "run first: 2 hosts of rack1, profile rehearsal, REHEARSAL" in messages
     for host in HOSTS:  # hosts that change at the same time share a line

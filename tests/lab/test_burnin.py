@@ -60,7 +60,7 @@ def broken(words, pattern, address):
 benchmark.fill = broken
 """
 )
-"""Fault: memory of one host that loses a written word."""
+"""Fault: the memory of one host once returns another word than was written to it."""
 
 
 @dataclass(frozen=True)

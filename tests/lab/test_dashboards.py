@@ -285,7 +285,7 @@ def find_query(dashboard: str, panel: str, letter: str = "A") -> PanelQuery:
 
 
 def values_of(site: Site, panel_query: PanelQuery, values: dict[str, str] = ALL_VALUES) -> dict[tuple[str, ...], float]:
-    """Return label values, ordered by label name -> newest value."""
+    """Return a mapping from the label values of a series, ordered by label name, to its newest value."""
     series = site.values(substitute(panel_query.promql, values), instant=panel_query.instant, seconds=5)
     return {tuple(labels[name] for name in sorted(labels)): numbers[-1] for labels, numbers in series}
 

@@ -151,7 +151,7 @@ PLAYBOOK = [
     {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]},
     *({"import_playbook": str(ROOT / "playbooks" / f"{stage}.yml")} for stage in ("inspect", "benchmark", "gang")),
 ]
-"""An acceptance with the agent of this environment."""
+"""An acceptance that installs nothing: it uses the agent of this environment."""
 
 
 def play(fleet: Fleet) -> Attempt:

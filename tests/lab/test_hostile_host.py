@@ -267,7 +267,7 @@ def test_memory_of_the_control_node_is_bounded(played: Played) -> None:
     assert sum(path.stat().st_size for path in played.run.rglob("*")) < 20_000_000
 
 
-def test_other_hosts_are_judged(played: Played) -> None:
+def test_honest_host_is_accepted_and_hostile_hosts_are_not(played: Played) -> None:
     decisions = {host["name"]: host["decision"] for host in played.report()["hosts"]}
     assert decisions == {HONEST: "accepted", LIAR: "incomplete", WRITER: "rejected"}
     assert "FINAL ACCEPTANCE: REHEARSAL FAIL" in played.output

@@ -159,7 +159,7 @@ def test_writes_of_a_host_are_private(three_hosts: Lab, tmp_path: Path) -> None:
         assert three_hosts.on("node1", "test", "-e", hidden, check=False).returncode == 1, hidden
 
 
-def test_host_sees_only_its_own_processes_and_this_interpreter(three_hosts: Lab) -> None:
+def test_host_sees_its_own_processes_and_this_interpreter_and_cannot_set_sysctls(three_hosts: Lab) -> None:
     pids = three_hosts.on(
         "node3", sys.executable, "-c", "import os, pytest; print(*filter(str.isdigit, os.listdir('/proc')))"
     )
@@ -285,7 +285,7 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
     assert background.poll() is not None
     assert other.hosts == ()
     assert paths_of_this_process() == before
-    assert reachable(three_hosts, three_hosts.host("node1").address), "the other lab still runs"
+    assert reachable(three_hosts, three_hosts.host("node1").address), "the other lab must still run"
 
 
 @pytest.mark.usefixtures("three_hosts")
@@ -379,7 +379,7 @@ def test_next_lab_removes_the_leftovers_of_a_killed_one(
     with Lab(tmp_path / "next", hosts=1):
         assert paths_of(lab_name) == []
         assert still_running(processes) == []
-        assert reachable(three_hosts, three_hosts.host("node1").address), "a running lab is not removed"
+        assert reachable(three_hosts, three_hosts.host("node1").address), "a running lab must not be removed"
 
 
 def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,5 +206,5 @@ def test_ranks_started_by_mpirun_find_each_other(lab: Lab) -> None:
     ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "3"]
     done = mpirun(lab, *ranks, sys.executable, "-m", "agent.benchmarks", "--only", "overlap")
     shares = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]
-    assert len(shares) == len(HOSTS), "each host prints its share"
+    assert len(shares) == len(HOSTS), "each host must print its share"
     assert all("world_size=3" in line for line in shares)

@@ -64,7 +64,7 @@ def changed_tasks(output: str) -> set[str]:
     return changed
 
 
-def test_second_run_changes_only_files_of_the_run(undisturbed: Run) -> None:
+def test_run_on_hosts_that_are_set_up_changes_only_files_of_the_run(undisturbed: Run) -> None:
     assert changed_tasks(undisturbed.output) == {
         "monitoring : Write the targets",
         "monitoring : Run the exporter for this run",
@@ -173,7 +173,9 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     )
     site.lab.on("node2", "/opt/rackproof/bin/python", "-c", ENDS_LATER, study_directory)
     attempt = site.start("study", **options)
-    assert attempt.reached("gang : Plan the next launch"), "the existing records have been fetched"
+    assert attempt.reached("gang : Plan the next launch"), (
+        "the playbook must fetch the existing records and go on to plan the next launch"
+    )
     site.lab.on("node2", "touch", "/run/now")
     output = attempt.end()
     assert attempt.process.returncode == 0, output[-4000:]
@@ -183,12 +185,12 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     assert all(cell["wall_s"] > cell["hookup_s"] > 0 for cell in study["cells"][:2])
     for host, cells in zip(HOSTS, ([1, 2], [1]), strict=True):
         gang_record = json.loads(site.lab.on(host, "cat", f"{STATE}/runs/study/gangs/all.json").stdout)
-        assert [launch["number"] for launch in gang_record["launches"]] == cells, "each cell once"
+        assert [launch["number"] for launch in gang_record["launches"]] == cells, "each cell must be measured once"
         (throughput,) = (
             item for item in gang_record["launches"][0]["observations"] if item["name"] == "scaling.throughput"
         )
         assert (throughput["params"]["cpus"], throughput["params"]["world_size"]) == (1, 2)
-    assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were released"
+    assert not [path for path in site.left_over("study") if "lease" in path], "the hosts must be released"
     assert "2 of 3 cells were measured, 1 skipped." in output
 
 
