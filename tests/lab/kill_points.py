@@ -1,8 +1,9 @@
 """Kill the control node at many points of real acceptance runs and resume them: `python -m tests.lab.kill_points 200`.
 
 Each run is killed and resumed once, or as often as `--in-one-run` says. In the end its report must equal that of an
-uninterrupted run, and every host must have launched every stage once. SIGKILL ends all processes of the control node at once; processes on the hosts
-continue. The kill points are spread over the tasks in the playbook's output, each some tenths of a second into a task.
+uninterrupted run, and every host must have launched every stage once. SIGKILL ends all processes of the control node at once;
+processes on the hosts continue. The kill points are spread over the tasks in the playbook's output, each some tenths of a
+second into a task.
 """
 
 from __future__ import annotations

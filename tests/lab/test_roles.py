@@ -201,7 +201,7 @@ def bench(site: Site) -> Bench:
     return Bench(site.lab)
 
 
-def test_wanted_driver_has_no_problem(bench: Bench) -> None:
+def test_driver_of_the_wanted_version_has_no_problem(bench: Bench) -> None:
     for version in ("", "580", "580.", "580.126", "580.126.20"):
         probe = bench.probe("nvidia_driver", {}, f"--version={version}")
         assert probe.problems == []
@@ -284,7 +284,7 @@ def test_fabric_manager_and_persistence_mode_are_not_always_needed(bench: Bench)
     assert bench.probe("nvidia_driver", off, running=daemon).problems == []
 
 
-def test_process_that_computes_is_named(site: Site, bench: Bench) -> None:
+def test_process_that_uses_a_gpu_is_named(site: Site, bench: Bench) -> None:
     site.lab.on("node1", "touch", "/dev/nvidia-uvm")
     user = site.lab.start("node1", "bash", "-c", "exec 9</dev/nvidia-uvm; exec -a trainer sleep 60")
     try:
@@ -304,7 +304,7 @@ SMOKE = "--smoke-image=registry/cuda:13"
 
 
 @pytest.mark.parametrize("files", [{}, PODMAN, CONTAINERD], ids=["docker", "podman", "containerd"])
-def test_wanted_toolkit_has_no_problem(bench: Bench, files: Files) -> None:
+def test_toolkit_of_the_wanted_version_has_no_problem(bench: Bench, files: Files) -> None:
     assert bench.probe("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
 
 

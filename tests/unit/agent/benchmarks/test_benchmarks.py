@@ -256,7 +256,7 @@ def run_hosts(work: Path, gang: list[str], members: list[str], **pairs: Any) -> 
 
 
 def test_both_ends_of_a_pair_measure_and_a_missing_host_is_skipped(tmp_path: Path) -> None:
-    gang, members = ["h1", "h2", "h3"], ["h1", "h3"]  # h2 was lost before
+    gang, members = ["h1", "h2", "h3"], ["h1", "h3"]  # h2 was lost in an earlier launch
     measured = run_hosts(tmp_path, gang, members, size_bytes=1 << 18, seconds=0.1)
     for host, other in (("h1", "h3"), ("h3", "h1")):
         for name, unit in (("pairs.bandwidth", "B/s"), ("pairs.latency", "s")):

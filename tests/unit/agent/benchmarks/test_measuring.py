@@ -50,9 +50,8 @@ def values(context: Context, name: str) -> list[Any]:
 
 def test_interval_is_derived_from_order_statistics() -> None:
     assert interval([1.0] * 5) is None
-    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx(
-        (6 - 1) / 2 / 3.5
-    )  # of six values only the extremes
+    # The interval of six values ends at the smallest and the largest of them.
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx((6 - 1) / 2 / 3.5)
     hundred = [float(value) for value in range(1, 101)]
     assert interval(hundred) == pytest.approx((61 - 40) / 2 / 50.5)  # ranks 40 and 61 (Conover, table A3)
 
@@ -145,7 +144,7 @@ def test_readiness_check_names_missing_ranks(tmp_path: Path) -> None:
     assert "rank 2 cannot take part: no answer within 0.2 s" in reason
     assert "rank 0" not in reason
     late = context(tmp_path, store, 1, 3, timeout_s=0.2)
-    assert _check_readiness(late, "") == reason, "rank 0 decides for all"
+    assert _check_readiness(late, "") == reason, "every rank must return what rank 0 decided"
 
 
 def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +156,7 @@ def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: the rank or its host is lost"
 
 
-def test_slow_rank_is_waited_for_again(tmp_path: Path) -> None:
+def test_slow_rank_is_waited_for_again_in_the_next_benchmark(tmp_path: Path) -> None:
     store = dist.HashStore()
     fast, slow = (context(tmp_path, store, rank, 2, timeout_s=0.1) for rank in range(2))
     fast.begin("memory")
