@@ -326,7 +326,7 @@ def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
 
 
 def with_observations(evidence: Evidence, change: Any, gang: bool = False) -> Evidence:
-    """Return the evidence with `change` (observation -> observation or None) applied to the host or, if `gang`, the gang record."""
+    """Return the evidence with `change` (observation -> observation or None) applied to the host record or the gang record."""
     changed = [
         replace(
             record,

@@ -83,7 +83,7 @@ def test_every_catalogue_output_is_measured_once(measured: list[Observation]) ->
     check_every_output_once(SETTINGS, measured)
 
 
-def test_only_documented_figures_are_unmeasured(measured: list[Observation]) -> None:
+def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Observation]) -> None:
     required = [
         item for item in measured if not item.name.startswith("straggler.cpu_")
     ]  # some kernels do not report these
@@ -92,7 +92,7 @@ def test_only_documented_figures_are_unmeasured(measured: list[Observation]) -> 
 
 
 def test_missing_compiler_is_reported(tmp_path: Path) -> None:
-    """One rank and a small network: before torch.compile misses the compiler it uses seconds of CPU time."""
+    """One rank with a small network, because torch.compile uses seconds of CPU time before it misses the compiler."""
     write_request(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
     started = ranks.start(__name__, "without_compiler", work=tmp_path, ranks=1)
     assert started.wait() == [0], started.output.read_text()
@@ -125,10 +125,10 @@ def test_scaling_is_timed_from_the_launch(measured: list[Observation]) -> None:
     hookup, duration, throughput, accuracy, loss = (
         number(measured, f"scaling.{kind}") for kind in ("hookup", "duration", "throughput", "accuracy", "loss")
     )
-    assert 0 < duration < hookup, "three steps against everything before them"
-    assert throughput == pytest.approx(3 * 16 * 2 / duration), "without the first step"
+    assert 0 < duration < hookup, "three steps must take less time than everything before them"
+    assert throughput == pytest.approx(3 * 16 * 2 / duration), "the first step must not be counted"
     assert 0 <= accuracy <= 1
-    assert loss == pytest.approx(2.3, abs=0.1), "the mean over ten classes of an untrained network"
+    assert loss == pytest.approx(2.3, abs=0.1), "the loss of an untrained network with ten classes must be about ln 10"
     params = single(measured, "scaling.loss").params
     assert {key: params[key] for key in ("data", "world_size", "batch_size", "precision", "max_steps")} == {
         "data": "synthetic",
@@ -145,7 +145,7 @@ def test_loss_falls(measured: list[Observation], benchmark: str) -> None:
 
 
 def test_transformer_flops_follow_from_its_weights(measured: list[Observation]) -> None:
-    """Six for each token and weight of its matrices, and 6 · layers · width · sequence for the attention."""
+    """For each token: six for each weight of its matrices, and 6 · layers · width · sequence for the attention."""
     shape = transformer.Shape(layers=2, width=64, heads=4, sequence=32, batch_size=2)
     model = transformer.Transformer(shape)
     weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))

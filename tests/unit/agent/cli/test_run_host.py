@@ -227,7 +227,7 @@ def test_host_that_reaches_no_other_does_not_list_itself_as_absent(
 
 
 @pytest.mark.parametrize("has_record", [True, False])
-def test_terminated_run_prints_the_record_of_the_inspection(
+def test_terminated_run_prints_the_record_if_the_inspection_wrote_one(
     has_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")

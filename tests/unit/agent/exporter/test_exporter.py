@@ -223,7 +223,7 @@ def test_names_follow_the_rules_of_prometheus(healthy: str) -> None:
             assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in sample.labels)
 
 
-def test_counters_and_units_match_the_table(healthy: str) -> None:
+def test_counters_and_units_match_the_nvml_readings(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
     for name, unit, counter, *_ in reading_kinds(full_snapshot=False, counters=True):
         if prometheus_name(name, unit) in kinds:  # a text is in the info series instead
@@ -421,7 +421,7 @@ def test_server_answers_a_scrape(serving: Callable[..., str]) -> None:
         result = series(answer.read().decode())
     assert result[("rackproof_host_load", ())] == 0.5
     assert result[("rackproof_collector_success", (("collector", "bad"),))] == 0
-    assert result[("process_resident_memory_bytes", ())] > 0, "what the exporter itself costs"
+    assert result[("process_resident_memory_bytes", ())] > 0, "the exporter must report its own memory"
 
 
 def scrape_over_http(url: str) -> Series:

@@ -327,7 +327,9 @@ def test_textfile_is_complete_and_removed_at_the_end(tmp_path: Path) -> None:
     while not path.exists() and time.monotonic() < ends:
         time.sleep(0.05)
     assert re.search(r"^rackproof_collector_success\{collector=\"host\"\} 1.0$", path.read_text(), re.MULTILINE)
-    assert "\nprocess_" not in path.read_text(), "node_exporter has families of these names"
+    assert "\nprocess_" not in path.read_text(), (
+        "process_ metrics must be left out: node_exporter has families of these names"
+    )
     writer.terminate()
     assert writer.wait(20) == 0
     assert list(tmp_path.iterdir()) == []

@@ -228,8 +228,8 @@ def test_gloo_uses_the_interface_of_the_planned_address(
         ({"node1": "127.0.1.1", "node2": "198.51.100.2"}, "host node1: its address 127.0.1.1 is the loopback address"),
     ],
 )
-def test_address_that_cannot_be_the_other_hosts_is_reported(addresses: dict[str, str], problem: str) -> None:
-    """The host would wait for itself, and the others would take it for a lost host."""
+def test_loopback_address_of_the_first_host_is_reported(addresses: dict[str, str], problem: str) -> None:
+    """The second host would connect to itself, wait there, and be taken for a lost host."""
     plan = builders.plan("node1", "node2", profile="rehearsal")
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
     gang = Gang(**{**vars(gang), "addresses": addresses})

@@ -130,7 +130,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h1",),
         "host h1: no messages from any other host for 10 s; its own link failed, or the links of all others",
     ),
-    "a host lost both watchers": (
+    "a host lost the first two hosts, which decide": (
         gang_snapshot(me="h3", ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
         "cut_off",
         ("h3",),
@@ -269,7 +269,7 @@ def test_culprit_is_named(snapshot: GangSnapshot, kind: str, hosts: tuple[str, .
     assert (culprit.kind, culprit.hosts) == (kind, hosts)
     assert culprit.text.startswith(text)
     if kind == "rank_raised":
-        assert culprit.scope == "", "no device is at fault"
+        assert culprit.scope == "", "an exception must not be attributed to a device"
     elif kind.startswith("rank"):
         assert (culprit.rank, culprit.scope) == (3, "gpu=1")
 
@@ -491,7 +491,9 @@ def test_recent_timeout_is_not_settled() -> None:
     lagging = rank_state(3, sequence=6, waiting_s=None)
     assert culprit_text(gang_snapshot(**ranks, r3=lagging)) == ""
     ranks["r0"] = rank_state(0, **TIMED_OUT_FIELDS)
-    assert culprit_text(gang_snapshot(**ranks, r3=lagging)).endswith(WAITED), "the first time-out is old enough"
+    assert culprit_text(gang_snapshot(**ranks, r3=lagging)).endswith(WAITED), (
+        "one time-out that is old enough must suffice"
+    )
 
 
 def test_stale_status_of_a_silent_host_is_ignored() -> None:
@@ -521,7 +523,7 @@ def test_absent_hosts_are_named_with_those_that_joined() -> None:
 
 def test_long_host_lists_are_shortened() -> None:
     text = culprit_text(gang_snapshot(hosts=23, ages={f"h{number}": LOST_STATUS_AGE_S for number in range(4, 24)}))
-    assert "h22, h23: no messages" in text, "twenty are listed"
+    assert "h22, h23: no messages" in text, "up to twenty hosts must be listed"
     text = culprit_text(gang_snapshot(hosts=24, ages={f"h{number}": LOST_STATUS_AGE_S for number in range(4, 25)}))
     assert "h23 and 1 more: no messages" in text
     hosts = {f"h{number}": LOST_STATUS_AGE_S for number in range(4, 29)}

@@ -106,7 +106,7 @@ def test_each_launch_numbers_its_own_statuses(head: PeerChannel, port: int) -> N
     first.send_status(number=7)
     second = RawMember(head, port)
     assert second.send_status(number=1, token="other")["number"] == 1
-    assert first.wait_until_closed(), "a host has one connection"
+    assert first.wait_until_closed(), "the second connection of a host must replace the first"
     for caller in (first, second):
         caller.channel.close()
 
@@ -133,14 +133,14 @@ def test_closing_channel_sends_finished(head: PeerChannel, port: int) -> None:
     caller.channel.close()
 
 
-def test_number_of_unproven_connections_is_limited(head: PeerChannel, port: int) -> None:
+def test_number_of_unauthenticated_connections_is_limited(head: PeerChannel, port: int) -> None:
     max_connections = transport.MAX_UNPROVEN + len(MEMBERS)
     callers = [RawMember(head, port) for _ in range(max_connections)]
     assert not any(is_closed(caller.channel, head) for caller in callers)
     callers.append(RawMember(head, port))
-    assert callers[0].wait_until_closed(), "the oldest connection is closed"
+    assert callers[0].wait_until_closed(), "the oldest connection must be closed"
     assert not any(is_closed(caller.channel, head) for caller in callers[1:])
-    assert callers[-1].send_status()["number"] == 1, "the new connection is accepted"
+    assert callers[-1].send_status()["number"] == 1, "the new connection must be accepted"
     for caller in callers:
         caller.channel.close()
 
@@ -187,7 +187,7 @@ def test_status_is_sent_once_a_second_or_at_once(channels: list[PeerChannel], mo
     monkeypatch.setattr(time, "monotonic", lambda: now)
     third.publish_status([rank_state(4)])
     assert third._number == before
-    assert third.statuses["h3"].ranks == (rank_state(4),), "its own status is always current"
+    assert third.statuses["h3"].ranks == (rank_state(4),), "its own status must always be current"
     third.publish_status([], at_once=True)
     assert third._number == before + 1
     monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)
@@ -200,7 +200,7 @@ def test_last_status_is_delivered_once_every_watcher_answered(channels: list[Pee
     third.publish_status([], at_once=True)
     assert not third.is_delivered()
     poll_until_answered(third, first)
-    assert not third.is_delivered(), "the second watcher has not answered"
+    assert not third.is_delivered(), "the second watcher has not answered, so the status must not count as delivered"
     poll_until_answered(third, second)
     assert third.is_delivered()
 
@@ -246,7 +246,7 @@ def test_silent_watcher_is_reconnected(channels: list[PeerChannel], monkeypatch:
     real_clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real_clock() + peer_channel.RECONNECT_S - 0.5)
     third.poll(0.0)
-    assert third._watchers["h1"] is line, "not yet"
+    assert third._watchers["h1"] is line, "the connection must be kept until RECONNECT_S have passed"
     monkeypatch.setattr(time, "monotonic", lambda: real_clock() + peer_channel.RECONNECT_S + 1)
     third.poll(0.0)
     assert third._watchers["h1"].socket is None
@@ -300,7 +300,7 @@ def test_host_decides_if_every_watcher_before_it_is_silent_or_finished(port: int
     second = PeerChannel(loopback_gang("h2", port))
     third = PeerChannel(loopback_gang("h3", port))
     now = time.monotonic()
-    assert second.is_decider(now), "no statuses yet"
+    assert second.is_decider(now), "the second watcher must decide while it has no statuses"
     for channel, statuses, is_decider in (
         (second, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
         (second, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),

@@ -84,7 +84,7 @@ def test_manually_started_process_sends_nothing(monkeypatch: pytest.MonkeyPatch,
         heartbeat.record_progress()
     heartbeat.record_failure("an error")
     sender = DatagramSender(0, tmp_path)
-    assert not sender.connected, "no receiver"
+    assert not sender.connected, "a sender without a receiver must not be connected"
     sender._socket.close()
 
 
@@ -126,7 +126,7 @@ def test_ages_of_progress_and_waiting_follow_the_clock(
     assert state_after(3.0) == (3.0, None, 0)
     with rank.in_collective():
         assert state_after(2.0) == (2.0, 2.0, 1)
-    assert state_after(4.0) == (4.0, None, 1), "the end of a collective is progress"
+    assert state_after(4.0) == (4.0, None, 1), "the end of a collective must count as progress"
     with rank.in_collective():
         pass
     assert state_after(1.0) == (1.0, None, 2)
@@ -137,7 +137,7 @@ def test_first_failure_of_a_rank_is_kept(receiver: HeartbeatReceiver, tmp_path: 
     rank.send()
     assert receiver.read()
     rank.record_failure("watchdog: timed-out")
-    assert receiver.read(), "at once, not with the next heartbeat"
+    assert receiver.read(), "a failure must be sent at once, not with the next heartbeat"
     clock.now += 6.0
     rank.record_failure("OutOfMemoryError")
     rank.send()
@@ -236,7 +236,7 @@ def test_only_first_heartbeat_failure_and_end_are_news(receiver: HeartbeatReceiv
     assert is_news(rank=1, failure="")
     assert not is_news("something else")
     assert is_news("end", code=1, terminated_by_launcher=False)
-    assert not is_news("end", code=7, terminated_by_launcher=True), "a process ends once"
+    assert not is_news("end", code=7, terminated_by_launcher=True), "a second end must be ignored"
     assert (receiver.states()[0].exit_code, receiver.states()[0].terminated_by_launcher) == (1, False)
     assert receiver.states()[1].ended_s is None
 
@@ -274,7 +274,7 @@ def test_end_of_the_guard_counts_as_end_of_the_rank_until_the_guards_message_arr
     (tmp_path / "rank0.state.json").write_text('{"phase": "end", "exit_code": 3}')
     assert (receiver.states()[0].ended_s, receiver.states()[0].exit_code) == (0.0, 3)
     clock.now += 2.0
-    assert receiver.states()[0].ended_s == 2.0, "the inferred end keeps its time"
+    assert receiver.states()[0].ended_s == 2.0, "the inferred end must keep its time"
     send_to_receiver(tmp_path, "end", code=-9, terminated_by_launcher=True)
     assert receiver.read()
     assert (
@@ -329,8 +329,8 @@ def test_silent_rank_is_busy_if_it_uses_cpu_time(
 ) -> None:
     proc.put(4711, "R", cpu_s=1000.0)
     make_silent(receiver, tmp_path, clock)
-    assert receiver.states()[0].busy, "no CPU time to compare with yet"
-    assert receiver.states()[0].busy, "no time has passed yet"
+    assert receiver.states()[0].busy, "a rank must count as busy until there is a CPU time to compare with"
+    assert receiver.states()[0].busy, "a rank must count as busy while no time has passed"
     for seconds in (0.5, 10.0, 50.0):
         clock.now += seconds
         proc.put(4711, "R", cpu_s=1000.0 + share * (clock.now - 1000.0 - UNSURE_S - 0.1))
@@ -347,7 +347,7 @@ def test_cpu_reference_is_reset_by_a_heartbeat(
     make_silent(receiver, tmp_path, clock)
     assert receiver.states()[0].busy
     clock.now += 5.0
-    assert not receiver.states()[0].busy, "CPU time before the last heartbeat does not count"
+    assert not receiver.states()[0].busy, "CPU time before the last heartbeat must not count"
 
 
 # ---- processes ----
@@ -363,7 +363,7 @@ def test_process_with_any_name_is_read(proc: FakeProc) -> None:
         assert read_process(12) is None
     assert read_process(13) is None
     (proc.path("/proc/12/stat")).write_bytes(b"12 (\xff) R " + b"5 " * 30)
-    assert read_process(12), "a name may be any bytes"
+    assert read_process(12), "a process whose name is not UTF-8 must be read"
 
 
 def test_identity_is_number_and_start_time(proc: FakeProc) -> None:
@@ -372,9 +372,9 @@ def test_identity_is_number_and_start_time(proc: FakeProc) -> None:
     assert (identity, process_identity(13)) == ("12 99", "")
     assert is_alive(identity)
     proc.put(12, start_time=100)
-    assert not is_alive(identity), "another process has its number now"
+    assert not is_alive(identity), "another process with the same number must not count"
     assert not is_alive("13 99")
-    assert is_alive(""), "an empty identity counts as alive"
+    assert is_alive(""), "an empty identity must count as alive"
 
 
 @pytest.mark.parametrize(

@@ -153,13 +153,13 @@ def test_launcher_and_supervisor_get_the_exit_code_of_the_rank(rank: Rank, state
 def test_program_runs_as_main_with_its_arguments(rank: Rank) -> None:
     description = rank.start("").description
     assert (description["name"], description["arguments"][1:]) == ("__main__", [str(rank.description_path), "--more"])
-    assert description["group"] == description["pid"], "a signal to the launcher's group reaches only the guard"
+    assert description["group"] == description["pid"], "a signal to the launcher's group must reach only the guard"
     assert description["blocked"] == []
     rank.wait()
 
 
 def test_process_names_contain_the_rank(rank: Rank) -> None:
-    """All have the launcher's arguments, so `ps` and the kernel log could not distinguish them otherwise."""
+    """Ranks and guards have the arguments of the launcher, so `ps` could not distinguish them otherwise, nor the kernel log."""
     pid = rank.start().pid
     for number, name in ((pid, "rank 3"), (rank.guard, "rank 3's guard")):
         wait_until(lambda number=number, name=name: Path(f"/proc/{number}/comm").read_text() == f"{name}\n")
@@ -215,7 +215,7 @@ def test_rank_sends_heartbeats_before_its_program_starts(rank: Rank) -> None:
     """The import of torch takes seconds, during which the rank must not appear lost."""
     rank.start("signal.pause()")
     wait_until(lambda: rank.state.alive_s is not None)
-    assert rank.receiver.states()[0].alive_s is None, "only this rank sent a heartbeat"
+    assert rank.receiver.states()[0].alive_s is None, "no other rank may have sent a heartbeat"
     os.kill(rank.pid, signal.SIGKILL)
     rank.wait()
 
@@ -274,7 +274,7 @@ def test_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPat
         lambda: Path(f"{rank.description_path}.child").exists() and Path(f"{rank.description_path}.child").read_text()
     )
     select.select([], [], [], 3 * guard.POLL_S)
-    assert read_process(rank.pid), "the rank runs while the supervisor runs"
+    assert read_process(rank.pid), "the rank must run while the supervisor runs"
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
     assert rank.wait() == (-9, -9, True)

@@ -107,7 +107,9 @@ def test_snapshot_with_the_highest_power_is_kept() -> None:
 def test_snapshot_with_an_alarm_is_kept(alarm: str, absent: str, is_kept: bool) -> None:
     snapshots = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
     assert selected_seconds(*snapshots) == ([1, 2] if is_kept else [2])
-    assert selected_seconds(*reversed(snapshots)) == ([1, 2] if is_kept else [2]), "in order of time"
+    assert selected_seconds(*reversed(snapshots)) == ([1, 2] if is_kept else [2]), (
+        "the kept snapshots must be in order of time"
+    )
 
 
 def test_first_three_snapshots_with_an_alarm_are_kept_once() -> None:
@@ -120,7 +122,7 @@ def test_first_three_snapshots_with_an_alarm_are_kept_once() -> None:
 
 
 class FakeProcesses:
-    """Processes in a fake /proc, and the signals sent to them. SIGKILL ends a process; so does SIGTERM unless it ignores it."""
+    """Processes in a fake /proc, and the signals sent to them. SIGKILL ends any of them, SIGTERM those that do not ignore it."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.root = FakeProc(root), root
@@ -222,7 +224,7 @@ def test_only_processes_that_remain_after_the_grace_are_killed(
     ProcessTree(10).end(4.5)
     killed = [pid for pid, number in processes.sent if number == signal.SIGKILL]
     assert sorted(killed) == [11, 12]
-    assert len(waits) == 5, "not longer than the grace"
+    assert len(waits) == 5, "it must not wait longer than the grace"
 
 
 def test_end_of_an_ended_tree_does_not_wait(
@@ -374,7 +376,7 @@ def test_oldest_archived_attempt_of_the_stage_is_removed(tmp_path: Path) -> None
     work, logs = tmp_path / "gang", tmp_path / "logs"
     work.mkdir()
     archive_logs(work, logs)
-    assert not logs.exists(), "there was no previous attempt"
+    assert not logs.exists(), "no directory may be created without a previous attempt"
     for number in range(8):
         (logs / f"gang.{number}").mkdir(parents=True)
         os.utime(logs / f"gang.{number}", (0, 100 - number))  # the last name is the oldest
@@ -435,7 +437,7 @@ def test_killed_rank_is_named_after_the_other_ranks_had_time_to_report(
     verdict = gang_monitor.poll(0.0)
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.hosts) == ("rank_ended", 1, ("h1",))
-    assert gang_monitor.poll(0.0) is verdict, "the first verdict stays"
+    assert gang_monitor.poll(0.0) is verdict, "the first verdict must stay"
     clock.now += 1.0
     assert gang_monitor.poll(0.0) is verdict
 
@@ -459,7 +461,7 @@ def test_oom_killed_rank_is_reported_with_its_reason(
     assert gang_monitor.out_of_memory_reason() == ""
     tree.group("slice/session", kills=1)
     assert [state.why for state in gang_monitor.states().values()] == ["", ""], (
-        "neither rank ended by a SIGKILL from outside"
+        "neither rank was killed by a SIGKILL from outside, so no reason may be given"
     )
     receiver.close()
     second_receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
@@ -469,7 +471,7 @@ def test_oom_killed_rank_is_reported_with_its_reason(
     tree.group("slice/session", kills=2)
     reasons = [state.why for state in gang_monitor.states().values()]
     tree.group("slice/session", kills=9)
-    assert reasons == [state.why for state in gang_monitor.states().values()], "later kills do not change the reason"
+    assert reasons == [state.why for state in gang_monitor.states().values()], "later kills must not change the reason"
     second_receiver.close()
     assert reasons[0] == ""
     assert reasons[1].startswith("killed by the kernel's out-of-memory killer (oom_kill 1")
@@ -647,7 +649,7 @@ def test_only_a_pause_longer_than_the_poll_counts_as_suspension(
     assert gang_monitor.states()[0].silent_s == 2.5
     clock.now += 3.5
     gang_monitor.poll(1.0)
-    assert gang_monitor.states()[0].silent_s == 2.5, "the pause does not count as silence"
+    assert gang_monitor.states()[0].silent_s == 2.5, "the pause must not count as silence"
 
 
 # ---- the flight recorders ----
@@ -681,12 +683,12 @@ def test_dump_is_requested_from_each_listening_rank_and_awaited(
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         (tmp_path / "flight.rank0").unlink()
         dump_flight_records(tmp_path, [0])
-        assert sum(waits[3:]) == pytest.approx(flight_recorder.DUMP_S, abs=0.1), "the wait is limited"
+        assert sum(waits[3:]) == pytest.approx(flight_recorder.DUMP_S, abs=0.1), "the wait must be limited"
     finally:
         os.close(reader)
     waits.clear()
     dump_flight_records(tmp_path, [0, 1])
-    assert waits == [], "no rank listens"
+    assert waits == [], "it must not wait if no rank listens"
 
 
 # ---- a whole launch ----
@@ -728,8 +730,8 @@ def test_ranks_get_their_supervisor_and_a_dump_directory(run: HostRun) -> None:
     assert before <= float(variables[LAUNCHED]) <= time.monotonic()
     assert (work / "cwd").read_text().strip() == str(work)
     assert (work / "stdin").read_text() == ""
-    assert len(set((work / "ids").read_text().split())) == 1, "the program has its own session"
-    assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's own value has precedence"
+    assert len(set((work / "ids").read_text().split())) == 1, "the program must have its own session"
+    assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's own value must have precedence"
     assert flight_recorder_env(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
     assert (variables["TORCH_FR_BUFFER_SIZE"], variables["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
     for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
@@ -798,7 +800,9 @@ def test_fast_collectors_are_read_while_the_ranks_run(
 @pytest.mark.parametrize(
     ("stage", "has_timeline"), [("benchmark", True), ("gang", True), (PROBE, False), (CELL, False), (SOAK, False)]
 )
-def test_gpu_launch_reports_its_telemetry(tmp_path: Path, stage: str, has_timeline: bool) -> None:
+def test_gpu_launch_has_a_timeline_only_in_the_benchmark_and_gang_stages(
+    tmp_path: Path, stage: str, has_timeline: bool
+) -> None:
     """Without NVML, the timeline contains the reason."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
@@ -912,7 +916,7 @@ def test_deadline_is_reported_despite_an_unable_rank(run: HostRun) -> None:
     assert (done.outcome, done.culprit) == ("deadline", None)
 
 
-def test_single_host_reports_why_each_figure_is_missing(run: HostRun) -> None:
+def test_launch_of_a_single_host_finishes_without_a_culprit_despite_an_unable_rank(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     done = launch(run, f"echo '{state}' > rank1.state.json").launches[0]
     assert (done.outcome, done.culprit) == ("finished", None)
@@ -962,7 +966,7 @@ def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: py
     assert (done.outcome, done.culprit.kind, done.culprit.rank) == ("failed", "rank_ended", 1)
     assert lines == [f"stage benchmark: {done.culprit.text}; ending all of its processes"]
     assert done.reason == done.culprit.text
-    assert os.read(reader, 1) == b"", "no dump is requested after the end of a rank"
+    assert os.read(reader, 1) == b"", "no dump may be requested after the end of a rank"
     os.close(reader)
     assert done.duration_s < 10
 
@@ -1076,7 +1080,7 @@ def test_last_status_is_received_and_the_sender_does_not_wait_longer(
     monitors[0].announce_exit()
     listener.join(5)
     assert second_channel.statuses["h1"].finished
-    assert second_channel.statuses["h1"].ranks[0].exit_code == 0, "the last status has the end of its ranks"
+    assert second_channel.statuses["h1"].ranks[0].exit_code == 0, "the last status must contain the end of the ranks"
     assert time.monotonic() - began < monitor.EXIT_ANNOUNCEMENT_S / 2
     assert second_channel.verdict is None
     PeerChannel(gang("h1")).close()  # the port is free for the next launch

@@ -174,7 +174,7 @@ def test_ranks_get_torchs_variables() -> None:
     assert torch_env.torch_variables(srun(rank=1, node=1))["MASTER_ADDR"] == "h1"
     assert torch_env.torch_variables({}) == {}
     assert torch_env.torch_variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, (
-        "torchrun under mpirun"
+        "ranks of torchrun under mpirun must keep torchrun's variables"
     )
     consistent = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
     assert torch_env.torch_variables(open_mpi(3, 4, 1) | consistent) == {
@@ -359,7 +359,7 @@ def test_hosts_on_the_command_line_are_planned_as_one_gang(capsys: pytest.Captur
     assert {stage["name"]: stage for stage in document["stages"]}["gang"]["benchmarks"]["training"]["epochs"] == 3
     assert main(["plan", "--hosts", "n1", "--gpus", "8", "--json"]) == 0
     assert "gang" not in {stage["name"] for stage in json.loads(capsys.readouterr().out)["stages"]}, (
-        "one host has no gang"
+        "one host must have no gang"
     )
 
 
