@@ -46,7 +46,7 @@ class ManualTelemetry(Telemetry):
 
 
 def gpu_sample(at: float, index: int = 0) -> GpuSample:
-    """Return a sample of a GPU under load in the middle of each minute, otherwise at 345 MHz and 75 W."""
+    """Return a sample of a GPU that works in the middle third of each minute, and otherwise idles at 345 MHz and 75 W."""
     works = 20 <= at % 60 < 40
     return GpuSample(
         690.0 + 7 * (at % 1) + index if works else 75.0, 1.755e9 if works else 3.45e8, 30 + at % 60, 0, 2.6e9
@@ -100,7 +100,7 @@ def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, l
 
 
 def test_eight_gpus_add_little_to_a_record() -> None:
-    """The load changes all the time, so that each word has a spread and the maximum length."""
+    """The load changes all the time, so that the text of each bucket has a spread and the maximum length."""
 
     def varying_sample(at: float) -> GpuSample:
         return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
@@ -296,7 +296,9 @@ def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
     assert [spark.line.count("M") for spark in broken.sparks if spark] == [2, 2, 2]
     for spark in broken.sparks:
         assert spark
-        assert not [x for x in xs(spark.line) + xs(spark.band) if 40 < x < 80]  # of 160, a quarter to a half
+        assert not [
+            x for x in xs(spark.line) + xs(spark.band) if 40 < x < 80
+        ]  # the plot is 160 wide, and the second quarter is missing
     assert (whole.lost, broken.lost) == ("", "NVML: GPU is lost")
     assert "no data for 10 s" in broken.figures[0]
     assert "no data" not in whole.figures[0]
@@ -360,7 +362,7 @@ def test_host_without_trace_has_no_plots(plan: Plan) -> None:
         assert not any("traces" in page for page in data(report)["pages"].values())
 
 
-def test_only_hosts_with_findings_of_many_have_plots() -> None:
+def test_only_hosts_with_findings_have_plots_if_there_are_many_hosts() -> None:
     many = builders.plan(*(f"h{number}" for number in range(1, 15)))
     evidence = builders.evidence(many)
     trace = launch_trace(60, gpus=2)

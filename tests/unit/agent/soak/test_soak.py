@@ -756,7 +756,7 @@ def test_host_without_a_soak_is_inconclusive(plan: Plan) -> None:
     assert "the plan has a soak, but no record of the host has one" in [item.reason for item in result]
 
 
-def test_drift_needs_more_than_the_first_hour() -> None:
+def test_drift_of_a_long_soak_needs_data_after_the_first_hour() -> None:
     recorder = Recorder()
     for at in range(0, 3000, 300):
         recorder.add_value(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
