@@ -98,7 +98,7 @@ def test_every_port_reports_all_readings() -> None:
     assert [key for key, value in observed.items() if isinstance(value, Absent)] == []
 
 
-def test_scrape_omits_network_addresses(root: Path) -> None:
+def test_scrape_omits_lids_and_roce_interfaces(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"lid", "sm_lid", "interface", "roce_v2"}
 
@@ -136,12 +136,12 @@ def test_invalid_state_is_an_error(text: str) -> None:
 # ---- rate and width ----
 
 
-def test_one_of_four_lanes_is_narrowed(root: Path) -> None:
+def test_port_with_one_of_four_lanes_is_narrowed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, rate="100 Gb/sec (1X NDR)"))
     assert fault == {("rate", SCOPE): 12.5e9, ("width", SCOPE): 1, ("narrowed", SCOPE): True}
 
 
-def test_two_lanes_of_a_splitter_cable_are_not_narrowed(root: Path) -> None:
+def test_port_with_two_lanes_of_a_splitter_cable_is_not_narrowed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, rate="200 Gb/sec (2X NDR)"))
     assert fault == {("rate", SCOPE): 25e9, ("width", SCOPE): 2}
 
@@ -261,10 +261,10 @@ def test_refused_counter_is_read_again_after_an_hour(root: Path) -> None:
     counter.unlink()
     counter.write_text("7\n")
     now += 3599.0
-    assert symbol_errors() == refused, "within an hour the counter is not read again"
+    assert symbol_errors() == refused, "the counter must not be read again within an hour"
     now += 2.0
     assert symbol_errors() == 7
     counter.unlink()
     assert symbol_errors() == Absent.unsupported("the adapter has no such counter")
     counter.write_text("8\n")
-    assert symbol_errors() == 8, "a missing file may appear at any time"
+    assert symbol_errors() == 8, "a counter whose file was missing must be read at once when the file appears"

@@ -321,7 +321,7 @@ def test_number_of_distinct_parts_is_limited() -> None:
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)
 
 
-def test_firmware_record_is_counted_once_and_for_each_number() -> None:
+def test_firmware_record_is_counted_once_for_each_number() -> None:
     (record,) = [lines for expected, lines in paragraphs() if expected == {"event memory_corrected dimm=P1-DIMMC1"}]
     again = [line.replace("{3}", f"{{{number}}}") for number in range(4, 24) for line in record]
     assert list(counts(*record, *again).events.by_part()) == [("memory_corrected", ("dimm", "P1-DIMMC1"), 21)]

@@ -621,7 +621,8 @@ PER_GPU = sorted(
 def test_refusal_of_any_reading_until_a_reset_is_the_recovery_action(reader: nvml.Reader, getter: str) -> None:
     before_r570 = "FieldValues.230=!3"
     observed = readings(reader, "healthy-h100x8", before_r570, f"gpu.3.{getter}=!16")
-    # Not read: fallbacks of newer functions, counters of an exporter, other ends of further links. A pair has two GPUs.
+    # Exempt: fallbacks of newer functions, counters that only an exporter reads and other ends of further links, which are not
+    # read here, and the link of a pair, since either of its GPUs may have refused it.
     is_exempt = re.match("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType", getter)
     assert observed["gpu.recovery_action gpu=3"] == "gpu_reset" or is_exempt
     assert observed["gpu.count host"] == 8
@@ -777,7 +778,7 @@ def test_blocked_gpu_affects_only_its_readings_and_is_waited_for_once(
     (first, observed), (second, again) = repeated_snapshots(library, scenario, "# nothing new")
     assert changes(healthy, observed) == changes(healthy, again) == lost_gpu_changes(healthy, 2, NO_ANSWER)
     assert 0.5 <= first < 3
-    assert second < 0.5, "the collector waits for a blocked GPU only once"
+    assert second < 0.5, "the collector must wait for a blocked GPU only once"
 
 
 def test_blocked_handle_affects_only_its_gpu(library: Path, healthy: Readings, tmp_path: Path) -> None:
@@ -1316,13 +1317,13 @@ def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     reported = nvml.python(["-c", BACKGROUND_READINGS, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
     *counted, last = json.loads(reported)
-    assert (counted[0], last) == ("0", "7"), "an expired reading is refreshed for the next collection"
+    assert (counted[0], last) == ("0", "7"), "an expired reading must be refreshed for the next collection"
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
-        "refreshed by the third collection, or by the second on a busy machine"
+        "the second collection must have the old reading; the third may have the new one if the machine is busy"
     )
 
 
-def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_readings_that_were_not_requested_for_long_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
     now = [1000.0]
     monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (calls.append(now[0]), [("gpu.energy", {}, now[0])])[1])
