@@ -310,7 +310,7 @@ XID_CRITERIA = ("xid-", "sxid-")
 def judged(
     counts: Mapping[str, object], *, observed: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
 ) -> list[Verdict]:
-    """Return the XID and SXid verdicts on h1 if both snapshots have these counts; `observed` has the newest XID time of each."""
+    """Return the XID and SXid verdicts on h1 if each snapshot has these counts; `observed`: newest XID times before and after."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records

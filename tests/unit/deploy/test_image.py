@@ -117,7 +117,9 @@ def test_sshd_and_mpi_do_not_start_without_the_key_of_the_job(mode: str, file: s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to own the directory as the user of the image")
 def test_health_check_depends_on_the_command_of_the_container(image: dict[str, str]) -> None:
-    assert entry(image, script="healthy.sh").returncode == 1, "nothing was started"
+    assert entry(image, script="healthy.sh").returncode == 1, (
+        "the container must be unhealthy while nothing was started"
+    )
     entry(image)
     results = {**image, "RACKPROOF_RESULTS": image["HOME"]}
     assert entry(results, script="healthy.sh").returncode == 0
@@ -125,7 +127,9 @@ def test_health_check_depends_on_the_command_of_the_container(image: dict[str, s
     entry(image, "rackproof", "export")
     port = {**results, "RACKPROOF_EXPORTER_PORT": "1"}
     (Path(image["HOME"]) / "bin" / "python3").symlink_to(sys.executable)
-    assert entry(port, script="healthy.sh").returncode == 1, "the exporter does not answer"
+    assert entry(port, script="healthy.sh").returncode == 1, (
+        "the container must be unhealthy if its exporter does not answer"
+    )
 
 
 def test_image_and_manifests_use_the_same_user() -> None:

@@ -1,4 +1,4 @@
-"""The documentation builds as a site without a warning, and a broken link is one."""
+"""The documentation builds as a site without a warning, and a broken link fails the build."""
 
 from __future__ import annotations
 

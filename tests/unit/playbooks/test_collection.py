@@ -182,7 +182,9 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
     assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, (
         "the callback plugin must write events.jsonl and progress.jsonl"
     )
-    assert not (installed(site) / "runs").exists(), "another user may own the collection"
+    assert not (installed(site) / "runs").exists(), (
+        "a run must write nothing into the collection, which another user may own"
+    )
     assert not (installed(site) / "build").exists()
 
 

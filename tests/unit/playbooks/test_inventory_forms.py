@@ -18,7 +18,7 @@ ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 
 
 def plan(tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-    """Run drivers.yml, which without hosts to change only checks the inventory and plans, in the run `r1`."""
+    """Run drivers.yml for the run `r1`. It has no driver to install, so it only checks the inventory and plans the run."""
     common = {
         "rackproof_profile": "rehearsal",
         "rackproof_gang": "none",

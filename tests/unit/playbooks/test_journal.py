@@ -67,6 +67,7 @@ def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, p
 
 
 def test_report_of_the_last_play_is_not_written_twice(tmp_path: Path, run_dir: Path) -> None:
+    """The last play of this test writes no report, so a report.json would be that of the plugin."""
     done = play(
         playbook(tmp_path, run_dir, measure({"ansible.builtin.debug": {"msg": "measured"}}), report()), tmp_path
     )

@@ -141,6 +141,7 @@ def test_limit_of_a_fetched_record_is_that_of_the_reader() -> None:
 
 
 ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_text(encoding="utf-8"))[0]["loop"]
+"""Roles whose variables the role `plan` binds: it sets them as facts, which no result of a host's modules can replace."""
 
 
 def test_every_role_with_defaults_is_bound() -> None:

@@ -112,7 +112,7 @@ def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
     observed = {observation["name"] for observation in record["observations"]}
-    assert "overlap.hidden_share" in observed, "a single host runs the gang benchmarks"
+    assert "overlap.hidden_share" in observed, "a single host must run the gang benchmarks"
     assert not any(name.startswith("pairs") for name in observed)
     assert [snapshot["phase"] for snapshot in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
@@ -132,7 +132,7 @@ def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Pa
     assert "there is no NVIDIA GPU on this machine's PCI bus" in done.stderr
     assert "`rackproof run --profile rehearsal` tries every stage on CPUs" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "runs").exists(), "no run was started"
+    assert not (tmp_path / "runs").exists(), "no run may be started"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     assert gpus(8, 8).disagreement() == ""
     assert gpus(8, 8).expected == 8
     lost = gpus(8, 7)
-    assert lost.expected == 8, "the lost GPU is expected, so that the report lists it as missing"
+    assert lost.expected == 8, "the lost GPU must be expected, so that the report lists it as missing"
     assert "the PCI bus has 8 NVIDIA GPUs but the driver answers for 7" in lost.disagreement()
     assert "but the driver answers for 8" in gpus(0, 8).disagreement()
     in_container = gpus(8, 2, given=2)
@@ -275,7 +275,7 @@ def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytes
     )
     (fit / readiness.COMPATIBILITY).mkdir(parents=True)
     (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()
-    assert readiness_problems(fit) == [], "NVIDIA's compatibility package supports it"
+    assert readiness_problems(fit) == [], "with NVIDIA's compatibility package there must be no problem"
     write_torch(fit, "cuda: Optional[str] = None")
     assert readiness_problems(fit) == [
         "torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"
@@ -322,7 +322,9 @@ def planned(tmp_path: Path, profile: str = "standard", gpu_count: int = 4, **cho
 
 
 def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
-    assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), "four of them will be reported as missing"
+    assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), (
+        "all requested GPUs must be planned, so that missing ones are reported"
+    )
     assert not planned(tmp_path, gpus=8).hosts[0].count_found
     host = planned(tmp_path).hosts[0]
     assert (host.devices, host.count_found) == ((0, 1, 2, 3), True)

@@ -26,7 +26,7 @@ def test_help_lists_every_verb_once_under_its_group(capsys: pytest.CaptureFixtur
     assert [word for word in first_words if word in VERBS] == list(VERBS)
 
 
-def test_help_of_a_verb_is_that_of_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verb_help_prints_what_the_option_help_of_a_verb_prints(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for arguments in (["help", "diff"], ["diff", "--help"]):
         with pytest.raises(SystemExit) as ended:
@@ -37,7 +37,7 @@ def test_help_of_a_verb_is_that_of_its_option(capsys: pytest.CaptureFixture[str]
     assert texts[0].startswith("usage: rackproof diff ")
 
 
-def test_version_is_that_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verb_version_prints_what_the_option_version_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     with pytest.raises(SystemExit):
         main(["--version"])

@@ -1,4 +1,4 @@
-"""Packages are installed into the agent's environment, whatever the host's pip is set to."""
+"""Packages are installed into the agent's environment, however pip is configured on the host."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def network(probe: ModuleType, interface: str = "", address: str = "") -> list[s
         ("", "nowhere.invalid", "rackproof_fabric_address nowhere.invalid cannot be resolved on this host ("),
     ],
 )
-def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: str, address: str, problem: str) -> None:
+def test_interface_or_address_that_the_host_lacks_is_a_problem(
+    probe: ModuleType, interface: str, address: str, problem: str
+) -> None:
     if address == "::1" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     problems = network(probe, interface, address)
@@ -75,7 +77,7 @@ def test_interface_and_address_exist_on_the_host(probe: ModuleType, interface: s
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "0.0.0.0", "localhost", "198.51.100.7", "nowhere.invalid"])
-def test_exporter_listens_on_an_address_of_the_host(probe: ModuleType, address: str) -> None:
+def test_exporter_address_that_the_host_lacks_is_a_problem(probe: ModuleType, address: str) -> None:
     problems = list(probe.network_problems(Namespace(interface="", address="", exporter_address=address)))
     fabric = network(probe, address=address)
     assert problems == [text.replace("rackproof_fabric_address", "rackproof_exporter_listen") for text in fabric]
@@ -117,7 +119,7 @@ def test_exporter_listens_on_an_address_of_the_host(probe: ModuleType, address: 
     ],
 )
 @pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "a file of NCCL"])
-def test_variables_of_the_ranks_name_existing_devices_and_files(
+def test_variable_of_the_ranks_that_names_a_missing_device_or_file_is_a_problem(
     probe: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -196,7 +198,7 @@ def test_unusable_directories_of_the_agent_are_problems(
     monkeypatch.setattr(
         probe.os, "statvfs", lambda _: Namespace(f_files=0, f_favail=0, f_flag=0, f_bavail=1, f_frsize=1)
     )
-    assert directories(probe, tmp_path) == [], "btrfs counts no files"
+    assert directories(probe, tmp_path) == [], "a file system that counts no files, such as btrfs, must be accepted"
 
 
 def test_full_temporary_directory_is_a_problem(

@@ -168,7 +168,7 @@ def test_similar_names_are_suggested(word: str, suggested: str) -> None:
     assert documents.nearest(word, MODELS) == (f" (did you mean {suggested}?)" if suggested else "")
 
 
-def test_a_gpu_model_is_never_suggested_for_one_with_other_letters() -> None:
+def test_same_letters_limits_suggestions_to_names_with_the_same_letters() -> None:
     assert documents.nearest("h2000", ["gh200", "baseline"]) == " (did you mean gh200?)"
     assert documents.nearest("h2000", ["gh200", "baseline"], same_letters=True) == ""
     assert documents.nearest("h2000", ["gh200", "h200-sxm"], same_letters=True) == " (did you mean h200-sxm?)"

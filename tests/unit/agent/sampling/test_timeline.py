@@ -296,9 +296,8 @@ def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
     assert [spark.line.count("M") for spark in broken.sparks if spark] == [2, 2, 2]
     for spark in broken.sparks:
         assert spark
-        assert not [
-            x for x in xs(spark.line) + xs(spark.band) if 40 < x < 80
-        ]  # the plot is 160 wide, and the second quarter is missing
+        # The plot is 160 wide. The gap is its second quarter.
+        assert not [x for x in xs(spark.line) + xs(spark.band) if 40 < x < 80]
     assert (whole.lost, broken.lost) == ("", "NVML: GPU is lost")
     assert "no data for 10 s" in broken.figures[0]
     assert "no data" not in whole.figures[0]
