@@ -1,7 +1,8 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
 The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five do not move it. The scatter
-of the other runs is the figure's noise. A limit is never closer to the level than this noise, except for counts.
+of the remaining runs is the figure's noise. A limit is never closer to the level than a multiple of this noise, except for
+counts.
 
 A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
 (Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead
@@ -28,9 +29,9 @@ SOURCE = "the record on which the part was accepted"
 MIN_VALUES_FOR_OUTLIERS = 5
 """With fewer values no outlier can be identified. Their median tolerates one wrong value in three."""
 MIN_RUNS_FOR_NOISE = 3
-"""Fewer runs do not give the noise from run to run."""
+"""With fewer runs, the noise from run to run is unknown."""
 NEAR_FRACTION = 0.01
-"""Fraction of the value: a run this close to the others is never an outlier, even if the others are closer together."""
+"""Fraction of the middle value: a run this close to the middle is never an outlier, however close together the others are."""
 OUTLIER_SIGMAS = 5.0
 """Values farther than this from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
@@ -147,7 +148,7 @@ def level_of(
 def noise(level: Level) -> float:
     """Return the relative standard deviation of a new measurement around the level; 0 if it is not known.
 
-    Only the accepted runs count: if a part scatters more since then, its limit does not become more lenient.
+    Only the accepted runs count: a part that scatters more in later runs does not get a more lenient limit.
     """
     sigma = (level.sigma or 0.0) * math.sqrt(1 + 1 / max(1, len(level.values) - level.left_out))
     return math.hypot(sigma, level.precision or 0.0)
@@ -184,8 +185,8 @@ def is_baseline_figure(observation: Observation) -> bool:
 def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
     """Return the identity of the GPU that a scope begins with, and the rest of the scope.
 
-    Without such a GPU, or if it has no identity: an empty string and the whole scope, which is empty for the host. A peer in the
-    rest is replaced by its identity too, so that the result does not depend on GPU indexes.
+    Without such a GPU, or if it has no identity: an empty string and the whole scope; for the scope `host`, two empty strings. A
+    peer in the rest is replaced by its identity too, so that the result does not depend on GPU indexes.
     """
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
@@ -213,7 +214,10 @@ def settings(observation: Observation) -> dict[str, Value]:
 
 
 def outcome_params(name: str) -> frozenset[str]:
-    """Return the parameters of a figure that are outcomes. Slow pairs of hosts are measured with smaller messages."""
+    """Return the parameters of a figure that are outcomes.
+
+    For pairs of hosts they include the message size, because slow pairs are measured with smaller messages.
+    """
     return OUTCOME_PARAMS | {"size_bytes"} if name.startswith("pairs.") else OUTCOME_PARAMS
 
 

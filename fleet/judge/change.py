@@ -25,8 +25,8 @@ class CounterChange:
     total: Value
     """The increase; if a reading is not a number, that reading, which no limit accepts."""
     reading: Observation
-    """The reading at the end of the largest increase of the stage with the largest one, or with the newest event; or the reading
-    that is not a number."""
+    """The reading after the largest single increase in the stage in which the counter rose most. For a timestamp of the newest
+    event: the first reading with its last value. If a reading is not a number: that reading."""
     stage: str
     """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""
     where: str

@@ -151,7 +151,7 @@ def _ends_of_launches(record: Record) -> Iterator[float]:
 
 def _identity_problems(record: Record) -> Iterator[Problem]:
     """Yield a problem for each index or PCI address that two GPUs share."""
-    for field in ("index", "pci_bus_id"):  # a serial or UUID that two GPUs share fails as a duplicate
+    for field in ("index", "pci_bus_id"):  # another check fails a serial or UUID that two GPUs share
         values = Counter(getattr(gpu, field) for gpu in record.gpus)
         for value, count in values.items():
             if count > 1 and value != "":
@@ -189,7 +189,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
-    """Check that each record has figures of its own stages only, and that one agent made all of them with the same software."""
+    """Check that each record has figures of its own stages only, and that all records are of the same Rackproof and software."""
     for record in records:
         stages = {item.stage for item in record.observations if item.status == MEASURED}
         if (GANG in stages) != bool(record.gang) and stages:

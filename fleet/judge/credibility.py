@@ -46,7 +46,7 @@ SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "thro
 ROUNDING = 1e-6
 DATASHEET_MULTIPLE = 3.0
 """A rate above this multiple of the datasheet's has a wrong unit or a wrong count: such mistakes change it by a factor of 8 or
-more. Copies in both directions at once reach 2, because the datasheet's link rates are those of one direction."""
+more. Copies in both directions at once may reach twice the datasheet's link rate, which is that of one direction."""
 CACHED_BYTES = 1 << 28
 """Less memory than this may fit into the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
 EMULATED_BY = {"fp64": "fp32"}

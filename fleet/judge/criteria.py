@@ -74,7 +74,7 @@ class Criterion:
             median. With a fraction too, the limit that is farther from the median counts.
         baseline: the limit comes from the accepted record of the same part. The criterion does not apply to a run without a
             baseline.
-        same_as_fleet: True: the value must be the most common one among the group's GPUs or hosts (`uniform`).
+        same_as_fleet: True: the value must be the most common one among the GPUs or hosts that it is compared with (`among`).
             False: any value is good; with `replaces` this disables a shipped criterion. With the operator `ge` or `le`, a
             greater or lesser value than the most common one passes too.
     """

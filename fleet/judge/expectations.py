@@ -1,4 +1,4 @@
-"""Judge what needs no criterion: missing observations, wrong or duplicate identities, and launches that do not fit together."""
+"""Judge what needs no criterion: missing observations, wrong or duplicate identities, and gangs that did not launch together."""
 
 from __future__ import annotations
 

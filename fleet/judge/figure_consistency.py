@@ -34,9 +34,9 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
 CREDIBLE_RATIO = 20.0
-"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Most times are
-not compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of one
-collective come from one measurement, and must agree within this factor too."""
+"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Most durations
+are not compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of
+one collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
 """Times that are compared too, because they do not include waiting for other devices. A time far below the others' is not
 credible."""
@@ -91,8 +91,8 @@ class FigureStructure:
     bounded: tuple[int, ...] = ()
     """Positions of the figures of `LEAST`."""
     loaders: tuple[tuple[int, int, int, float], ...] = ()
-    """Positions of a sufficiency, of a loading rate of the same device, and of the training rate of all ranks; the number of
-    ranks, times the ratio of the batch sizes if these differ: small batches train more slowly."""
+    """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; the
+    number of ranks, times the ratio of the batch sizes if these differ: small batches train more slowly."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False
@@ -104,13 +104,13 @@ Figures = tuple[Sequence[Observation], FigureStructure | None]
 
 
 class PartnerStructures:
-    """The structures of figures of pairs of hosts. They differ from host to host in the names of the partners."""
+    """The structures of figures of pairs of hosts. Hosts share them, although their figures name different partners."""
 
     def __init__(self) -> None:
         self._structures: BoundedCache[Hashable, FigureStructure] = BoundedCache(MAX_STRUCTURES)
 
     def of_host(self, view: HostView, items: Sequence[Observation]) -> FigureStructure:
-        """Return the structure of such figures of a host."""
+        """Return the structure of `items`, the figures of a host that are measured with partners."""
         if not all(item.token for item in items):
             return figure_structure(view, items)
         numbers: dict[str, int] = {}
@@ -133,7 +133,8 @@ class PartnerStructures:
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
     """Return the structure of figures of a host. Those of a soak are aggregates of its rounds."""
-    # A launch that was repeated later holds its own figures. The figures of a soak are in the record once for all rounds.
+    # The figures of a launch that was repeated later are in that launch, not in `items`. The record has the figures of a soak
+    # once for all rounds.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -263,19 +264,22 @@ def _wrong_param(view: HostView, item: Observation) -> str:
 
 
 def _wrong_share(item: Observation) -> str:
-    """Return why the bytes that a collective moved are not its size in whole elements of all ranks; empty if they are."""
+    """Return why the bytes that a collective moved do not match its size; empty if they do.
+
+    Each rank moves the same number of whole elements, so the two may differ by less than one element per rank.
+    """
     size, moved, ranks = (item.params.get(key) for key in ("size_bytes", "moved_bytes", "world_size"))
     if moved is None or not isinstance(size, int) or not isinstance(ranks, int):
         return ""
     if type(moved) is int and abs(moved - size) < ELEMENT_BYTES * ranks:
         return ""
-    return f"moved_bytes is {moved}, which is not {size} bytes in whole elements of {ranks} ranks"
+    return f"moved_bytes is {moved}, which is not {size} bytes rounded to whole elements for each of {ranks} ranks"
 
 
 def _wrong_replicas(view: HostView, item: Observation) -> str:
     """Return why the numbers of replicas and of ranks without one cannot be right; empty if they can.
 
-    Two neighbouring ranks of a host have a replica, so that at most one rank of each host has none.
+    Two neighbouring ranks of a host form a replica, so at most one rank of each host has none.
     """
     ranks, replicas, left_out = (item.params.get(key) for key in ("world_size", "replicas", "left_out"))
     if replicas is None and left_out is None:
@@ -503,8 +507,8 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
             continue
         product = rate.value * time.value
         if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
-            reason = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} give {product:g}, but the settings {amount:g}"
-            yield _problem(rate, reason)
+            measured = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} give {product:g}"
+            yield _problem(rate, f"{measured}, but the settings give {amount:g}")
     for first, second, third in structure.factors:
         one, other, whole = items[first], items[second], items[third]
         values = (one.value, other.value, whole.value)

@@ -131,8 +131,8 @@ class HostView:
         """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
 
         A hypervisor passes one GPU of an NVSwitch board through without its NVLinks: no link is ever up, the GPU belongs to no
-        fabric, and no NVSwitch is on the bus. The driver counts no links, or says that the GPU has none. The GPUs of a host
-        without a hypervisor never come without NVLinks.
+        fabric, and no NVSwitch is on the bus. The driver counts no links, or says that the GPU has none. On a
+        host without a hypervisor the same readings show a fault.
         """
         if len(self.host.devices) != 1 or True not in self._values("host.virtual_machine"):
             return False
@@ -207,7 +207,7 @@ class HostView:
     def must_match(self, criterion: Criterion) -> bool:
         """Return whether the criterion must match an observation: it is from a pack of the operator and not optional.
 
-        In a rehearsal none must, and without a baseline none that compares with it.
+        In a rehearsal no criterion must match, and in a run without a baseline none that compares with one.
         """
         is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)

@@ -73,7 +73,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "gpu.utilization": _LOAD,
     "gpu.throttle.active reason=hw_slowdown": "its causes, hw_thermal and hw_power_brake, are judged",
     "gpu.throttle.active reason=power_cap": "a healthy GPU reaches its power limit under load",
-    "gpu.throttle.time reason=board_limit": "limits of the board hold at full load too; the work under stress is judged",
+    "gpu.throttle.time reason=board_limit": "a healthy board reaches its limits at full load; the work under stress is judged",
     "gpu.throttle.time reason=power_cap": "a healthy GPU reaches its power limit under load",
     "gpu.throttle.time reason=reliability": "a healthy GPU reaches its highest voltage; the work under stress is judged",
     "gpu.throttle.time reason=sync_boost": "follows from the clocks of other GPUs, whose work under stress is judged",

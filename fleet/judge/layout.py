@@ -29,7 +29,8 @@ L = TypeVar("L")
 class HostValues:
     """The benchmark observations of one host, as a layout and its values.
 
-    The layout has only the kinds of observations on pairs of hosts (`partner=`), because their scopes differ from host to host.
+    Of observations on pairs of hosts (`partner=`), the layout has the kinds (`kind_of`), but neither scopes nor values, because
+    their scopes differ from host to host.
     """
 
     def __init__(self, view: HostView) -> None:

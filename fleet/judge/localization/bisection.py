@@ -5,8 +5,8 @@ A launch is a list of groups of hosts. No host is in two groups, all groups star
 the search needs and that have no outcome yet.
 
 1. Launch the hosts in pairs. If a pair works, both hosts are good, because only hosts and links can be bad.
-2. Launch every other host with a good host, then with a second one. If it fails with both, the host is bad. If it works with
-   one, the host is good and its link to the other is bad.
+2. Launch each remaining host with a good host and, if that fails, with a second good host. If it fails with both, it is bad. If
+   it works with the second, it is good and its link to the first is bad.
 3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest failing
    prefix of the list ends at one end of the link, and a second bisection finds the other end.
 4. Launch two good hosts that failed together a second time, because a launch can also fail by chance.
@@ -24,7 +24,7 @@ from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of
 from schemas.tournament import pairs_of, select_rounds
 
 WITNESSES = 2
-"""Failures that make a host bad (with different good hosts) or a link bad.
+"""Number of failures that make a host bad (each with a different good host) or a link bad.
 
 A single failure may be due to chance or to the link.
 """
@@ -47,7 +47,7 @@ class ProbeConclusion:
     """The result of a finished search."""
 
     suspects: tuple[Suspect, ...]
-    """Bad hosts and links; the fabric if only large groups fail, or if no two hosts work together; empty if all hosts do."""
+    """Bad hosts and links; the fabric if only large groups fail, or if no two hosts work together; empty if nothing fails."""
     good: tuple[str, ...]
     """Hosts that worked with at least one other host."""
     launches: int

@@ -1,8 +1,9 @@
 """Find the slow ends, rails and links of the pair matrix in one quantity, bandwidth or latency.
 
-An end is the GPU of one rail of a host, with its NIC. A pair is as fast as its slowest part. Therefore a slow end is slow with
-every partner, and a good end is fast with at least one partner: an end is judged by its best pair, not by its average. If a pair
-of two good ends is slow, the link is slow. Speeds are compared as logarithms, so that a ratio is a difference.
+An end is the GPU of one rail of a host, with its NIC. A pair is as fast as its slowest part, and a good end is fast with at least
+one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow, the link is
+slow; but if at least half of the pairs of such an end are slow, the end is partly slow. Speeds are compared as logarithms, so
+that a ratio is a difference.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def find_slow_parts(edges: Sequence[Edge], tolerance: float, sigmas: float) -> S
 
     Args:
         edges: every pair of every rail once.
-        tolerance: share of the speed that a part may lack; the limit is higher if the measurements are noisy.
-        sigmas: standard deviations of the measurements that count as noise.
+        tolerance: share of the speed that a part may lack.
+        sigmas: a part may also lack this many standard deviations of the measurements, if that is more.
     """
     min_limit = -math.log(1 - tolerance)
     slow_parts = SlowParts(shares=_log_shares(edges), limit=min_limit, end_limit=min_limit)
@@ -90,8 +91,9 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
     """Return two mappings of the kinds of pairs: to their typical speed, and to a minimum speed.
 
     The typical speed is the median, over rails and hosts, of the best speed of each host. The median of all pairs is unsuitable:
-    three slow hosts out of eight slow down most of the pairs. It needs pairs of at least three hosts. A kind with fewer hosts
-    has a minimum speed instead: the highest typical speed of the kinds that it must be at least as fast as, if there is one.
+    three slow hosts out of eight slow down most of the pairs. A kind has a typical speed only if three or more hosts have pairs
+    of it. Any other kind has a minimum speed instead: the highest typical speed of the kinds that it must be at least as fast
+    as. If there is no such kind, it is in neither mapping.
     """
     best: dict[PairKind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:
@@ -112,9 +114,9 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 
 
 def _log_shares(edges: Sequence[Edge]) -> dict[int, float]:
-    """Return the speed of each edge as a share of the typical speed of its kind.
+    """Return index -> natural logarithm of the speed of each edge as a share of the typical speed of its kind.
 
-    A kind without a typical speed is compared with its minimum speed, and the share is capped at 1. An edge with neither is
+    If the kind has a minimum speed instead, the share is relative to that, and capped at 1. An edge whose kind has neither is
     left out.
     """
     typical, minimum = typical_speeds(edges)
@@ -133,7 +135,7 @@ def _best_share(shares: Sequence[float]) -> float:
 
 
 def _find_slow_ends(slow_parts: SlowParts, levels: Mapping[End, float], min_limit: float, sigmas: float) -> None:
-    """Find the slow rails, and the ends that are slow compared with the other ends of their rail."""
+    """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail."""
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
         levels_by_rail[rail][host] = level

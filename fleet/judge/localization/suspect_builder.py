@@ -24,7 +24,7 @@ from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, SlowPar
 
 MAX_LINKS = 5
 MAX_LINKS_SHARE = 0.02
-"""If more links are slow, by number and as a share of all pairs of hosts, the suspect is the fabric, not each link."""
+"""If more links than MAX_LINKS and than this share of all pairs of hosts are slow, the suspect is the fabric, not each link."""
 
 _FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
 """Only failed pairs have a share below this."""
@@ -178,7 +178,7 @@ class SuspectBuilder:
         others = (
             f"each host reaches normal speed with at least {partners} others"
             if partners
-            else "one of the hosts was measured with no other healthy host"
+            else "one of the hosts reaches normal speed with no other healthy host"
         )
         return self._suspect(
             LINK,

@@ -101,7 +101,7 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
 def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
     """Yield the link between two hosts if it is slow or failed, or if their collective is slow.
 
-    Neither the ends nor the link can be singled out.
+    Whether one of the hosts or the link is at fault cannot be decided.
     """
     if not pairs:
         return

@@ -1,6 +1,6 @@
 """Judge the hosts of each gang (the hosts of one multi-node launch): slow parts, and hosts that stopped a launch.
 
-The pair matrix gives `pairs.bandwidth` and `pairs.latency`. A part that is slow with every partner fails its host. A slow link
+The pair matrix gives `pairs.bandwidth` and `pairs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link
 between hosts is inconclusive on both ends, because two paths that a switch routes over one cable look the same. A failed link
 fails both ends if they work with other hosts.
 """
@@ -45,7 +45,7 @@ UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 SOURCE = "ours: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
 """Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
-deviations are enough: with six, five processes on a busy machine hid a host that was a hundred times too slow."""
+deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
 """This needs at least three comparisons, because a single pair is slow whenever another process uses the CPU."""
 SLOW_RAIL = 0.75
@@ -292,7 +292,7 @@ def _value(pair: Pair, quantity: str) -> float | None:
 
 
 def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return the best rail of each pair of hosts of a rehearsal: all processes share one link, and some also share a CPU."""
+    """Return one rail for each pair of hosts of a rehearsal (`_best_rail`): all processes share one link, and some also a CPU."""
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)

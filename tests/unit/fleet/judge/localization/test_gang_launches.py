@@ -432,7 +432,8 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
     "a host with one partner": [
         (
             "link", "a - b", 0.5,
-            "bandwidth between a and b is 50 % of the typical value; one of the hosts was measured with no other healthy host",
+            "bandwidth between a and b is 50 % of the typical value; "
+            "one of the hosts reaches normal speed with no other healthy host",
             "ab", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
