@@ -538,8 +538,9 @@ def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
         return f"the median {samples.p50:g} is not between {least:g} and {greatest:g}"
     if not least - margin <= value <= greatest + margin:
         return f"the value {value:g} is not between {least:g} and {greatest:g}"
-    if samples.n < 1 or (samples.precision is not None and samples.n < LEAST_FOR_PRECISION):
-        return f"it has {samples.n} samples"
+    needed = 1 if samples.precision is None else LEAST_FOR_PRECISION
+    if samples.n < needed:
+        return f"it has {samples.n} samples, but needs at least {needed}"
     if least < 0:
         return f"a sample is negative: {least:g}"
     if least > 0 and not _possible_variation(samples, has_rounds=has_rounds):

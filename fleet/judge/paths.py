@@ -1,7 +1,8 @@
 """Explain slow collectives by a slow NCCL transport.
 
-A slow transport is usually caused by a setting, so no part needs replacement. In two cases the cause may be a bad link, and the
-action stays the same: the transport is normal in this fleet, or a link of the host fails by itself.
+A slow transport is usually caused by a setting, so the action of the verdict becomes `configure`. In two cases the cause may be a
+bad link, and the verdict keeps the criterion's action: the transport is normal in this fleet, or a link of the host fails by
+itself.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _is_in_every_snapshot(name: str) -> bool:
 
 
 def reading_problems(record: Record) -> Iterator[Problem]:
-    """Yield every reading that a snapshot lacks, that changed although it cannot, or that is not the identity in the record."""
+    """Yield the readings that a snapshot lacks, that changed although they cannot, or that contradict the GPUs of the record."""
     # If a collector failed, its readings are missing. Another verdict reports that and names the collector.
     snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
     full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]

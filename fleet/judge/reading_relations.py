@@ -28,8 +28,8 @@ COUNTS = {
 }
 """Count of parts -> a reading that each of these parts has: a value, or the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
-"""Counts of parts that may be attached and detached again between two full snapshots, such as drives and virtual functions; and
-up to how many times the number of parts in a full snapshot may be counted in between. More is a wrong number."""
+"""Counts of parts that may be attached and detached between two full snapshots, such as drives and virtual functions. A snapshot
+in between may count up to MOST_ATTACHED times the parts of a full snapshot. A higher count is wrong."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",

@@ -21,7 +21,7 @@ MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
 MAX_EXACT = 1000
 """Number of different values up to which all of them are kept exactly."""
 ROUNDING_STEPS = 1 << 14
-"""Steps from 0 to the next power of two of rounded numbers; half of them are between two powers of two."""
+"""A number is rounded to one of this many steps between 0 and the next power of two."""
 MAX_BUFFERED = 2048
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
 

@@ -23,9 +23,10 @@ Problem = tuple[str, str, str, str]
 OVERLAP_TOLERANCE_S = 60.0
 """The system clock may be corrected between two launches."""
 UNREAD_S = 60.0
-"""A watched launch that takes longer has a snapshot: the agent takes one every 2 s, and a blocked driver delays it by 20 s."""
+"""If a launch with a timeline takes longer than this, a snapshot was taken during it: the agent takes one every 2 s, and a
+blocked driver delays it by 20 s."""
 POWER = "gpu.power"
-"""Reading in the timeline of every soak whose GPUs are watched."""
+"""Reading in the timeline of every soak whose GPUs the agent polls."""
 KEPT_ROUNDS = 4
 """A record of a soak keeps the launches of this many rounds, the first and the last three. It also keeps some failed launches."""
 
@@ -116,9 +117,9 @@ def _launch_order_problems(record: Record) -> Iterator[Problem]:
 
 
 def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
-    """Check that the record has a `during` snapshot of each stage that was watched for longer than UNREAD_S.
+    """Check that the record has a `during` snapshot of each stage that the agent polled for longer than UNREAD_S.
 
-    Such a stage has a launch of that length that succeeded and has a timeline, or is a soak of that length with power readings.
+    Such a stage has a successful launch of that length with a timeline, or is a soak of that length with power readings.
     """
     read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
     for launch in record.launches:

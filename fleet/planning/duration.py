@@ -15,7 +15,7 @@ from schemas.plans import Plan
 CATALOGUE_PROFILE = "standard"
 """Profile of the times in the catalogue."""
 _MAX_RUNS = 3
-"""The newest earlier runs to read; reading one takes up to a second."""
+"""Number of earlier runs to read, the newest first; reading one takes up to a second."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.stages import BENCHMARK, SOAK
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
-"""Limits: runs to read, runs whose records are read for the cost of benchmarks (the newest in each case), and records to read
-of hosts alone, as well as of hosts in gangs."""
+"""Limits: runs to read; runs whose records are read for the cost of benchmarks (the newest in each case); and, in each of these,
+host records and gang records to read (this many of each)."""
 REPORT_BYTES = 200_000_000
 Json = Any
 

@@ -55,7 +55,7 @@ class Decision:
     """The next step of the gangs of a run."""
 
     launches: tuple[LaunchPlan, ...]
-    """Launches without a common host, to start in parallel; empty if there is nothing left to launch."""
+    """Launches to start in parallel, no two of which share a host; empty if there is nothing left to launch."""
     excluded: Mapping[str, str]
     """Reachable hosts whose last launch failed, and why."""
     awaited: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ class _Candidate:
 
     @property
     def risk(self) -> float:
-        """Return the share of measurements with a finding, smoothed by half a finding, × (1 + weeks since the last one)."""
+        """Return the share of measurements with a finding, smoothed by half a finding, × (1 + weeks since the last run)."""
         return (self.findings + 0.5) / (self.measured + 1) * (1 + self.age_s / WEEK_S)
 
     def reason(self) -> str:

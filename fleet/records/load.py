@@ -31,7 +31,7 @@ JOURNAL_BYTES = 64_000_000
 MAX_CACHED_HOSTS = 16
 """The evidence of a run with more hosts is not kept in memory, except if only gang records are read."""
 FETCH_AGAIN = "resume the run, or collect it again"
-"""Advice for a missing record that no event explains."""
+"""Advice for a missing or rejected record that no event explains."""
 
 
 class RecordReader:

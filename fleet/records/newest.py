@@ -1,4 +1,4 @@
-"""Choose the newest run if a verb is given none."""
+"""Choose the newest run for commands that are given no run."""
 
 from __future__ import annotations
 
