@@ -60,7 +60,7 @@ class Family:
     help: str
     counter: bool = False
     labels: tuple[str, ...] = ()
-    """Labels of the scopes. Needed only if the test host has no reading of this family from which to derive them."""
+    """Labels of the scopes, for a family that may have no reading from which to derive them."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:

@@ -14,7 +14,7 @@ from collectors.base import Absent
 T = TypeVar("T")
 _BLOCK_BYTES = 65536
 _MOUNT_MARKERS = {"proc": "proc/sys", "sys": "sys/devices"}
-"""A path that exists if the file system is mounted. Otherwise a missing file does not mean that the kernel lacks the value."""
+"""Mount point -> path that exists if it is mounted. If it is not, a missing file does not mean that the kernel lacks it."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO)
@@ -64,11 +64,16 @@ class Files:
     def read(
         self, path: str, parse: Callable[[str], T], *, missing: str = "", refused: str = "", max_bytes: int = -1
     ) -> T | Absent:
-        """Return the result of `parse` for the content of a file.
+        """Return the result of `parse` for the content of a file, or why there is none.
 
-        A file for which `parse` raises MissingError is `unsupported`. So is a missing file, except that without `missing` it is
-        an `error` if its file system is not mounted, and a refusal for which `refused` gives the reason. Without both, a device
-        without the feature (EOPNOTSUPP, ENODEV, ENXIO) is `unsupported` too. Every other failure is an `error`.
+        The reading is `unsupported` in these cases:
+
+        * `parse` raises MissingError.
+        * The file is missing, and `missing` is given or the file system is mounted.
+        * The kernel refuses to read the file (EINVAL, EOPNOTSUPP), and `refused` is given.
+        * The device lacks the feature (EOPNOTSUPP, ENODEV, ENXIO), and neither `missing` nor `refused` is given.
+
+        Every other failure is an `error`.
 
         Args:
             parse: may raise ValueError or LookupError.

@@ -1,6 +1,6 @@
 """Faults of adapters, disks, memory, processors and PCIe links that the kernel writes to its log.
 
-If an event has several lines, only its first line is counted. The texts are from the sources of Linux: drivers/net/ethernet
+An event of several lines is counted once. The texts are from the sources of Linux: drivers/net/ethernet
 (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c),
 drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce, drivers/edac/mce_amd.c, kernel (watchdog.c, hung_task.c, rcu),
 drivers/iommu, drivers/nvme/host/pci.c, block/blk-core.c, drivers/md, fs (ext4, xfs, btrfs), drivers/thermal/intel/therm_throt.c.
@@ -26,7 +26,7 @@ _NVME = r"nvme (?P<disk>nvme\d+): "
 
 
 def _adapter(drivers: str) -> str:
-    """Return the beginning of a message of these drivers, with or without the name of the interface."""
+    """Return a pattern for the beginning of a message of these drivers, with or without the name of the interface."""
     return rf"(?:{drivers}) {_PCI}(?: [^:]{{1,60}})?: "
 
 

@@ -131,7 +131,7 @@ def _command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def uptime(line: str) -> float:
-    """Return the seconds since boot at which a line was logged; 1 if the line has no such time."""
+    """Return the seconds since boot at which a line was logged; 1 if the line has no such time, because 0 would mean "never"."""
     return 1.0 if (seconds := timestamp(line)) is None else seconds
 
 

@@ -200,7 +200,7 @@ def parse_xid(message: str) -> Xid | None:
     # The name of a process may look like a severity and comes before the real one, so use the last match.
     severities = _NVLINK5_SEVERITY.findall(match[3]) if int(match[2]) in _NVLINK5 else []
     return Xid(
-        pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them is there
+        pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them exists
         code=str(int(match[2])),
         is_fatal=bool(severities) and severities[-1].lower() == "fatal",
     )

@@ -75,6 +75,7 @@ class PartBaseline:
     """The baseline of one part, in one file: a GPU, identified by its serial, or a host, identified by its name."""
 
     kind: str
+    """`gpu`, `rehearsal` or `simulated`, as for the whole baseline."""
     part: str
     """`gpu` or `host`."""
     id: str

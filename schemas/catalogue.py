@@ -1,7 +1,7 @@
 """The settings and outputs of all benchmarks, in one table for the plan and for the benchmarks.
 
-A plan combines this table with a profile and an inventory. The benchmarks take their settings from it, and the plan the
-expected observations, so that both always agree about what is measured.
+A plan combines this table with a profile and an inventory. The plan takes the expected observations from this table, and the
+benchmarks take their settings from it, so both always agree about what is measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _convert(value: Any, default: Any) -> Any:
 
 
 def supports_placement(op: str, placement: str, device: str) -> bool:
-    """Return whether a collective can run in or out of place on a `gpu` or a `cpu`."""
+    """Return whether a collective supports the placement (`in_place`, `out_of_place`) on the device (`gpu`, `cpu`)."""
     if placement == "in_place":
         return op not in NO_IN_PLACE
     return device == "gpu" or op not in TORCH_ONLY_IN_PLACE
@@ -63,7 +63,7 @@ def can_observe(name: str, ranks: int) -> bool:
 
 
 def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") -> Iterator[Expectation]:
-    """Yield every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`, and its duration last."""
+    """Yield every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`; its duration comes last."""
     values = settings(benchmark, chosen)
     for output in outputs(benchmark, device):
         if not output.demanded:

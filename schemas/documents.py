@@ -259,7 +259,7 @@ def _as_text(where: str, error: ValidationError) -> str:
 VERY_SIMILAR = 0.85
 """Similarity of a word with one or two typing errors to the right word."""
 MAX_SUGGESTIONS = 6
-"""If more known words than this fit, none is suggested by its parts."""
+"""If more known words than this share a part with the wrong word, they are not suggested."""
 
 
 def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
@@ -351,7 +351,7 @@ def _schema(name: str) -> Json:
 
 
 def _inlined(node: Json, name: str) -> Json:
-    """Return a part of schemas/`name`.schema.json with its references resolved, with which jsonschema takes half the time.
+    """Return a part of schemas/`name`.schema.json with its references resolved: jsonschema is then twice as fast.
 
     References must not be recursive, and must not have sibling keywords other than a description.
     """

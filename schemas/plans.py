@@ -68,7 +68,7 @@ class PlannedHost:
     share_gpus: bool = False
     """Measure even if other processes use the GPUs."""
     count_found: bool = False
-    """Whether `devices` are the detected devices, because the inventory has no number."""
+    """Whether `devices` are the detected devices, because the inventory does not give their number."""
 
     @cached_property
     def scopes(self) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ class Plan:
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:
-        """Return the plan of these hosts, in this order and without the manifest. They must be whole gangs."""
+        """Return the plan of these hosts, in this order and without the manifest. A gang must be complete."""
         part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
         vars(part)["_expected"] = self._expected  # the cache is valid for both plans
         return part

@@ -214,7 +214,8 @@ class Launch:
     number: int = 0
     """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
     observations: tuple[Observation, ...] = ()
-    """Its observations, if it was a probe or a cell, or a later launch of the stage replaced it. Others are in the record."""
+    """Its observations, if it was a probe or a cell, or a later launch of the stage replaced it; otherwise they are in
+    `Record.observations`."""
     timeline: Trace | None = None
     """Telemetry of its GPUs. None on CPUs, for a probe or a cell, and for a round of a soak, which has its own timeline."""
 

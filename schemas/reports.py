@@ -223,7 +223,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Distribution of the numbers of a row. For many values it has an error of up to 1 in 10 000; `min` and `max` are exact."""
+    """Distribution of the numbers of a row. For many values, quantiles have errors of up to 0.01 %; `min` and `max` are exact."""
 
     n: int
     min: float
@@ -307,7 +307,7 @@ class SummaryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top of the report. `status` is PASS, FAIL or INCOMPLETE, with the `mark` before it."""
+    """The summary on top of the report. `status` is PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, with the `mark` before it."""
 
     status: str
     lines: tuple[SummaryLine, ...]

@@ -36,7 +36,7 @@ class Event:
     at_s: float
     """Seconds since the soak began."""
     until_s: float
-    """Time of its last repetition before a gap."""
+    """Seconds from the beginning of the soak to the last repetition. A repetition after a long gap is a separate event."""
     name: str
     scope: str
     count: float

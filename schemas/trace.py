@@ -1,4 +1,4 @@
-"""GPU telemetry of one launch. Each time bucket is one word of a text, so that every record can have it.
+"""GPU telemetry of one launch. Each time bucket is one word of a text, which is small enough for every record.
 
 The word `693-4+8` means: mean 693, minimum 4 less, maximum 8 more. `61` is a constant value and `.` an incomplete bucket. A text
 is used because the judge reads thousands of records and does not need the numbers; only charts parse them.
@@ -42,7 +42,7 @@ class Trace:
     """NVML index -> why samples of the GPU could not be taken."""
 
     def timeline(self) -> Timeline:
-        """Return the trace as series of numbers. The number of samples in a bucket is lost; it is always 1."""
+        """Return the trace as series of numbers. The number of samples in a bucket is not stored, so it is always 1 here."""
         return Timeline(bucket_s=self.bucket_s, series=tuple(self._series()))
 
     def _series(self) -> Iterator[Series]:

@@ -44,7 +44,8 @@ STARTED = time.monotonic()
 def main() -> int:
     """Run the requested benchmarks on this rank.
 
-    Returns 0 if all of them ran, even if a figure is an error. Without a supervisor, returns 1 if any figure is an error.
+    Under a supervisor, returns 0 if all of them ran, even if a figure is an error. Without one, returns 1 if any figure is an
+    error.
     """
     options = _parser().parse_args()
     try:
@@ -158,7 +159,10 @@ def _select_benchmarks(options: argparse.Namespace, gpu: bool, *, verbose: bool)
             selected[name] |= {key: value for key, value in given.items() if value is not None}
     skipped = [name for name in options.only or () if name not in selected]
     if skipped and verbose:
-        print(f"skipped: {', '.join(skipped)} (needs a GPU, or is a training)", file=sys.stderr)
+        print(
+            f"skipped: {', '.join(skipped)} (need a GPU, or are trainings that --validation-only leaves out)",
+            file=sys.stderr,
+        )
     return selected
 
 

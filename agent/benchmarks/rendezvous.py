@@ -41,7 +41,7 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class StaticRendezvous(RendezvousHandler):
-    """Connects hosts whose order is known through one store.
+    """Connects the hosts through one store. The hosts and their order are known beforehand.
 
     Args:
         config: `name` of the launch, `rank` of this host, number of `hosts`, `address` and `port` of the store (0: any port).
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def hide_gpus_until_fork() -> None:
-    """Hide the GPUs from torchrun until it forks: newer versions query them, after which CUDA fails in a forked process."""
+    """Hide the GPUs from torchrun until it forks: newer versions of torch query them, and then CUDA fails in forked processes."""
     hidden = {VISIBLE: "", WITHOUT_CUDA: "1"}
     before = {name: os.environ[name] for name in hidden if name in os.environ}
     os.environ |= hidden

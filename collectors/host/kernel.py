@@ -92,7 +92,7 @@ def firmware(files: Files) -> Iterable[Family]:
 
 
 def processes(files: Files) -> Iterable[Family]:
-    """Yield the number of processes, of those that wait for a device or are zombies, and whether the persistence daemon runs."""
+    """Yield the number of processes, how many wait for a device or are zombies, and whether the persistence daemon runs."""
     pids = files.matching("proc", r"\d+", "no processes are visible")
     states = pids if isinstance(pids, Absent) else list(_process_states(files, pids))
     for name, state, text in (

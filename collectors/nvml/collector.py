@@ -118,7 +118,7 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Close NVML and its devices, unless a call is pending or a GPM sample is allocated."""
+        """Close NVML until it is open `keep` times. Leave it open while a call is pending or a GPM sample is allocated."""
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:
             self._open_count -= 1

@@ -18,7 +18,7 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False) -> list[str]:
     """Return what would distort figures of these GPUs: MIG and, unless `share` is set, other processes.
 
-    A GPU that cannot list its processes is a conflict too. One that does not answer at all is none: the collector reports it.
+    A GPU that cannot list its processes is a conflict too. One that does not answer at all is not: the collector reports it.
     """
     try:
         nvml.nvmlInit()

@@ -67,7 +67,7 @@ def _if_registered(get: Getter) -> Getter:
 def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter:
     """Return a getter of whether the health mask shows a problem in the bits from `shift` on.
 
-    The value 1 is a problem. If `healthy` is given, every other value than `healthy` is a problem. 0 means not supported.
+    Without `healthy`, the value 1 is a problem; with it, every value except `healthy` is. 0 means not supported.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:

@@ -21,10 +21,10 @@ LinkStates = dict[int, bool | Absent]
 
 
 class LinkKind(NamedTuple):
-    """A reading with one value per NVLink: before NVLink 5 `error_counter`, otherwise the first of `fields` that the part has.
+    """A reading with one value per NVLink, from `error_counter` or, from NVLink 5 on, the first of `fields` that the part has.
 
-    Fields 161 to 163 have the same counters, but R580 has a bug: reading them frees memory that was not allocated. After a
-    thousand reads the C library often aborts the process (measured, 2 and 4 H200, 580.159.04).
+    Fields 161 to 163, which also have the error counters, are not read: in R580 that frees memory that was not allocated. After
+    a thousand reads the C library often aborts the process (measured, 2 and 4 H200, 580.159.04).
     """
 
     name: str
@@ -116,7 +116,7 @@ def link_states(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
 
 
 def link_readings(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
-    """Yield the other readings of each NVLink. For a kind that the GPU lacks, yield one absent reading."""
+    """Yield the readings of LINK_KINDS for each NVLink. For a kind that the GPU lacks, yield one absent reading."""
     states = try_read(lambda: read_link_states(gpu))
     for kind in LINK_KINDS:
         values = states

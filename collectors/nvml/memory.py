@@ -13,7 +13,7 @@ from collectors.nvml.rows import ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY, Getter, Row,
 CORRECTED, UNCORRECTED = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 VOLATILE, AGGREGATE = nvml.NVML_VOLATILE_ECC, nvml.NVML_AGGREGATE_ECC
 _TWO_WORDS = 8 | 1 << 24
-"""Version word, if the driver's structure has a version."""
+"""Version word of a structure of two words. A driver whose structure has no version overwrites it with the flag."""
 _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 """Causes of a page retirement: several corrected errors, or one uncorrectable error."""
 

@@ -22,7 +22,7 @@ GPU_READINGS: tuple[Row, ...] = (*IDENTITY_ROWS, *POWER_ROWS, *SETTINGS_ROWS, *M
 
 
 class ReadingKind(NamedTuple):
-    """Name, unit, type and help of a family. If a GPU does not answer, it is reported absent with each of `labels`."""
+    """Name, unit, type and help of a family. If a GPU does not answer, the family is absent with each of `labels`."""
 
     name: str
     unit: str

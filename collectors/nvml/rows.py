@@ -63,5 +63,5 @@ def named(getter: str, names: Mapping[int, str], *arguments: int) -> Getter:
 
 
 def name_of(code: int, names: Mapping[int, str]) -> str:
-    """Return the name of a number, or the number itself if it has no name here."""
+    """Return the name of a number; `unknown (7)` if 7 has no name here."""
     return names.get(int(code), f"unknown ({code})")

@@ -28,7 +28,7 @@ KINDS = {
 
 
 def acs_families(files: Files, devices: Sequence[Device], *, is_virtual: bool) -> list[Family]:
-    """Return the ACS state of each bridge above a GPU or an adapter on its switch, and whether it redirects their traffic."""
+    """Return whether ACS redirects: for each bridge above a GPU or an adapter on its switch, and for the traffic of each GPU."""
     families = empty_families(KINDS)
     for name, address, value in _readings(files, devices, is_virtual=is_virtual):
         families[name].add({"pci": address}, value)

@@ -11,7 +11,7 @@ from collectors.pcie.device import GPU, Device
 from collectors.sysfs import PCI_DEVICES
 
 _PCIE = 0x10
-_SHORT = Absent.unsupported("the configuration space is shorter, or the reader is not root")
+_SHORT = Absent.unsupported("the configuration space ends before this register, or the reader is not root")
 _NO_ANSWER = Absent.error("the device does not answer: its registers read as all ones")
 _MEMORY, _UNSET = 0x200, 0x20000000
 

@@ -86,7 +86,7 @@ def _read_array(files: Files, name: str) -> Array:
 
 
 def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield missing disks and use of md arrays, and the states of the members of md arrays, btrfs and LVM RAID (`mapped`)."""
+    """Yield whether md arrays miss disks and can be used, and the members of md arrays, btrfs and LVM RAID (`mapped`)."""
     missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
     works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
     members = Family(

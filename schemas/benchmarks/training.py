@@ -148,7 +148,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "overlap": Benchmark(
         group="collectives",
         title="Overlap",
-        summary="share of an all_reduce that runs at the same time as matrix products",
+        summary="an all_reduce and matrix products at the same time: hidden share of the shorter one, and slowdown",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
         outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
         params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},

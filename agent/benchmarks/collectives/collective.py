@@ -1,8 +1,8 @@
 """Collective operations between all ranks: bandwidth, latency, correctness of every element, and NCCL's transport.
 
-Sizes, algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md), except the algbw of hypercube, which is size / time too.
-The size is the larger of a rank's send and receive buffers; algbw = size / time; busbw = algbw × a factor that makes it
-comparable with the rate of a link.
+Sizes, algbw and busbw are defined as in nccl-tests (doc/PERFORMANCE.md), with one exception: the algbw of hypercube is
+size / time, as for all other operations. The size is the larger of a rank's send and receive buffers. busbw = algbw × a
+factor that makes it comparable with the rate of a link.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _measure(
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
     params = _params(context, case.size) | {"placement": case.placement, **choice}
-    if buffers.moved != case.size:  # each rank has the same whole number of elements, at least one
+    if buffers.moved != case.size:  # the size is rounded, so that all ranks have the same whole number of elements
         params["moved_bytes"] = buffers.moved
     if len(buffer_pairs) > 1:
         params["places"] = len(buffer_pairs)

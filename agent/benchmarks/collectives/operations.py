@@ -11,8 +11,9 @@ import torch.distributed as dist
 from agent.benchmarks.runtime.nccl import Communicator
 
 CHUNK = 1 << 24
-"""Elements that are filled or checked at once, so that the check of a large buffer does not need a second one."""
+"""Elements that are filled or checked at once, so that the check of a large buffer does not need a second large buffer."""
 PERIOD = 251
+"""The elements of the pattern (see `pattern`) are 0 to 250, again and again."""
 
 Call = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -61,7 +62,7 @@ def _scatter(send: torch.Tensor, receive: torch.Tensor) -> None:
 
 
 def _hypercube(send: torch.Tensor, receive: torch.Tensor) -> None:
-    """Run an all_gather in log2(n) steps. In step k each rank exchanges all its chunks so far with rank XOR 2^k."""
+    """Run an all_gather in log2(n) steps. In step k each rank r and rank r XOR 2^k exchange all chunks that they have."""
     n, r = dist.get_world_size(), dist.get_rank()
     count, mask = send.numel(), 1
     receive[r * count : (r + 1) * count].copy_(send)

@@ -1,8 +1,8 @@
-"""An all_reduce at the same time as matrix products: the share of its time that they hide, and the slowdown of both.
+"""An all_reduce at the same time as matrix products: the hidden share of the shorter one's time, and the slowdown.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
-bandwidth. The number of products is chosen so that they take about as long as the all_reduce. Ideally both together take
-no longer than the longer one alone.
+bandwidth. The number of products is chosen so that they take about as long as the all_reduce. The slowdown is the time of both
+together divided by that of the longer one alone.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Moment = torch.cuda.Event | float
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `stress.throughput` in FLOP/s after the settling time, and `stress.wrong_products`, for each dtype.
 
-    The last product of each block must be bit-identical to the first product of all, because the factors are the same. Otherwise
+    The last product of each block must be bit-identical to the very first product, because the factors are the same. Otherwise
     the block counts as one wrong product, also during the settling time.
     """
     for dtype in settings["dtypes"]:
@@ -59,7 +59,7 @@ def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, com
     begin = 0.0
     seconds: list[float] = []
     moments = [_record_moment(context)]
-    while time.monotonic() < deadline or not seconds:  # on a busy host a single block may take longer than `seconds`
+    while time.monotonic() < deadline or not seconds:  # on a busy host a single block may take longer than the duration
         for _ in range(count):
             product = multiply()
         wrong += (product != expected).any()

@@ -56,7 +56,7 @@ class CopyBuffers:
         self._streams = [cuda_stream(device) for _ in range(2)]
 
     def copy(self, direction: str) -> Callable[[], None]:
-        """Return a function that starts one copy, or both, on the current stream."""
+        """Return a function that queues the copy, or the copies of both directions, behind the work of the current stream."""
         to_device, to_host = (self._device[0], self._host[0]), (self._host[1], self._device[1])
         if direction == "host_to_device":
             return lambda: _start_copy(*to_device)
@@ -80,7 +80,7 @@ class CopyBuffers:
         return all(torch.equal(self._host[way].to(self._device[way].device), self._device[way]) for way in copied)
 
     def moved(self, direction: str) -> int:
-        """Return the bytes of one copy, or of both."""
+        """Return the bytes of the copy, or of the copies of both directions."""
         return self.size * (2 if direction == "both_ways" else 1)
 
 

@@ -1,7 +1,7 @@
 """Bandwidth and latency between every two hosts of a gang (the hosts of one multi-node launch), in one launch.
 
 The figures show which host makes a whole gang slow. The pairs are those of a round-robin tournament
-(schemas/tournament.py). In each round every host is paired with another (of an odd number, one is left out), and GPU i of
+(schemas/tournament.py). In each round every host has a partner (with an odd number of hosts, one has none), and GPU i of
 one host exchanges data with GPU i of the other, on all rails and in both directions at once. All ranks start a round together.
 So if a pair hangs, only that pair reports an error in its round; the other ranks report their later pairs as skipped.
 """
@@ -55,7 +55,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             raise NcclError(f"{error}; {nccl_error}") from error
         raise
     transport.close()
-    _report_remaining(context, settings, first, "the host was not in this launch, or has fewer ranks")
+    _report_remaining(context, settings, first, "the partner was not in this launch, or has fewer ranks")
 
 
 def expected_scopes(context: Context, settings: Mapping[str, Any]) -> list[str]:
@@ -201,7 +201,10 @@ class PairExchange:
         return self._transport.exchange(self._send[:count], self._receive[:count], peer)
 
     def _estimate(self, call: Callable[[], None], peer: int, warm_up: int) -> float:
-        """Return the seconds of the fastest of a few exchanges: a delayed one would make the estimate too long."""
+        """Return the seconds of the fastest of a few exchanges, as timed by the slower rank.
+
+        Not the mean, because a single delayed exchange would make the estimate too long.
+        """
         return self._slower_end(min(self._context.time(call, TRIALS, 1, warm_up)), peer)
 
     @staticmethod

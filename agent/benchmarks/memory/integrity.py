@@ -26,7 +26,7 @@ UNSIGNED = (1 << 64) - 1
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `integrity.wrong_words` of each pattern, `.tested_share` of the free memory, and `.first_error` if there is one.
 
-    The address is a virtual address of this process; NVIDIA offers no way to find the memory bank from it. The error also has
+    `first_error` has a virtual address of this process; NVIDIA offers no way to find the memory bank from it. It also has
     the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
     context.host_barrier("start")  # the other ranks have then freed their memory on this device

@@ -23,7 +23,7 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
-"""Seconds between two writes of the observations. If the gang is stopped, observations of this time are lost."""
+"""Minimum time between two writes of observations or of progress. A launch that is stopped loses all after its last write."""
 
 Value = float | str | bool | Samples
 """A figure, or samples whose median is the figure."""
@@ -106,7 +106,7 @@ class Context(Timing):
         _write(self.work / f"rank{self.rank}.now.json", {"observations": observations})
 
     def save(self) -> None:
-        """Write all observations so far to the file that the supervisor reads, even if this rank fails later."""
+        """Write all observations so far to this rank's file, so that they are not lost if the rank fails later."""
         self._saved = time.monotonic()
         _write(
             self.work / f"rank{self.rank}.json",
@@ -121,7 +121,11 @@ class Context(Timing):
     def report(
         self, name: str, value: Value, *, unit: str, scope: str, samples: Samples | None = None, **params: Any
     ) -> None:
-        """Report a value, or samples and their median. NaN and infinity are reported as an error."""
+        """Report a value, or samples and their median. NaN and infinity are reported as an error.
+
+        Args:
+            samples: the samples behind a value that is not their median.
+        """
         samples = value if isinstance(value, Samples) else samples
         figure = value.p50 if isinstance(value, Samples) else value
         numbers = [figure, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]

@@ -1,4 +1,6 @@
-"""Images for the training benchmarks: Fashion-MNIST and CIFAR-10 if they are on the host, otherwise labelled synthetic ones.
+"""Images for the training benchmarks: Fashion-MNIST and CIFAR-10 if they are on the host, otherwise synthetic ones.
+
+The figures have the name of the data set, so that synthetic images are recognizable.
 
 Nothing is downloaded or unpickled: the formats are IDX (Fashion-MNIST) and the binary version of CIFAR-10.
 """
@@ -91,7 +93,7 @@ def _cifar_file(path: Path) -> torch.Tensor:
 def _synthetic(shape: tuple[int, int, int]) -> Images:
     """Return noisy copies of ten patterns, the same on every rank.
 
-    The patterns are easy to tell apart. The accuracy of a network shows only whether the training works.
+    The patterns are easy to tell apart, so the accuracy of a network shows only whether the training works.
     """
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)

@@ -56,7 +56,7 @@ def pin_to_cpus(cpus: int, local_rank: int, root: Path = Path("/")) -> None:
     It uses one thread of each core first, because two ranks on the two threads of one core would share that core.
 
     Raises:
-        ValueError: there are not enough processors. With fewer, the figure would not match its parameters.
+        ValueError: there are not enough processors. With fewer, the results would state more processors than the rank had.
     """
     available = sorted(os.sched_getaffinity(0))
     own = select_cpus(available, cpus, local_rank, root)
@@ -91,7 +91,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUsage:
-    """Increase of the counters between two readings. A figure that is missing is a text with the reason."""
+    """Increase of the counters between two readings. If a figure is missing, its field is a text with the reason."""
 
     waited: float | str
     """Seconds in which threads of the process were runnable but waited for a processor, summed over the threads."""

@@ -68,7 +68,7 @@ class Communicator:
     def connect(cls, context: Context, name: str) -> Communicator:
         """Create the communicator of that name on all ranks. If one has no libnccl.so.2, all of them raise NcclError.
 
-        If a rank has no libnccl.so.2 (some builds of torch link NCCL statically), the others must not wait for it.
+        Some builds of torch link NCCL statically. The other ranks must not wait for a rank with such a build.
         """
         library, problem = None, "another rank has no libnccl.so.2"
         try:
@@ -181,7 +181,10 @@ class Communicator:
         return self._group([self._send(send, 0, send.count, target), self._receive(receive, 0, send.count, source)])
 
     def _hypercube(self, send: Buffer, receive: Buffer) -> Call:
-        """Return an all_gather in log2(n) steps. In step k each rank exchanges all its chunks so far with rank XOR 2^k."""
+        """Return a function that runs an all_gather in log2(n) steps.
+
+        In step k each rank r and rank r XOR 2^k exchange all chunks that they have.
+        """
         own_chunk = receive.tensor[self.rank * send.count : (self.rank + 1) * send.count]
         steps = []
         mask = 1

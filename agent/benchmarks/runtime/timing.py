@@ -121,7 +121,7 @@ class Timing:
             time.sleep(0.0001)
 
     def time(self, work: Work, repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
-        """Return `repetitions` times of one call of `work` in seconds, each the mean of `iterations` calls.
+        """Return `repetitions` measurements of the seconds that one call of `work` takes, each the mean of `iterations` calls.
 
         On a GPU the times come from CUDA events. They include launch overhead only if the host is slower than the device.
         """

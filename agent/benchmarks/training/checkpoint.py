@@ -1,8 +1,8 @@
 """Save a checkpoint on every host, restore it on every rank, compare every bit, and continue the training.
 
-The checkpoint has the model, the optimizer, the step number and the random state. It is restored into a trainer that started
-with another seed, whose state must then equal the saved one. After that both trainers continue and must stay equal: an error
-in the random state or the optimizer may show only then.
+The checkpoint has the model, the optimizer, the step number and the random state. It is restored into a second trainer,
+which started with another seed and must then have the saved state. After that both trainers continue and must stay equal: an
+error in the random state or the optimizer may show only then.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
-    """Make PyTorch's results reproducible to the bit. PyTorch warns of operations whose results are not."""
+    """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not."""
     # PyTorch warns that the backward pass of max pooling uses atomic additions. Here the pooling windows do not overlap, so
     # no element is a sum and the order does not matter.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,8 +1,8 @@
 """Images per second that the host's CPUs prepare for each rank, compared with the rate at which the rank's device trains.
 
 All ranks of the host load at once, because they share its CPUs; one rank alone would be far faster than in real training. The
-images are in memory, so the figure measures the CPUs and not the disk. Each image is shifted, rotated and normalized by
-itself, as in PyTorch's examples. No process group is used, because ranks on different hosts do not affect each other here.
+images are in memory, so the figure measures the CPUs and not the disk. Each image is shifted, rotated and normalized
+individually, as in PyTorch's examples. No process group is used, because ranks on different hosts do not affect each other here.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
     count = 0
     try:
         batches = iter(loader)
-        next(batches)  # the workers have started
+        next(batches)  # returns only after the workers have started
     finally:
         context.host_barrier(f"dataloader {workers}")  # after an error too: the other ranks wait here
     for _ in range(PREFETCH * workers):

@@ -73,7 +73,7 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the ratio of the last to the first loss, each summed over all replicas."""
+    """Report the step time of the slowest replica, and the sum of all replicas' last losses divided by that of their first."""
     steps, batch, width = settings["steps"], settings["batch_size"], settings["width"]
     leads = drives_replica(context.local_rank, context.local_world_size)
     leaders = _replica_leaders(context, leads)

@@ -31,7 +31,7 @@ MOMENTUM = 0.5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 """Precision -> autocast dtype. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
 MIN_STEPS = 2
-"""Minimum number of steps. The first one is not part of the throughput, because it builds kernels and buckets."""
+"""Minimum number of steps. The first one is not part of the throughput, because torch builds kernels and buckets in it."""
 
 Item = tuple[torch.Tensor, int]
 
@@ -63,7 +63,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     steps = min(all_steps, settings["max_steps"] or all_steps)
     if steps < MIN_STEPS:
         raise CannotMeasureError(
-            ERROR, f"{len(images.train)} images make {steps} steps of {batch} on {context.world_size} ranks: too few"
+            ERROR,
+            f"too few steps: {steps}, needed: {MIN_STEPS} ({len(images.train)} images, {epochs} epochs, batches of {batch} on "
+            f"{context.world_size} ranks, max_steps {settings['max_steps'] or 'not set'})",
         )
     ddp = data_parallel(context, model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=settings["learning_rate"], momentum=MOMENTUM)

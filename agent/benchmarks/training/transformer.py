@@ -121,7 +121,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
 
     context.set_phase("transformer steps")
-    try:  # an error here is not caught: between collectives the ranks can no longer agree to stop
+    try:  # without attempt_on_all_ranks: a step has collectives, between which the ranks cannot agree to stop
         with context.heartbeat.in_collective():
             times = context.time(step, settings["steps"], warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
