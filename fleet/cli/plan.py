@@ -1,4 +1,4 @@
-"""`rackproof plan`: turn inventory and profile into the observations that must exist."""
+"""`rackproof plan`: plan from inventory and profile what a run must measure on each host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add plan to the command."""
     plan = verbs.add_parser(
         "plan",
-        help="turn inventory and profile into the observations that must exist, and estimate the time; "
+        help="plan from inventory and profile what a run must measure on each host, and estimate the time; "
         "exits 75 if the run is locked",
         epilog="examples: rackproof plan -i inventory/rack12 --profile smoke; "
         "rackproof plan --hosts n1,n2 --gpus 8 --run-dir runs/r1",

@@ -141,6 +141,7 @@ def _print_heartbeats(watcher: Watcher, every_s: float) -> None:
 
 
 def _print_line(stream: TextIO, text: str) -> None:
+    """Write a line. If the reader closed the pipe, end as if interrupted; the rest of the output goes to /dev/null."""
     with contextlib.suppress(BrokenPipeError):
         stream.write(f"{text}\n")
         stream.flush()

@@ -91,4 +91,5 @@ def _of_fleet(criterion: Criterion) -> str:
     parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
     parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
     position = ", for parts in the same position" if criterion.by_position else ""
-    return f"{' and '.join(parts)}{position}"
+    choice = ", whichever is farther from it" if len(parts) > 1 else ""
+    return f"{' or '.join(parts)}{choice}{position}"

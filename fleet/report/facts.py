@@ -47,7 +47,7 @@ class FactCollector:
         self._shared: dict[Any, Any] = {}
 
     def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
-        """Return the facts of one host; `verdicts` are all except those that `remaining` counts."""
+        """Return the facts of one host; `verdicts` are all verdicts on it, except passes that `remaining` counts."""
         layout = remaining.layout if remaining else None
         if remaining and remaining.layout and remaining.values:
             measured = remaining.layout.measured + measured_figures(remaining.values.with_partners)
