@@ -72,7 +72,7 @@ def _end(old: View | None, new: View) -> Iterator[str]:
         yield f"decision: {new.decision}"
         yield from new.summary
     elif new.is_over and not new.decision and (old is None or not old.is_over):
-        yield "no playbook is running the run"
+        yield "no playbook is running this run"
 
 
 def _stage_start(view: View) -> str:
