@@ -1,4 +1,4 @@
-"""Baselines: accepting runs, levels and limits, and comparing a run with the baseline of its parts."""
+"""Test baselines: how a run is accepted, which levels and limits follow, and how later runs are compared with them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> N
     right=st.lists(st.floats(400.0, 402.0), min_size=12, max_size=12),
     wrong=st.lists(st.floats(-1e6, 1e6), min_size=8, max_size=8),
 )
-def test_level_stays_within_the_correct_values(right: list[float], wrong: list[float]) -> None:
+def test_level_stays_near_the_correct_values_despite_wrong_ones(right: list[float], wrong: list[float]) -> None:
     assert 396.0 <= robust_level(right + wrong).value <= 406.0
 
 
@@ -69,7 +69,7 @@ def test_fewer_than_five_values_give_median_and_large_noise() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
-def test_level_of_no_finite_values_is_an_error(values: list[float]) -> None:
+def test_level_of_empty_or_infinite_values_is_an_error(values: list[float]) -> None:
     with pytest.raises(ValueError, match="no level: the values are empty or not finite"):
         robust_level(values)
 
@@ -127,14 +127,14 @@ def test_noisy_runs_give_no_limit() -> None:
     assert limit(criterion(fraction=0.98), level(0.10)) is None
 
 
-def test_noise_criterion_needs_a_known_noise() -> None:
+def test_limit_in_sigmas_alone_needs_a_known_noise() -> None:
     result = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
     assert result is not None
     assert result[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
     assert limit(criterion(fraction=1.0, sigmas=6.0), level()) is None
 
 
-def test_counts_are_limited_by_a_change() -> None:
+def test_limit_of_a_count_is_its_level_plus_the_allowed_change() -> None:
     result = limit(criterion("le", change=2.0), level(0.5))
     assert result is not None
     assert result[0] == 102.0
@@ -190,7 +190,7 @@ def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.Ca
         (lambda report: {**report, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
         (lambda report: {**report, "more": 1}, "report.json: the document: unknown more"),
     ],
-    ids=["lacks a verdict", "another type", "more than a report has"],
+    ids=["lacks a verdict", "another type", "unknown field"],
 )
 def test_report_that_differs_from_the_records_is_refused(
     change: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -283,7 +283,7 @@ def test_limit_must_match_the_catalogue_and_be_plausible(over: Any, why: str) ->
     assert not why or why in result[0]
 
 
-def test_model_pack_lists_its_unknown_figures() -> None:
+def test_model_pack_must_judge_each_figure_or_list_it_as_unknown() -> None:
     def pack_findings(**over: Any) -> list[str]:
         return [
             item.why
@@ -305,6 +305,9 @@ def test_model_pack_lists_its_unknown_figures() -> None:
         {"value": 600.0, "stage": "gang"},
     ):
         assert len([why for why in pack_findings(criteria=(rule(**over),)) if "neither" in why]) == 9
+
+
+def test_same_finding_is_listed_once() -> None:
     twice = rule(unit="W", value=1.0, scope="gpu")
     assert len(findings(criteria=(twice, twice))) == 1
 

@@ -140,7 +140,7 @@ def test_cause_is_as_severe_as_its_most_severe_verdict() -> None:
     assert (cause.problem, cause.severity) == ("hot", "critical")
 
 
-def test_parts_with_one_identity_are_named_together() -> None:
+def test_parts_with_the_same_serial_are_named_together() -> None:
     verdicts = [
         failed("gpu.serial", "gpu=6", host, kind=VerdictKind.IDENTITY, value="S1", limit=None) for host in ("a", "b")
     ]
@@ -258,7 +258,7 @@ def content(cause: Cause) -> tuple[str, list[str], int]:
     return cause.problem, sorted(cause.hosts), len(cause.verdicts)
 
 
-def test_every_action_and_every_problem_is_explained() -> None:
+def test_every_action_is_explained_and_handling_names_only_known_problems() -> None:
     assert set(ACTIONS) - set(OF_ACTION) == {"none"}
     ids = {problem.id for problem in PROBLEMS}
     assert {problem for problem, _, _ in HANDLING if problem} | set(WITHOUT_EVIDENCE) <= ids

@@ -124,7 +124,7 @@ def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
         ((), disks("A"), []),
     ],
 )
-def test_other_parts_are_compared_by_serial(
+def test_disks_are_compared_by_serial(
     old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
 ) -> None:
     assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
@@ -215,7 +215,7 @@ def test_unmeasured_figures_are_counted_and_not_regressions() -> None:
     assert not any(item.counts for item in listed)
 
 
-def test_replaced_part_without_measurements_is_listed() -> None:
+def test_part_without_any_of_its_earlier_figures_is_listed() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     (change,) = changes({"h1": old}, {"h1": host()})
     assert (change.kind, change.old, change.is_unreported) == ("figures_gone", 2, True)
@@ -223,7 +223,7 @@ def test_replaced_part_without_measurements_is_listed() -> None:
 
 
 def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
-    """Return three hosts with the bandwidth of each to the two others; `share` of it with the slow host."""
+    """Return three hosts with their pair bandwidths and that of their gang: 1.0, or `share` if the slow host takes part."""
     names = ("h1", "h2", "h3")
     return {
         name: host(
@@ -346,7 +346,10 @@ def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytes
 
 
 def report_against_baseline(tmp_path: Path, name: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-    """Return exit code and report of a run that equals its baseline, in whose matching files `fields` are replaced."""
+    """Return exit code and report of a run that equals its baseline.
+
+    In the files of the baseline that match the pattern `name`, `fields` are replaced before the comparison.
+    """
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")
     assert call("report", good) == 0

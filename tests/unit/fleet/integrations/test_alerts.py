@@ -1,6 +1,6 @@
-"""Test the alerts: rule file and runbook match table and packs, and each rule fires only on its fault.
+"""Test the alerts: rule file and runbook match the table of alerts and the packs, and each rule fires only on its fault.
 
-UPDATE_GOLDEN=1 rewrites both files.
+UPDATE_GOLDEN=1 rewrites rule file and runbook.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
 
 
 def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield the series of a case, for host `h` and the number unless the case names a host."""
+    """Yield the series of a case; their host is `h{number}` unless the case names another."""
     target = {"host": f"h{number}", "instance": f"h{number}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     for selector, numbers in values.items():
         name, _, matchers = selector.partition("{")
@@ -333,8 +333,10 @@ def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> No
 def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
     faults = (
         {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
-        {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # after the hour
-        {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # a reboot
+        {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # resolves an hour after the increment
+        {
+            'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"
+        },  # the series ends when the host reboots
         {"up": "1x9 0x9 1x100"},
     )
     inputs = [line for number, values in enumerate(faults) for line in series("", number, values)]
@@ -381,7 +383,7 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
 
 
 def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
-    """Check which labels the firing alerts of h0 have that identify a part."""
+    """Check that after `minute` minutes exactly these alerts of h0 fire: `wanted` has the labels that identify their parts."""
     check = {
         "expr": 'group by (host, gpu, pci, hca, serial, slot) (ALERTS{alertstate="firing"})',
         "eval_time": f"{minute}m",

@@ -141,7 +141,7 @@ def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: Site) -> 
     )
 
 
-def test_drained_nodes_are_resumed_and_those_in_use_at_once(slurm: Site) -> None:
+def test_node_in_use_is_resumed_at_once_and_the_others_at_the_end(slurm: Site) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     assert set(slurm.drain_or_ask()) == {"h2"}
     assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
@@ -331,8 +331,8 @@ def test_failed_uncordon_can_be_repeated(kubernetes: Site) -> None:
     assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
 
 
-def test_cordon_without_our_annotation_is_reported_and_stays(kubernetes: Site) -> None:
-    """Either we were killed between cordon and annotation, or an administrator removed the annotation."""
+def test_cordon_without_the_annotation_of_rackproof_is_reported_and_stays(kubernetes: Site) -> None:
+    """Either Rackproof was killed between cordon and annotation, or an administrator removed the annotation."""
     kubernetes.drain_or_ask()
     kubernetes.put(**{"mark-n1": ""})
     assert resume_all(kubernetes.run) == [
@@ -342,7 +342,7 @@ def test_cordon_without_our_annotation_is_reported_and_stays(kubernetes: Site) -
 
 
 @pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
-def test_node_names_that_could_be_options_are_rejected(slurm: Site, name: str) -> None:
+def test_node_names_that_could_be_options_or_shell_commands_are_rejected(slurm: Site, name: str) -> None:
     command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
     done = subprocess.run(command, input=json.dumps({"h1": name}), capture_output=True, text=True, check=False)
     assert (done.returncode, slurm.changes()) == (64, [])
@@ -408,7 +408,7 @@ def test_host_with_a_gpu_process_is_probed_and_skipped(tmp_path: Path, library: 
 
 def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -> None:
     host = Host(tmp_path, library)
-    done = host.busy("gpu.3.ComputeRunningProcesses=4711")  # of the four GPUs two are planned
+    done = host.busy("gpu.3.ComputeRunningProcesses=4711")  # only GPUs 0 and 1 are planned
     assert (done.returncode, done.stdout) == (0, "free\n")
     assert not (host.run / "record.json").exists()
 
@@ -751,7 +751,7 @@ def test_incomplete_second_run_of_a_day_is_resumed(timer: Timer) -> None:
 def test_name_leaves_room_for_the_time_of_day(
     timer: Timer, length: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run id has at most 64 characters; here `-1` and `-1405` are added."""
+    """A run id has at most 64 characters; here the date `-1` and the time of day, such as `-1405`, are added."""
     name = "r" * length
     assert main(["revalidate", "-i", "x,", f"--runs={timer.runs}", f"--name={name}", "--date=1"]) == code
     if code:

@@ -32,7 +32,7 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -
     Args:
         plan: the plan of the run.
         host: name of the host.
-        metrics: readings of the snapshots before and after the run.
+        metrics: readings, the same in every snapshot.
         over: fields of the record with other values.
     """
     devices = range(len(plan.host(host).devices))

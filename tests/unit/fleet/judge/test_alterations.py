@@ -49,7 +49,7 @@ def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.Reco
     assert {(which, each) for which, operations in KINDS.items() for each in operations} <= made
 
 
-def test_every_field_of_the_schema_is_an_element() -> None:
+def test_every_field_of_the_record_schema_is_altered() -> None:
     """A field that is added to the schema is altered, although this module does not name it."""
     schema = {"properties": {"added": {"type": "object", "additionalProperties": {"type": "number"}}}}
     found = {
@@ -63,7 +63,7 @@ def test_every_field_of_the_schema_is_an_element() -> None:
 
 
 def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test can fail: without the checks of units and of changes, a reading in another unit is accepted."""
+    """Without the checks of units and of changes during the run, a reading in another unit is accepted, and this is reported."""
     run = alterations.simulated_run("one GPU", tmp_path)
     monkeypatch.setattr("fleet.judge.consistency.incredible", lambda snapshot: ())
     monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())

@@ -1,4 +1,7 @@
-"""Evidence that lacks a part or contradicts itself is inconclusive, and the contradiction is named. A test makes one change."""
+"""Test that evidence which lacks a part or contradicts itself is not accepted, and that the contradiction is named.
+
+Each case makes one change to healthy evidence.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +207,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
 
 
 def evidence(change: Change = lambda record: record) -> dict[str, Evidence]:
-    """Return healthy evidence in which the own record of h2 is changed."""
+    """Return healthy evidence in which the host record of h2 is changed."""
     values = builders.evidence(PLAN)
     alone, *others = values["h2"].records
     return {**values, "h2": replace(values["h2"], records=(change(alone), *others))}
@@ -333,7 +336,7 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
     "slowdown": ("overlap.slowdown", times(1 / 1000), "both operations together took less than half the time"),
     "insufficient loader": ("dataloader.sufficiency", times(1 / 1000), ""),
 }
-"""What is changed -> figure, change, and the contradiction; empty: criteria judge it."""
+"""What is changed -> figure, change, and text of the contradiction; empty if only criteria judge the changed figure."""
 
 
 @pytest.mark.parametrize("kind", FIGURES_OF_TWO_GPUS)
@@ -351,7 +354,9 @@ def test_figure_that_contradicts_others_is_named(kind: str) -> None:
 @pytest.mark.parametrize(
     ("moved", "is_possible"), [(16, True), (8, True), (16000, False), (0.016, False), ("16", False), (True, False)]
 )
-def test_moved_bytes_are_the_size_in_whole_elements_of_the_ranks(moved: object, is_possible: bool) -> None:
+def test_moved_bytes_may_differ_from_the_size_by_less_than_one_element_per_rank(
+    moved: object, is_possible: bool
+) -> None:
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     figure = builders.observation(
@@ -452,11 +457,11 @@ def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
     "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, but this figure is in FLOP/s"),
     "sign of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
-    "unit of the greatest": (
+    "unit of the greatest sample": (
         lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]
         "3 samples cannot vary by",
     ),
-    "unit of the median": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
+    "unit of the median sample": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
     "value that no round had": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
 }
 

@@ -103,7 +103,7 @@ def test_host_with_several_differing_gpus_is_suspected() -> None:
         (3, {("h1", "gpu=1"): BAD, ("h1", "gpu=2"): WORSE}),
         (4, {("h1", "gpu=2"): BAD, ("h1", "gpu=3"): WORSE}),
     ],
-    ids=["two that differ", "two against two", "three kinds", "half is no majority"],
+    ids=["two that differ", "two against two", "three different digests", "half is no majority"],
 )
 def test_every_gpu_is_inconclusive_without_a_majority(gpu_count: int, digests: dict[Any, str]) -> None:
     plan = gangless_plan("h1", gpu_count=gpu_count)

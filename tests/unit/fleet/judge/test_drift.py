@@ -1,4 +1,4 @@
-"""Test soaks on a few buckets: drift of rates, its duration, and incomplete soaks."""
+"""Test how soaks are judged, on timelines of a few buckets: drift of rates, when it began and ended, and incomplete soaks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_first_drop_below_the_limit_has_a_start_and_an_end(
     assert course.first_drop(0.95) == fell
 
 
-def test_only_rates_of_benchmarks_drift() -> None:
+def test_drift_is_recorded_for_rates_of_benchmarks_only() -> None:
     assert is_rate(series(1))
     assert not is_rate(series(1, unit="W"))
     assert not is_rate(series(1, name="gpu.power", unit="B/s"))
@@ -181,7 +181,7 @@ def test_failing_drift_states_when_it_began() -> None:
         {"name": "drift.memory.bandwidth"}, {"scope": "gpu=7"},
     ],
 )  # fmt: skip
-def test_drift_is_not_added_to_other_verdicts(over: dict[str, Any]) -> None:
+def test_time_of_the_drift_is_not_added_to_other_verdicts(over: dict[str, Any]) -> None:
     assert with_drift_time(soaked_host(FALLING), drift_failure(**over)) == drift_failure(**over)
 
 

@@ -153,7 +153,7 @@ def test_gpu_criterion_is_not_evaluated_on_a_cpu_host() -> None:
     assert summarize(judge_criteria(plan, host_evidence(plan), criterion())) == []
 
 
-def test_gpu_without_readings_is_reported_once() -> None:
+def test_gpu_without_any_observation_is_not_reported_again_by_a_criterion() -> None:
     plan = one_figure_plan(gpu_count=2)
     evidence = host_evidence(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
     assert summarize(judge_criteria(plan, evidence, criterion())) == [
@@ -699,7 +699,7 @@ def test_waivers_are_applied_to_verdicts() -> None:
     assert (bad.verdict, bad.waiver, bad.blocks_acceptance) == (FAIL, waiver(), False)
 
 
-def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
+def test_failed_collector_and_swapped_part_are_reported_without_criteria() -> None:
     plan = one_figure_plan()
     first = Metric(name="gpu.serial", unit="1", values={"gpu=0": "a"})
     second = Metric(name="gpu.serial", unit="1", values={"gpu=0": "b"})
@@ -984,7 +984,7 @@ def acceptance(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) 
     return report.decision, report.acceptance.status, report.acceptance.summary
 
 
-def test_report_summary_for_pass_fail_incomplete_and_waived() -> None:
+def test_report_summary_distinguishes_pass_fail_incomplete_and_waived() -> None:
     plan = one_figure_plan("h1", "h2")
     good = {host: host_evidence(plan, host, reading(1)) for host in ("h1", "h2")}
     decision, status, lines = acceptance(plan, good, criterion())
@@ -1020,7 +1020,7 @@ def test_coverage_counts_each_planned_figure_once() -> None:
     assert counts == (4, 2, 1, 1, 0, 0)
 
 
-def test_simulated_run_is_never_reported_as_acceptance() -> None:
+def test_summary_of_an_accepted_simulated_run_states_that_no_gpu_was_tested() -> None:
     plan = replace(one_figure_plan(), simulated=True)
     decision, status, lines = acceptance(plan, {"h1": host_evidence(plan, "h1", reading(1))}, criterion())
     assert decision == ACCEPTED

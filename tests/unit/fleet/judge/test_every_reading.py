@@ -164,7 +164,7 @@ def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
 
 
 def with_healthy_values(metric: Metric) -> Metric:
-    """Return the reading with the value that a criterion prefers, and with values if the host does not support it."""
+    """Return the reading with the value that a criterion prefers, or else the host's, or else one that criteria accept."""
     preferred = [item.prefer for item in criteria_on(metric.name) if item.prefer is not None]
     if preferred and isinstance(preferred[0], bool):
         return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
@@ -174,7 +174,7 @@ def with_healthy_values(metric: Metric) -> Metric:
 
 
 def healthy_value(metric: Metric) -> Value:
-    """Return a value of a reading that the host does not support."""
+    """Return a value that criteria accept, for a reading that the host does not support."""
     for item in read_pack(MODEL).criteria:
         if item.matches_name(metric.name) and item.value is not None:
             return item.value
@@ -226,7 +226,7 @@ def healthy_fleet(metrics: Mapping[str, Metric], name: str) -> Healthy:
 
 @pytest.fixture(scope="module")
 def healthy(metrics: Mapping[str, Metric]) -> Callable[[str], Healthy]:
-    """Return a function of the name of a reading. It judges each healthy fleet once, since each extent of a fault needs it."""
+    """Return a cached function from the name of a reading to its healthy fleet, which the tests of all extents share."""
     return cache(partial(healthy_fleet, metrics))
 
 
@@ -306,7 +306,7 @@ def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric
 
 
 def test_healthy_fleet_of_complete_hosts_has_no_finding(metrics: Mapping[str, Metric]) -> None:
-    """Events are recorded only if they happen; the collectors' own status is not a reading."""
+    """Findings on events are left out: the healthy host recorded none, so their criteria have no reading."""
     assert {item for item in complete_fleet(metrics) if item[1] not in EVENTS} == set()
 
 
@@ -377,7 +377,7 @@ def with_details(item: Observation) -> Observation:
 
 
 def changes(scope: str) -> Iterator[Any]:
-    """Yield functions that change the figures of one scope, or of all, to worse values in either direction."""
+    """Yield functions that change the figures of one scope, or of all if it is empty, to bad values in either direction."""
     for factor in (0.02, 100.0, None):
 
         def change(item: Observation, factor: float | None = factor) -> Observation:
@@ -430,7 +430,7 @@ def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[s
         assert finding, f"no criterion finds a bad {name} {dict(settings)} on {extent}"
 
 
-def test_every_output_of_the_catalogue_is_planned_or_informational() -> None:
+def test_every_output_of_the_catalogue_is_planned_judged_or_informational() -> None:
     """The tests above do not cover figures that the profile does not measure, or that only some kernels have."""
     outputs = {output.name for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     planned = {name for name, _ in planned_figures()}

@@ -1,7 +1,7 @@
-"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, half a figure fails, no floor needs a fleet.
+"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, half of one fails, no floor needs a fleet.
 
-Healthy figures are measured by us or published; each row has its source. The grid of all models and counts takes them from the
-shares of the datasheet that the weakest part of a class reaches.
+Healthy figures are measured by us or published; each row has its source. The tests of all models and GPU counts derive healthy
+figures from the datasheet: `host_rates` has the shares that the weakest models reach.
 """
 
 from __future__ import annotations
@@ -394,7 +394,7 @@ def test_figure_that_depends_on_topology_fails_only_if_it_is_far_too_low(row: Li
 
 
 DTYPE_SHARES = {"fp64": 0.9, "fp32": 0.52, "tf32": 0.62, "fp16": 0.62, "bf16": 0.585, "fp8": 0.58}
-"""Share of the datasheet that short products of the weakest class reach."""
+"""Data type -> share of the datasheet that short matrix products (`gemm`) reach on the weakest models."""
 A100 = ("a100-sxm-40", "a100-sxm-80", "a100-pcie-40", "a100-pcie-80")
 DIRECTIONS = ("host_to_device", "device_to_host")
 
@@ -456,7 +456,7 @@ def scaled(figures: Iterable[Observation], factor: float) -> list[Observation]:
 
 
 def _paths(model: str, count: int) -> list[tuple[str, int]]:
-    """Return the paths that join the GPUs of a host with so many of this model, and the number of links in them."""
+    """Return the paths that join the GPUs of a host with `count` GPUs of this model, and the number of links in each path."""
     links = read_pack(model).datasheet.get("nvlink", {}).get("links", 0)
     paths = [(f"NV{links}", links)] if links and (model in SXM or count == 2 or model.startswith("gh200")) else []
     if links and count == 4 and model != "gb200":
@@ -634,7 +634,7 @@ RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 @pytest.mark.parametrize(("watts", "expected"), [(253.0, PASS), (180.0, FAIL)])
-def test_power_of_a_healthy_a100_passes(watts: float, expected: str) -> None:
+def test_power_of_a_healthy_a100_passes_and_a_much_lower_one_fails(watts: float, expected: str) -> None:
     for model in ("a100-sxm-40", "a100-sxm-80"):
         assert outcomes(model, [figure("stress.power", watts, dtype="bf16")]) == [expected]
 
@@ -655,7 +655,7 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             return replace(item, value=sheet.get("power", {"value": 900.0})["value"] * 0.97)
         collective, _, kind = item.name.rpartition(".")
         if kind in ("algbw", "latency") and collective.startswith("collective."):
-            # as for a bus bandwidth of the same amount: the figures of one collective agree
+            # derived from the bus bandwidth, because the figures of one collective must agree
             busbw = of_model(replace(item, name=f"{collective}.busbw", value=0.0)).value
             size = item.params["size_bytes"]
             assert isinstance(size, int)

@@ -265,7 +265,7 @@ def test_lost_gpu_fails_by_count() -> None:
     assert ("h1", "host", "gpu-count") in failed
 
 
-def test_unknown_gpu_model_is_inconclusive_and_names_the_remedy() -> None:
+def test_unknown_gpu_model_is_inconclusive_and_named() -> None:
     plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -519,7 +519,7 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
 
 
 def test_snapshots_of_a_repeated_stage_are_ordered_by_time() -> None:
-    """In the evidence, the host record comes before the gang record, even if that is older."""
+    """In the evidence, the host record comes before the gang record, even if the gang record is older."""
     verdict = counter_verdict(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
     assert (verdict.verdict, verdict.value, verdict.stage) == (FAIL, 3, "")
     assert (
@@ -574,12 +574,12 @@ def test_rehearsal_without_records_is_inconclusive() -> None:
 
 
 def last_snapshot(**over: Any) -> Snapshot:
-    """Return a last snapshot of two GPUs."""
+    """Return the last snapshot of a host with two GPUs."""
     return builders.snapshot(range(2), stage="gang", phase="after", **over)
 
 
 def lost(name: str) -> Snapshot:
-    """Return a last snapshot in which one reading of GPU 1 has an error."""
+    """Return the last snapshot of a host; the reading `name` of GPU 1 has an error."""
     taken = last_snapshot()
     why = {"gpu=1": "error: NVML: GPU is lost"}
     metrics = (
@@ -845,7 +845,7 @@ def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Ev
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
-def test_only_an_unsupported_figure_of_a_lacking_model_is_not_missing(status: str, gaps: int) -> None:
+def test_only_an_unsupported_figure_that_the_model_lacks_is_not_missing(status: str, gaps: int) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h2"] = with_status(evidence["h2"], "gemm.throughput", status, dtype="fp8")

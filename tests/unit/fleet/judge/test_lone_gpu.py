@@ -45,7 +45,7 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
         ({"gpu.nvlink.active_links": 1}, True),
     ],
 )
-def test_links_of_a_lone_gpu_in_a_virtual_machine_are_not_judged(
+def test_missing_links_fail_except_on_a_lone_gpu_in_a_virtual_machine(
     model: str, changed: dict[str, Any], fails: bool
 ) -> None:
     values = {

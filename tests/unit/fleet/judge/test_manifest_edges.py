@@ -64,7 +64,7 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
         ([link_layer_reading("Ethernet"), link_layer_reading("", "2", absent="error: x")], False),
     ],
 )  # fmt: skip
-def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
+def test_unordered_adapter_fails_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
     own = guid_reading("ffff:0000:0000:0001", "own")
     metrics = [Metric(name=HCA, unit="1", values={**own.values, "hca=a": GUID})]
     for metric in ports:

@@ -230,7 +230,7 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     )
 
 
-def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
+def test_driver_names_no_slot_if_it_lists_fewer_gpus_than_it_counts() -> None:
     nowhere = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )
@@ -242,7 +242,7 @@ def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 2])
-def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
+def test_no_slot_is_named_if_only_some_gpus_are_tested(missing: int) -> None:
     """A missing GPU outside the test changes the indices, and the PCI bus also shows the GPUs outside the test."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
@@ -279,7 +279,7 @@ def test_no_index_is_beyond_the_driver_if_indices_do_not_start_at_0() -> None:
     assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 
 
-def test_slot_needs_more_than_half_of_the_hosts() -> None:
+def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_it() -> None:
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
@@ -309,14 +309,14 @@ def test_slots_merge_across_worker_processes() -> None:
     ],
     ids=["another build", "others differ", "no complete host"],
 )
-def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -> None:
+def test_no_slot_is_named_if_the_other_hosts_do_not_show_it(others: dict[str, Evidence]) -> None:
     assert count_details(findings(h2=host_with_slots("h2", REMAINING), **others)) == {
         "gpu.count": "",
         "gpu.pci_count": "",
     }
 
 
-def test_no_slot_if_more_gpus_are_missing_than_slots_are_known() -> None:
+def test_no_slot_is_named_if_more_gpus_are_missing_than_slots_are_known() -> None:
     """The plan expects eight GPUs and each host has four, so the other slots are unknown."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
     evidence = {name: host_with_slots(name, ALL, of=of) for name in ("h1", "h2", "h3")}

@@ -282,7 +282,7 @@ def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[st
     return {name: change(at) for at, name in enumerate(NAMES)}
 
 
-def test_statistics_are_what_each_host_adds() -> None:
+def test_gathered_statistics_equal_those_of_each_host_added_by_itself() -> None:
     def change_host(at: int) -> Callable[[Record], Record]:
         ranks = builders.observation("straggler.compute", 0.1 * (at + 1), scope="gpu=0", unit="s")
         return lambda record: with_more(ranks)(
@@ -423,7 +423,7 @@ def test_one_fault_among_differing_readings_fails_one_host(readings: dict[str, A
     assert hosts_with_findings(fleet(**changes), HEAT, REPLAYS) == expected_hosts
 
 
-def test_readings_that_differ_and_are_by_pci_address_belong_to_their_gpu() -> None:
+def test_differing_readings_by_pci_address_belong_to_their_gpu() -> None:
     def by_address(at: int, bus_id: str = "0000:00:00.0") -> Any:
         value = reading(40 + at, name=HEAT.name, scope="pci=0000:00:00.0")
 
@@ -438,7 +438,7 @@ def test_readings_that_differ_and_are_by_pci_address_belong_to_their_gpu() -> No
     assert hosts_with_findings(fleet(**changes), HEAT) == [ODD]
 
 
-def test_records_without_reading_keys_give_the_same_result() -> None:
+def test_records_that_the_quick_reader_did_not_read_give_the_same_result() -> None:
     for change, expected_hosts in (
         (with_constant_readings(thing=2), [ODD]),
         (with_constant_readings(version="550"), [ODD]),
@@ -690,7 +690,7 @@ TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 def gang_fleet(
     plan: Plan = GANGS, *, drivers: Mapping[str, str] | None = None, **changed: Callable[[Record], Record]
 ) -> dict[str, Evidence]:
-    """Return own and gang records of healthy hosts; a change applies to the gang record, `drivers` to the host's own one."""
+    """Return host and gang records of healthy hosts; a change applies to the gang record, `drivers` to the host record."""
     reader, evidence = quick.Reader(), {}
     for host in plan.hosts:
         alone, shared = builders.records(plan, host.name)
@@ -748,7 +748,7 @@ def test_equal_readings_pass_in_one_gang_and_fail_in_another() -> None:
         assert_gathered(GANGS, evidence, [pack(*rules)])
 
 
-def test_gangs_in_order_pass() -> None:
+def test_healthy_gangs_pass_and_a_slow_gang_fails() -> None:
     assert gang_hosts_with_findings(gang_fleet()) == []
     turned = {
         name: lambda record: replace(record, observations=record.observations[::-1]) for name in (*FIRST, *SECOND)

@@ -142,7 +142,7 @@ def test_path_over_which_others_are_fast_explains_no_failure(
 
 @pytest.mark.parametrize("best_of_run", [False, True])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_path_is_fast_if_it_passes_on_the_fleet(parts: int, best_of_run: bool) -> None:
+def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_run: bool) -> None:
     hosts = ("h1", "h2", "h3", "h4")
     plan = one_figure_plan(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
@@ -189,7 +189,7 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
         ((replace(ACCESS, name="peer_copy.*"),), True), ((criterion("memory.bandwidth", value=True),), False),
     ],
 )  # fmt: skip
-def test_host_path_is_normal_without_peer_access(rules: Any, explained: bool) -> None:
+def test_path_through_the_host_is_normal_without_peer_access(rules: Any, explained: bool) -> None:
     assert (explain(slow_collective(), path_by("SHM"), rules=rules) != slow_collective()) is explained
     between = slow_collective(scope="gang=r1", stage="gang")
     assert explain(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between

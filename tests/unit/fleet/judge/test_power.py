@@ -1,4 +1,4 @@
-"""Test detection power on full plans: noise, false alarms, detectable slowdown and the command.
+"""Test detection power (how small a slowdown the floors find) on full plans: noise, false alarms, slowdown and the command.
 
 `test_power_edges.py` tests which values, groups and floors count.
 """

@@ -1,4 +1,4 @@
-"""The snapshots of a record have the same readings, and constant readings have the same value in all of them."""
+"""Test that the snapshots of a record have the same readings, and that constant readings have the same value in all."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_what_may_change_is_no_problem(changes: dict[str, Changes]) -> None:
 
 MISSING = "missing in the snapshot {}, but other snapshots of the record have it"
 WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
-    "a reading is missing before": (
+    "a reading is missing before the launch": (
         {"before": {"gpu.memory.total": None}},
         ("gpu.memory.total", "host", MISSING.format("before benchmark")),
     ),
-    "a reading is missing during": (
+    "a reading is missing during the launch": (
         {"during": {"gpu.memory.total": None}},
         ("gpu.memory.total", "host", MISSING.format("during benchmark")),
     ),
@@ -113,11 +113,11 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
         {"after": {"xid.count": None}},
         ("xid.count", "host", MISSING.format("after benchmark")),
     ),
-    "a value is missing during": (
+    "a value is missing during the launch": (
         {"during": {"gpu.temperature": {}}},
         ("gpu.temperature", "gpu=0", MISSING.format("during benchmark")),
     ),
-    "a reading is only there during": (
+    "a reading exists during the launch only": (
         {"before": {"gpu.temperature": None}, "after": {"gpu.temperature": None}},
         ("gpu.temperature", "host", "read only during a launch"),
     ),
@@ -180,6 +180,6 @@ def test_a_record_that_states_another_gpu_than_every_snapshot_is_named() -> None
 
 
 def test_every_changing_reading_exists() -> None:
-    """A pattern that no reading matches is misspelt; counters need none."""
+    """A pattern that no reading matches is misspelt; counters need no pattern."""
     changing = [name for name, reading in READINGS.items() if not reading.counter and not is_constant(name)]
     assert [pattern for pattern in CHANGING if not fnmatch.filter(changing, pattern)] == []

@@ -1,4 +1,4 @@
-"""Readings of one host that contradict each other are named; those of healthy hosts agree."""
+"""Test that readings of one host which contradict each other are named."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_only_the_pack_of_host_comparisons_replaces_criteria_of_the_model(tmp_pa
     assert not any(chosen_criteria(hosts)[key].optional for key in demanded)
 
 
-def test_replaced_criterion_is_traced_through_packs_and_split(tmp_path: Path) -> None:
+def test_replacement_is_traced_through_packs_even_if_two_criteria_replace_one(tmp_path: Path) -> None:
     first = write_pack(tmp_path / "first.yml", item("half", replaces="hbm-copy"))
     parts = [item("quarter", replaces="half"), item("half", replaces="half"), item("other")]
     packs = read_packs([first, write_pack(tmp_path / "second.yml", *parts)])

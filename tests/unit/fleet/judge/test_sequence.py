@@ -198,7 +198,7 @@ def soak_record(
     events: tuple[Event, ...] = (),
     **fields: Any,
 ) -> Change:
-    """Return the record of a soak with `finished` rounds; it keeps the launches of the rounds `numbers`."""
+    """Return a change that adds to a record a soak with `finished` rounds, and the launches of the rounds `numbers`."""
     soak = Soak(
         began=builders.WHEN,
         planned_s=60.0,
@@ -256,7 +256,7 @@ def test_text_that_is_not_a_time_is_left_to_the_check_of_times() -> None:
 
 
 def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> None:
-    """Parts of a gang may be launched at once, under one number; one host is never in two of them."""
+    """Groups of hosts of a gang may be launched at once, under one number, but a host is never in two such groups."""
     numbered = {
         host: Evidence(records=tuple(launches(lambda item: replace(item, number=1))(record) for record in item.records))
         for host, item in builders.evidence(PLAN).items()

@@ -21,7 +21,7 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 MIB = 1 << 20
 GB_PER_S = 1e9
 PORT = 50 * GB_PER_S
-"""A port of 400 Gb/s."""
+"""Rate of a port of 400 Gb/s."""
 MODELS = [name for name in shipped_packs() if read_pack(name).gpu_names]
 MEMORY_MIB = {
     "a10": 22731, "a100-pcie-40": 40536, "a100-pcie-80": 81251, "a100-sxm-40": 40536, "a100-sxm-80": 81251, "b200": 183359,
@@ -119,7 +119,7 @@ def test_ports_that_the_inventory_states_must_be_up() -> None:
     assert port_failures(ports(down=8)) == set(), "nothing is stated, and no gang uses them"
 
 
-def test_all_ports_of_a_gang_on_the_fabric_must_not_be_down() -> None:
+def test_host_of_a_gang_on_the_fabric_fails_if_all_its_ports_are_down() -> None:
     together = {"rackproof_gang": "all", "rackproof_fabric_gbps": 400}
     assert port_failures(ports(), **together) == set()
     assert port_failures(ports(down=8), **together) == {*PORT_CRITERIA}

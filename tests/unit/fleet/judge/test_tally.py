@@ -116,7 +116,7 @@ def test_add_pass_equals_add(operator: str) -> None:
     assert short.judged({}) == plain.judged({})
 
 
-def test_failure_is_listed_after_ten_passes() -> None:
+def test_failure_is_listed_first_even_if_added_after_many_passes() -> None:
     row = new_row()
     for position in range(2 * MAX_FARTHEST):
         row.add_pass(1.0, position, f"h{position}", "gpu=0")

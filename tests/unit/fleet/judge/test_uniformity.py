@@ -279,7 +279,7 @@ def ports(**states: str) -> dict[str, str]:
     return {f"hca=mlx5_{index},port=1": states.get(f"mlx5_{index}", "ACTIVE") for index in range(8)}
 
 
-def test_port_that_is_active_elsewhere_fails() -> None:
+def test_port_that_is_down_but_active_on_other_hosts_fails() -> None:
     plan = uniform_plan("h1", "h2", "h3")
     values = {"h1": ports(), "h2": ports(mlx5_3="DOWN"), "h3": ports()}
     verdicts = not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values)))
@@ -293,7 +293,7 @@ def test_port_that_is_unused_on_all_hosts_passes(hosts: tuple[str, ...]) -> None
     assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values))) == []
 
 
-def test_only_active_port_of_its_name_passes() -> None:
+def test_port_that_is_active_on_one_host_only_passes() -> None:
     plan = uniform_plan("h1", "h2", "h3")
     values = dict.fromkeys(("h1", "h2", "h3"), ports(mlx5_7="DOWN")) | {"h2": ports()}
     assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values))) == []
@@ -490,7 +490,7 @@ def test_missing_adapter_is_named(hosts: tuple[str, ...]) -> None:
     expected = [("h2", "hca=mlx5_3", FAIL, f"not on this host; {others} other hosts have it")]
     assert not_passing(uniformity_verdicts(plan, evidence)) == expected
     more = evidence_with(plan, "infiniband.hca.board_id", dict.fromkeys(hosts, without) | {"h2": full})
-    assert not_passing(uniformity_verdicts(plan, more)) == [], "one host has an adapter more"
+    assert not_passing(uniformity_verdicts(plan, more)) == [], "an adapter that only one host has is no fault"
 
 
 def test_pci_devices_are_compared_by_slot_except_for_drives() -> None:

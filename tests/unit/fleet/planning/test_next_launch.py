@@ -1,4 +1,4 @@
-"""The next launches of a gang, in simulated fleets whose hosts write records as real hosts do."""
+"""Test which launches of a gang are next, in simulated fleets whose hosts write records as real hosts do."""
 
 from __future__ import annotations
 
@@ -547,7 +547,7 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
         "excluded": {},
         "awaited": ["h3"],
     }
-    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "out of reach"
+    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "h3 is out of reach"
     site.launches["h3"].append(last)
     run = write_run(site, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)

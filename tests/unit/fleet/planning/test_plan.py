@@ -1,4 +1,4 @@
-"""Plan from inventory and profile. Errors name the host, the variable and the nearest valid name."""
+"""Test plans made from inventory and profile. Errors name the host, the variable and the nearest valid name."""
 
 from __future__ import annotations
 

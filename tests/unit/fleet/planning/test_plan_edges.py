@@ -1,4 +1,4 @@
-"""Every inventory variable and profile setting reaches the plan, also at the limits of its range."""
+"""Test that inventory variables and profile settings reach the plan, also at the limits of their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection of tests under a time budget: by earlier findings, age of the last run, and cost."""
+"""Test how benchmarks are selected under a time budget: by earlier findings, age of the last run, and cost."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def with_long_launches(record: Record) -> Record:
 
 
 def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = "") -> Path:
-    """Write a reported run of three hosts, each benchmark of which took TOOK_S; on host `wrong` every matrix product is slow."""
+    """Write a run of three hosts and its report. Each benchmark took TOOK_S; on host `wrong` every matrix product is slow."""
     plan = replace(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none"), run_id=name, created=began)
     directory = runs / name
     documents.write(directory / "plan.json", json.loads(json.dumps(to_json(plan))))
@@ -353,7 +353,7 @@ def test_burn_in_refuses_a_budget() -> None:
 
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
 def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
-    """The baseline has every figure, measured with the same settings."""
+    """The baseline has every figure, measured with the same settings. Only the amount of work may differ."""
     both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
     revalidated, accepted = (
         {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both

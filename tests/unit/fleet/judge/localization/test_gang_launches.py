@@ -1,4 +1,4 @@
-"""Suspects, probes and verdicts for small gangs: part, confidence, evidence and figures."""
+"""Test which parts of small gangs are suspected, which probes are launched, and the verdicts on both."""
 
 from __future__ import annotations
 
@@ -57,7 +57,16 @@ def matrix(
 ) -> list[Pair]:
     """Return the pairs of hosts a, b, c …, each as fast as its slowest part.
 
-    A part is a host (`a`), a host's end on a rail (("a", 1)), a rail (1), a link ("ab") or a link on a rail (("ab", 1)).
+    A part is a host ("a"), a host's end on a rail (("a", 1)), a rail (1), a link ("ab") or a link on a rail (("ab", 1)).
+
+    Args:
+        size: number of hosts.
+        rails: number of rails.
+        shares: share of the normal bandwidth of slow parts.
+        late: factor of the normal latency of slow parts.
+        failed: reason of parts whose pairs failed.
+        left_out: parts whose pairs were not measured.
+        gbps: port rate of hosts whose ports differ from 400 Gbit/s.
     """
     names = string.ascii_lowercase[:size]
     result = []
@@ -84,18 +93,18 @@ def matrix(
 
 
 def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
-    """Return the links of a host to others, with their share of the speed."""
+    """Return the links of a host to others, each at this share of the speed."""
     return {"".join(sorted(host + other)): share for other in others}
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return all links between the hosts of the pairs in `fast`, except these pairs."""
+    """Return the links at `share` of the speed: all between the hosts in `fast` (such as "ab cd"), except these pairs."""
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 
 
 def slow_rail_1(share: float) -> dict[Any, float]:
-    """Return all links of rail 1 between ten hosts at half speed, those of host b at `share`."""
+    """Return the links of ten hosts on rail 1: at `share` of the speed if host b is an end, and at half of it otherwise."""
     return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
 
 
@@ -116,6 +125,8 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
+# "Late" means a high latency. A host is judged by its best pair, with eight partners or more by its second best pair: names
+# such as "the best of seven counts" say which pair of host b decides.
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -847,7 +858,7 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
 def test_probe_that_fails_by_chance_suspects_no_other_host(size: int, bad: str) -> None:
-    """The second launch of a group has an outcome of its own, whichever group failed by chance."""
+    """A group that failed by chance works when it is launched again."""
     for chance in range(12):
         result, _ = run_bisection(size, bad, chance=chance)
         named = [item.where for item in result.suspects if item.kind != "fabric"]
@@ -906,7 +917,7 @@ def attempts_of(records: Mapping[str, Record]) -> list[Attempt]:
 
 
 def attempt_of(*launches: Launch, observations: Sequence[Observation] = ()) -> Attempt:
-    """Return the attempt that these hosts recorded, one launch record per host."""
+    """Return the last attempt that the hosts recorded; the first launch is the record of h1, the next that of h2, and so on."""
     return attempts_of(
         {name: record(name, each, observations=observations) for name, each in zip(NAMES, launches, strict=False)}
     )[-1]
@@ -1475,7 +1486,7 @@ def twice_as_fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None:
-    """No third host in their rack, or with their ports, can be compared with them."""
+    """Hosts a and b are alone in their rack, or alone with fast ports: no other pair of their kind can be compared with them."""
     slow = matrix(4, shares={"ab": 0.3})
     faster = plan_of_racks(fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)
@@ -1553,7 +1564,7 @@ def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], fa
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]
 
 
-def test_invalid_speed_fails_its_pair_and_a_foreign_one_is_ignored() -> None:
+def test_invalid_speed_fails_its_pair_and_speed_of_an_unplanned_scope_is_ignored() -> None:
     def verdicts_on_speed(value: Any, **over: Any) -> list[Verdict]:
         values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):

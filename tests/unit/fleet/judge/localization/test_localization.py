@@ -158,7 +158,7 @@ def trials(size: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_one_to_five_bad_parts_are_found_without_false_suspects(size: int) -> None:
+def test_one_to_five_bad_parts_are_found_with_precision_and_recall_of_95_percent(size: int) -> None:
     number, rails, rounds = trials(size)
     for part in PARTS if size < 4096 else ("host", "nic", "link"):
         score = Score()
