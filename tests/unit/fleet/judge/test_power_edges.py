@@ -1,6 +1,7 @@
 """Test boundary conditions of detection power: which values, groups and floors count.
 
-Detection power: how small a slowdown a floor finds. A gate is such a floor with its noise. The runs here have one figure. `test_power.py` tests the statistics on full plans and the command.
+Detection power: how small a slowdown a floor finds. A gate is such a floor with its noise. The runs here have one figure.
+`test_power.py` tests the statistics on full plans and the command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collection of records from logs and volumes: damaged records are rejected, foreign ones quarantined."""
+"""Test how records are collected from logs and volumes: damaged records are rejected, those of other runs quarantined."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def beyond_ascii(line: str) -> str:
     ],
     ids=["no checksum", "not ASCII", "nested"],
 )
-def test_forged_line_is_rejected_by_name(
+def test_forged_line_is_rejected_with_its_line_number(
     damage: Callable[[str], str], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     line = lines_of(plan, "h1")[0]
@@ -354,7 +354,9 @@ def test_damaged_record_on_a_volume_is_rejected_and_others_are_collected(run: Pa
         (["RUN"], 64, "the following arguments are required: SOURCE"),
     ],
 )
-def test_wrong_usage_gives_one_line(arguments: list[str], code: int, message: str, run: Path) -> None:
+def test_wrong_usage_is_reported_with_a_message_and_an_exit_code(
+    arguments: list[str], code: int, message: str, run: Path
+) -> None:
     done = rackproof("collect", *[str(run) if word == "RUN" else word for word in arguments])
     assert done.returncode == code
     assert message in done.stderr

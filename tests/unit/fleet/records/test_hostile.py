@@ -257,7 +257,7 @@ def test_invalid_record_affects_its_host_only(
 
 
 @pytest.mark.parametrize("value", [1e60, -1e60, 1e-60, 2**63, 0, "x", True])
-def test_impossible_figures_are_rejected_in_the_report(
+def test_host_with_impossible_figures_is_rejected(
     tmp_path: Path, value: float | str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "r1"
@@ -415,8 +415,8 @@ def test_truncated_plan_or_report_is_rejected(run: Path, schema: str, capsys: py
     assert command(run, capsys, "watch", "--json")[0] in (0, 2)
 
 
-def test_journal_truncated_within_a_line_is_rejected(run: Path) -> None:
-    """A journal truncated between two lines is valid."""
+def test_event_file_truncated_within_a_line_is_rejected(run: Path) -> None:
+    """A file that is truncated between two lines is valid."""
     event = {
         "at": builders.WHEN,
         "play": "Gang",

@@ -1,4 +1,4 @@
-"""Remedies for known errors of Ansible, ssh, sudo and pip. Other messages are unchanged."""
+"""Test that known errors of Ansible, ssh, sudo and pip get a remedy, and other messages are unchanged."""
 
 from __future__ import annotations
 

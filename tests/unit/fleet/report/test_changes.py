@@ -22,7 +22,7 @@ def test_page_without_changes_states_once_that_nothing_changed() -> None:
     assert changes_page("Changes", ["old: a", "new: b"], []) == "# Changes\n\n- old: a\n- new: b\n\nNothing changed.\n"
 
 
-def test_shortened_table_names_what_has_all_changes() -> None:
+def test_shortened_table_names_the_command_that_lists_all_changes() -> None:
     changes = tuple(change(host=f"h{number}") for number in range(MAX_ROWS + 2))
     assert changes_page("Changes", [], changes).endswith("\n\n… and 2 more in the output of `rackproof diff --json`.\n")
 

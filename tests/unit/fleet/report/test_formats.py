@@ -21,7 +21,7 @@ def test_format_uses_only_defined_flags_and_extras(name: str) -> None:
     assert not output.library or any(requirement.startswith(output.library) for requirement in extras[output.extra])
 
 
-def test_every_combination_of_variants_is_rendered_again() -> None:
+def test_possible_flags_are_all_combinations_of_the_variants() -> None:
     output = Format(render=lambda source: "", variants=("--a", "--b"))
     assert list(output.possible_flags()) == [(), ("--a",), ("--b",), ("--a", "--b")]
 

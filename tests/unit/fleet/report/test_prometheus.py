@@ -113,7 +113,7 @@ def test_waived_failure_is_separate(report: FleetReport) -> None:
     assert "failure_value" not in metrics
 
 
-def test_truncated_lists_are_not_exported_as_zero(report: FleetReport) -> None:
+def test_number_of_passes_is_not_exported_if_the_report_lists_only_exceptions(report: FleetReport) -> None:
     metrics = series(render_prometheus(replace(report, detail="exceptions", verdicts=(failure(),))))
     assert {labels["verdict"] for labels, _ in metrics["host_verdicts"]} == {"fail", "inconclusive"}
 

@@ -212,7 +212,7 @@ def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **para
 
 
 def other_benchmarks(number: int = 0) -> list[Observation]:
-    """Return the observations of the other benchmarks on a host of two GPUs."""
+    """Return the observations of the benchmarks that `record` leaves out, on a host of two GPUs."""
     observations = []
     for gpu in ("gpu=0", "gpu=1"):
         offset = 1e9 * number

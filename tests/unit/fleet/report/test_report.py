@@ -285,7 +285,7 @@ def summary_after(run: Path, change: Callable[[Observation], Observation | None]
 
 
 def test_unjudged_speed_is_not_a_plain_pass(tmp_path: Path) -> None:
-    """One host alone: no criterion has a figure for its training rates, but one has for its host copies."""
+    """The run has one host: no criterion limits its training rates, but one limits its host copies."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary

@@ -72,7 +72,7 @@ def with_duplicate_serial(record: Record) -> Record:
 
 
 def without_gpu(record: Record) -> Record:
-    """Return the record without a GPU. Neither driver nor PCI bus shows it; the report infers its slot from other hosts."""
+    """Return the record without GPU 1, which neither driver nor PCI bus shows. Its slot can be inferred from other hosts."""
     counts = ("gpu.count", "gpu.pci_count")
     snapshots = tuple(
         replace(
@@ -107,7 +107,7 @@ def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
     plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # a gang has two hosts or more
     name, change = plan.hosts[min(5, count - 1)].name, FAULTS[fault]
     fleets.write(directory, plan, {name: change})
-    if change in (with_duplicate_serial, without_gpu):  # both of its records list its GPUs
+    if change in (with_duplicate_serial, without_gpu):  # host record and gang record both list the GPUs
         record = change(fleets.records(plan, name)[1])  # type: ignore[misc]
         documents.write_text(directory / "gangs" / record.gang / f"{name}.json", fleets.text(record))
     return load(directory)

@@ -1,4 +1,4 @@
-"""A host whose record is cut short is inconclusive in every output, in a fleet of any size."""
+"""Test that a host whose record is cut short is inconclusive in every output, in a fleet of any size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RACK = 4
 
 
 def write_run(directory: Path, hosts: int, measured: int) -> str:
-    """Write the run of a fleet with GPUs in racks of four; only the first hosts have records. Return the broken host."""
+    """Write the run of a fleet in racks of four hosts, with records of the first `measured` hosts. Return the broken host."""
     fleet = Fleet(hosts=hosts, racks=-(-hosts // RACK), gpus=2, profile="smoke", readings=JUDGED)
     plan = fleet.plan(directory.name, "2026-11-21T04:00:00Z")
     broken = plan.hosts[BROKEN].name

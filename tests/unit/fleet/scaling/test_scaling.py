@@ -1,4 +1,7 @@
-"""Test scaling studies: the cells of a matrix, the next cell, the results, and the page."""
+"""Test scaling studies: the cells of a matrix, the next cell, the results, and the page.
+
+A cell is one training with one combination of settings.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +260,7 @@ def test_efficiency_is_per_rank_relative_to_the_smallest_cell_of_the_series(tmp_
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
-def test_cell_with_few_cpus_is_compared_with_the_full_one(tmp_path: Path) -> None:
+def test_cell_with_limited_cpus_is_compared_with_that_with_all_cpus(tmp_path: Path) -> None:
     results = Site(study(tmp_path)).run_study()
     values = {row.number: (row.share, row.unconfined) for row in results.rows if row.share is not None}
     assert values == {8: (pytest.approx(1 / 3), 7)}
@@ -315,7 +318,7 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
 
 
 def with_throughput(launch: Launch, **change: Any) -> Launch:
-    """Change the throughput of the launch."""
+    """Return the launch with other fields of its throughput."""
     observed = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
     return replace(launch, observations=tuple(observed))
 

@@ -76,7 +76,7 @@ def test_assumed_figures_name_their_source() -> None:
     assert assumed - measured == {name for name in assumed if name.startswith(("straggler.", "pairs."))}
 
 
-def test_values_of_healthy_parts_stay_within_the_measured_range() -> None:
+def test_values_of_healthy_parts_stay_within_the_measured_range_without_outliers() -> None:
     values = values_by_level([100.0, 97.0, 101.0, 2.0])
     assert (min(values), max(values)) == (97.0, 101.0)
     assert 98.5 < sum(values) / len(values) < 100.0  # the median is closer to the maximum
@@ -274,7 +274,7 @@ def test_fault_is_reported_on_its_host_and_gpu(
     if "plan" not in criteria:
         assert criteria == set(EXPECTED_CRITERIA[kind].split()), "no other criterion fails on the host"
     contradictions = [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY]
-    assert contradictions == [], "a record is as an agent writes it"
+    assert contradictions == [], "a simulated record must be as consistent as that of an agent"
     assert not any("resume the run" in item.reason for item in verdicts), "simulated hosts cannot resume a run"
     assert all(
         EXPECTED_REASONS[kind] in item.reason
