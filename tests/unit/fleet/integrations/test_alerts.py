@@ -334,9 +334,7 @@ def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
     faults = (
         {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
         {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # resolves an hour after the increment
-        {
-            'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"
-        },  # the series ends when the host reboots
+        {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # ends with a reboot
         {"up": "1x9 0x9 1x100"},
     )
     inputs = [line for number, values in enumerate(faults) for line in series("", number, values)]

@@ -92,10 +92,8 @@ def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, 
     [
         (2, {(0, 1), (1, 0)}),  # two GPUs: either may be the cause
         (4, pairs_of(0, 1, gpus=4)),  # half of the GPUs
-        (
-            3,
-            pairs_of(1, gpus=3),
-        ),  # if GPU 1 is the only one of its socket, the link between the sockets may be the cause
+        # If GPU 1 is the only one of its socket, the link between the sockets may be the cause.
+        (3, pairs_of(1, gpus=3)),
         (3, pairs_of(0, 1, 2, gpus=3)),  # all of them
         (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),  # two halves of a host
         (8, {(a, b) for a, b in pairs_of(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),

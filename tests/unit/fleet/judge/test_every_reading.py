@@ -164,7 +164,7 @@ def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
 
 
 def with_healthy_values(metric: Metric) -> Metric:
-    """Return the reading with the value that a criterion prefers, or else the host's, or else one that criteria accept."""
+    """Return the reading with a healthy value: that which a criterion prefers, or else the host's, or else `healthy_value`."""
     preferred = [item.prefer for item in criteria_on(metric.name) if item.prefer is not None]
     if preferred and isinstance(preferred[0], bool):
         return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
@@ -174,7 +174,7 @@ def with_healthy_values(metric: Metric) -> Metric:
 
 
 def healthy_value(metric: Metric) -> Value:
-    """Return a value that criteria accept, for a reading that the host does not support."""
+    """Return the limit of a criterion, or 1, as the value of a reading that the host does not support."""
     for item in read_pack(MODEL).criteria:
         if item.matches_name(metric.name) and item.value is not None:
             return item.value

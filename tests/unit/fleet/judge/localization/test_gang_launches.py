@@ -1486,7 +1486,7 @@ def twice_as_fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None:
-    """Hosts a and b are alone in their rack, or alone with fast ports: no other pair of their kind can be compared with them."""
+    """Hosts a and b share their rack, or their faster ports, with no third host."""
     slow = matrix(4, shares={"ab": 0.3})
     faster = plan_of_racks(fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)
