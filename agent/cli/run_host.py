@@ -162,7 +162,9 @@ class HostRunner:
             members, reason = [], str(error)
         else:
             absent = ", ".join(host for host in expected if host not in (*members, run.host.name))
-            reason = f"no other host to launch with: {absent} did not connect within {options.meet_within:g} s"
+            # Without members this host reached neither watcher. The others may have launched without it.
+            absence = f"{absent} did not connect" if members else f"no answer from {' and '.join(gang.watchers)}"
+            reason = f"no other host to launch with: {absence} within {options.meet_within:g} s"
             if absent and len(members) > 1:
                 print_progress(f"launching without {absent}: not present within {options.meet_within:g} s")
         if len(members) > 1:

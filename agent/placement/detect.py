@@ -15,15 +15,15 @@ PROGRAMS = {TORCHRUN: "torchrun", MPI: "mpirun", SLURM: "srun"}
 def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlacement | None:
     """Return this process's placement according to `--launcher`; None for torchrun.
 
-    With torchrun there is no placement yet, because `rackproof launch` itself starts torchrun.
+    With torchrun there is no placement yet, because `rackproof launch` and `rackproof run` start torchrun themselves.
 
     Raises:
         PlacementError: variables are missing or contradict each other, or another launcher started this process.
     """
     if TORCHRUN_VARIABLE in environment:
         raise PlacementError(
-            f"{TORCHRUN_VARIABLE} is set: torchrun started this process, and rackproof launch would start torchrun again for "
-            "each process; start rackproof launch once on each host, or run `torchrun -m agent.benchmarks`"
+            f"{TORCHRUN_VARIABLE} is set: torchrun started this process, and this command would start torchrun again for each "
+            "process; start it once on each host without torchrun, or run `torchrun -m agent.benchmarks`"
         )
     if launcher == MPI:
         return mpi.read_placement(environment)
@@ -39,7 +39,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
         if size.isdecimal() and int(size) > 1:
             raise PlacementError(
                 f"{name} is {size}: {PROGRAMS[other]} started {size} processes, and each would launch the whole host; "
-                f"give --launcher {other}"
+                f"start it without {PROGRAMS[other]}, or use `rackproof launch --launcher {other}`"
             )
     return None
 

@@ -212,9 +212,11 @@ def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatc
     assert environment["NCCL_DEBUG"] == "WARN"
 
 
-@pytest.mark.parametrize("members", [[], ["h3"]])
-def test_host_that_reaches_no_other_does_not_list_itself_as_absent(
-    members: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("members", "reason"), [([], "no answer from h1 and h2 within 1 s"), (["h3"], "h1, h2 did not connect within 1 s")]
+)
+def test_reason_for_no_launch_names_the_other_hosts(
+    members: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = builders.plan(*HOSTS, profile="smoke", gpu_count=1)
     run = HostRun.begin(tmp_path / "runs" / "r1", "h3", json.dumps(to_json(plan)))
@@ -223,7 +225,7 @@ def test_host_that_reaches_no_other_does_not_list_itself_as_absent(
     monkeypatch.setattr(run_host, "discover_members", lambda *_: members)
     monkeypatch.setattr(run_host, "record_not_started", lambda *arguments: reasons.append(arguments[-1]))
     run_host.HostRunner(options, plan, "")._launch_gang(run)
-    assert reasons == ["no other host to launch with: h1, h2 did not connect within 1 s"]
+    assert reasons == [f"no other host to launch with: {reason}"]
 
 
 @pytest.mark.parametrize("has_record", [True, False])

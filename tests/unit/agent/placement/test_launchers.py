@@ -125,7 +125,7 @@ WRONG_LAUNCHER_VARIABLES = [
     (SLURM, srun() | open_mpi(), "OMPI_COMM_WORLD_SIZE is set: mpirun started this process"),
     (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would launch"),
     (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes"),
-    (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "would start torchrun again"),
+    (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "this command would start torchrun again"),
 ]
 
 
@@ -503,7 +503,7 @@ def test_launch_reports_wrong_usage_with_the_documented_exit_code(torch_trap: Pa
     expected = [
         (64, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set"),
         (64, "TORCHELASTIC_RUN_ID is set"),
-        (64, "give --launcher mpi"),
+        (64, "use `rackproof launch --launcher mpi`"),
         (64, "mpirun started 8 processes, 4 on this host; the plan has 2 hosts with 4 cpu devices, 2 on this host"),
         (64, "--host h1: 2 hosts were started with this command"),
         (64, "--detach with --launcher mpi"),
