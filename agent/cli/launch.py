@@ -70,7 +70,9 @@ def _launch(options: argparse.Namespace) -> int:
     try:
         placement = detect_placement(options.launcher, os.environ)
         if placement and options.detach:
-            return fail(f"--detach with --launcher {placement.launcher}: the launcher ends processes in the background")
+            return fail(
+                f"--detach with --launcher {placement.launcher}: omit it, because the launcher would end the background process"
+            )
         if placement and placement.nodes > 1 and options.host:
             return fail(f"--host {options.host}: {placement.nodes} hosts were started with this command; omit --host")
         if placement and not placement.supervises:
