@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 NAMES = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
-NO_IN_PLACE = ("all_to_all", "send_recv", "hypercube")
-"""nccl-tests times these in place too, but in place their result is undefined (it prints N/A for the wrong elements)."""
 LARGE = 64 << 20
 Figures = Mapping[tuple[str, ...], float]
 

@@ -1,4 +1,6 @@
-"""Run a gang (the hosts of one multi-node launch) of simulated hosts on one machine. NCCL treats them as separate hosts.
+"""Run a gang (the hosts of one multi-node launch) on one machine: one or more of its GPUs stand for each host.
+
+NCCL treats them as separate hosts.
 
 Usage: python docs/measurements/gangs.py RUN_DIR DEVICES PROFILE [FAULT]
     DEVICES  the GPUs of each host, e.g. 0/1/2/3 or 0,1/2,3
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 def planned(run_id: str, devices: list[list[str]], profile: str, *, shared: bool) -> Plan:
-    """Return the plan that a playbook would make for these hosts."""
+    """Return the plan that a playbook would make for hosts with these GPUs. `shared` permits other processes on the GPUs."""
     inventory = {
         f"h{number}": {
             "rackproof_gpu_count": len(own),
@@ -98,7 +100,7 @@ def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
 
 
 def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
-    """Wait until the rank runs an operation, then send the signal; return the time of the signal."""
+    """Wait until the rank runs an all_reduce, then stop or kill it; return the monotonic time of the signal, in s."""
     while not (state := [directory for directory in hosts.values() if measuring(directory, rank)]):
         time.sleep(0.1)
     time.sleep(2)

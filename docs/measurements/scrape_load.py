@@ -1,7 +1,8 @@
 """Compare the HTTP server of the exporter with that of prometheus_client under load: first many scrapers, then half-open clients.
 
 Usage: python docs/measurements/scrape_load.py [SCRAPERS] [HALF_OPEN]      default: 100 and 1000
-The page imitates that of a host with sixteen GPUs. Each server runs in its own process, which reports its memory.
+The page imitates that of a host with sixteen GPUs. Each server runs in its own process, which reports its memory. In the output,
+`ours` is the exporter's server and `stock` that of prometheus_client.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def idle(port: int, count: int, patience_s: float = 20.0) -> float:
 
 
 def main() -> None:
-    """Print the figures of both servers and their ratio."""
+    """Print the figures of both servers, and the ratio of their p95."""
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2])
     scrapers, half_open = (int(word) for word in (*sys.argv[1:], *("100", "1000")[len(sys.argv) - 1 :]))
@@ -128,7 +129,7 @@ def main() -> None:
             f"{kind:<6} {scrapers} scrapers p95 {p95:.3f} s ({failed} failed), {half_open} half-open clients {state}, "
             f"at most {memory:.0f} MiB"
         )
-    print(f"stock / ours: {results['stock'][0] / results['ours'][0]:.1f}")
+    print(f"p95, stock / ours: {results['stock'][0] / results['ours'][0]:.1f}")
 
 
 if __name__ == "__main__":
