@@ -357,7 +357,9 @@ VARIABLES = [
 
 
 @pytest.mark.parametrize(("dashboard", "variable"), VARIABLES, ids=lambda of: of if isinstance(of, str) else of["name"])
-def test_variables_have_values(site: Site, dashboard: str, variable: dict[str, Any]) -> None:
+def test_query_of_each_variable_returns_the_values_of_the_site(
+    site: Site, dashboard: str, variable: dict[str, Any]
+) -> None:
     series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
     values = site.get(f"label/{label}/values", **{"match[]": substitute(series, ALL_VALUES)})
     wanted = {"rack": ["r1"], "host": list(HOSTS), "gpu": [str(device) for device in DEVICES], "run_id": ["r1"]}

@@ -359,7 +359,7 @@ def test_hosts_without_a_fault_are_accepted(fleet: Fleet) -> None:
     assert [host for host, decision in decisions.items() if decision == "rejected"] == [RANK_OOM]
 
 
-def test_observations_from_before_the_fault_are_kept(fleet: Fleet) -> None:
+def test_records_keep_the_stages_and_observations_from_before_the_fault(fleet: Fleet) -> None:
     stages = {
         path.stem: {snapshot["stage"] for snapshot in documents.read(path, "record")["snapshots"]}
         for path in (fleet.run / "hosts").iterdir()

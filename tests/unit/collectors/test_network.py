@@ -133,7 +133,7 @@ def test_unknown_speed_is_unsupported(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])
-def test_interface_is_excluded(root: Path, name: str) -> None:
+def test_interface_of_this_kind_is_omitted(root: Path, name: str) -> None:
     device = links.pci(root, links.PLAIN_NIC)
     if name == "on USB":
         (device / "subsystem").unlink()
@@ -259,7 +259,7 @@ def test_member_of_a_team_is_up_with_its_carrier(root: Path, carrier: str) -> No
 
 
 @pytest.mark.parametrize(("name", "kind"), [("br0", "DEVTYPE=bridge\n"), ("vrf0", "DEVTYPE=vrf\n"), ("ovs-system", "")])
-def test_members_of_a_bridge_are_not_redundant(root: Path, name: str, kind: str) -> None:
+def test_interfaces_of_a_bridge_or_vrf_are_not_members_of_a_bond(root: Path, name: str, kind: str) -> None:
     add_master(root, name, kind)
     write(root, carrier="0")
     assert members(readings(root), name) == {}

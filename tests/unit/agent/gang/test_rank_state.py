@@ -222,7 +222,9 @@ def test_ages_are_never_negative(receiver: HeartbeatReceiver, tmp_path: Path, cl
     assert receiver.states()[0].progress_s == 0.0
 
 
-def test_only_first_heartbeat_failure_and_end_are_news(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_read_reports_news_only_for_a_first_heartbeat_a_first_failure_and_an_end(
+    receiver: HeartbeatReceiver, tmp_path: Path
+) -> None:
     def is_news(*arguments: Any, **fields: Any) -> bool:
         send_to_receiver(tmp_path, *arguments, **fields)
         return receiver.read()
@@ -241,7 +243,7 @@ def test_only_first_heartbeat_failure_and_end_are_news(receiver: HeartbeatReceiv
     assert receiver.states()[1].ended_s is None
 
 
-def test_failure_in_the_first_heartbeat_is_news(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_read_reports_news_if_the_first_heartbeat_has_a_failure(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     send_to_receiver(tmp_path, "guard", pid=os.getpid())
     send_to_receiver(tmp_path, failure="error")
     send_to_receiver(tmp_path, failure="error")
