@@ -27,7 +27,7 @@ from schemas.scopes import HOST, Scope
 CRITERION = "baseline"
 SOURCE = "the record on which the part was accepted"
 MIN_VALUES_FOR_OUTLIERS = 5
-"""With fewer values no outlier can be identified. Their median tolerates one wrong value in three."""
+"""With fewer values no outlier can be identified. The median of three or four values tolerates one wrong value."""
 MIN_RUNS_FOR_NOISE = 3
 """With fewer runs, the noise from run to run is unknown."""
 NEAR_FRACTION = 0.01

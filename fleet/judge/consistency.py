@@ -33,7 +33,7 @@ CLOCK_TOLERANCE_S = 300.0
 def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-    `figures` are the figures of the host, each list with its known structure; None for a host without layout.
+    `figures` are lists of the host's figures, each with its structure if known; None for a host without layout (`layout`).
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
