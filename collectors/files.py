@@ -116,7 +116,7 @@ class Files:
             return sorted(entry.name for entry in entries)
 
     def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
-        """Return the matching entries of a directory, with 2 before 10. If there are none, `none` is the reason (unsupported)."""
+        """Return the matching entries of a directory, `cpu2` before `cpu10`. Without any, `none` is the reason (unsupported)."""
         try:
             names = [name for name in self.names(path) if re.fullmatch(pattern, name)]
         except (FileNotFoundError, NotADirectoryError):

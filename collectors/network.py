@@ -43,8 +43,8 @@ Readings = dict[str, Value | Absent]
 class NetworkCollector:
     """Reads the interfaces under `root`. A full snapshot also reads driver, addresses and MTU.
 
-    Left out are interfaces without a device (bridges, veth), on USB (the virtual NIC of a management controller), of virtual
-    functions, of the switch inside a NIC, and of IPoIB, whose ports the `infiniband` collector reads.
+    Left out are interfaces without a device (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
+    functions, representors (ports of the switch inside a NIC), and IPoIB interfaces (the `infiniband` collector reads the ports).
     """
 
     name = "network"

@@ -63,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledPart:
-    """A part with a serial that is not a GPU: a NIC, a disk, or the host itself."""
+    """A part that has a serial and is not a GPU: a NIC, a disk, or the host itself."""
 
     kind: str
     slot: str
@@ -93,7 +93,7 @@ class PartBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class HostBaseline:
-    """The baselines of a host of a run and of its GPUs."""
+    """The baseline of one host of a run, and those of its GPUs."""
 
     host: PartBaseline | None = None
     gpus: Mapping[str, PartBaseline] = field(default_factory=dict)

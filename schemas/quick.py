@@ -55,7 +55,7 @@ class Reader:
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
         self._older: dict[bytes, tuple[Metric, int]] = {}
-        """The previous cache of metrics. If a host still sends one of these, it moves to the current cache, with its token."""
+        """The previous cache of metrics. If a host still sends one of these, it moves to the new cache and keeps its token."""
         self._heads: dict[tuple[Any, ...], dict[str, Any]] = {}
         """All fields of an observation except scope, value, reason and samples -> these fields, validated."""
         self._scopes: dict[str, str] = {}

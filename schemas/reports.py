@@ -385,9 +385,9 @@ class FleetReport:
     judged: tuple[Judged, ...] = ()
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
-    """`all` or `exceptions`. With `exceptions`, in a fleet of more than 16 hosts, passing verdicts are left out, and others
-    beyond 20 000; with more than 64 hosts also the measurements of accepted hosts, and of all but 64 others. `rackproof report
-    RUN_DIR --host NAME` shows them."""
+    """`all` or `exceptions`. With `exceptions`, a report on more than 16 hosts leaves out passing verdicts, and other verdicts
+    beyond 20 000. A report on more than 64 hosts also leaves out the measurements of accepted hosts, and those of all but 64 of
+    the other hosts. `rackproof report RUN_DIR --host NAME` shows what is left out."""
     left_out: int = 0
     """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
     site: str = ""

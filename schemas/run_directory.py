@@ -31,7 +31,7 @@ def record_names(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def own_record(directory: Path, gang: str = "") -> Path:
-    """Return the path of a host's record in the run directory on the host itself."""
+    """Return the path of a host's record in the run directory on the host itself, which has only the records of this host."""
     return directory / GANGS / f"{gang}.json" if gang else directory / "record.json"
 
 

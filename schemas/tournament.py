@@ -34,7 +34,7 @@ def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
 
 @lru_cache(maxsize=64)
 def select_rounds(count: int, rounds: int = 0) -> tuple[int, ...]:
-    """Return the numbers of the rounds to run: all, or a fixed selection of `rounds` of them without a pattern.
+    """Return the numbers of the rounds to run: all, or a fixed but irregular selection of `rounds` of them.
 
     Consecutive rounds would pair each host only with hosts that are close to each other, so a hash selects the rounds. Unlike a
     random generator, a hash gives the same result in every version of Python.

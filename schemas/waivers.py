@@ -14,7 +14,7 @@ class Waiver:
     """The person responsible."""
     why: str
     until: str
-    """Last day on which it is valid, in UTC: `2026-12-31`. It is compared with the day of the plan."""
+    """Last day on which it is valid, in UTC: `2026-12-31`. It is compared with the day on which the plan was made."""
     host: str = ""
     serial: str = ""
     """Serial of the GPU: the waiver applies to the part in any host."""

@@ -45,7 +45,7 @@ class StaticRendezvous(RendezvousHandler):
 
     Args:
         config: `name` of the launch, `rank` of this host, number of `hosts`, `address` and `port` of the store (0: any port).
-            The host of rank 0 listens there. If there are `admitted` addresses, only these may connect.
+            Host 0 listens on this address. If there are `admitted` addresses, only these may connect.
     """
 
     use_agent_store = True
@@ -58,7 +58,7 @@ class StaticRendezvous(RendezvousHandler):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Open the store, or connect to it; torchrun's agents then wait there for each other.
+        """Open the store, or connect to it; torchrun's agents then wait in it for each other.
 
         Raises:
             GangError: this host cannot listen on the store's address.

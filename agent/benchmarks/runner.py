@@ -25,7 +25,7 @@ STORE_ERRORS = (RuntimeError, ValueError)
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """Run the benchmarks of single devices first, then those of all ranks, which a lost GPU prevents.
+    """Run the benchmarks of single devices first, then those of all ranks, which are skipped if a GPU is lost.
 
     Args:
         broken: why this rank's device cannot be used; empty if it can.

@@ -61,7 +61,7 @@ class NcclLog:
 def parse_choice(text: str) -> dict[str, str]:
     """Return algorithm and protocol of the last operation in the log; empty if the log has none.
 
-    NCCL logs neither for send and receive, nor for operations that are built on them.
+    NCCL logs no choice for send and receive, or for operations that are built on them.
     """
     choices = re.findall(r"-> Algo (\w+) proto (\w+)", text)
     if not choices:
