@@ -339,14 +339,14 @@ def test_unchanged_run_passes(base: Path, tmp_path: Path) -> None:
     assert compared(base, tmp_path / "after") == []
 
 
-def test_loss_beyond_noise_fails_only_that_part(base: Path, tmp_path: Path) -> None:
+def test_loss_of_one_part_beyond_its_noise_fails_only_that_part(base: Path, tmp_path: Path) -> None:
     verdicts = compared(base, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
     assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
 
 
-def test_noisier_part_still_fails(base: Path, tmp_path: Path) -> None:
+def test_slow_part_fails_even_if_its_samples_are_noisy(base: Path, tmp_path: Path) -> None:
     slow = slowed("stress.throughput", 0.95)
 
     def change(record: Record) -> Record:

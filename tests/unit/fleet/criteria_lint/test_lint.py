@@ -41,7 +41,7 @@ def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
         ("collective.all_reduce.busbw", {}, 8, 400), ("collective.all_reduce.busbw", {"nvls": True}, 16, 800),
     ],
 )  # fmt: skip
-def test_floor_is_between_a_minimum_share_of_the_peak_and_the_peak(
+def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
     name: str, position: Any, low: float, high: float
 ) -> None:
     def findings(value: float) -> list[str]:
@@ -97,7 +97,7 @@ def test_unit_mistake_is_named(ratio: float, mistake: str) -> None:
 @pytest.mark.parametrize(
     ("name", "own"), [("gpu.pcie.generation", 5), ("gpu.pcie.width", 16), ("gpu.nvlink.active_links", 18)]
 )
-def test_links_have_one_right_value(name: str, own: int) -> None:
+def test_limit_of_links_must_be_the_number_or_generation_in_the_datasheet(name: str, own: int) -> None:
     for operator in ("eq", "ge"):
         assert against_sheet(rule(name, value=own, operator=operator)) == []
         assert against_sheet(rule(name, value=own - 1, operator=operator))[0].startswith("under the part's")

@@ -284,7 +284,9 @@ def test_every_action_is_explained_and_handling_names_only_known_problems() -> N
         ("slow-workload", "inspect_hardware", "gang=r1", "CPUs", "RMA"),
     ],
 )
-def test_handling_is_that_of_the_part(problem: str, action: str, part: str, expected: str, unexpected: str) -> None:
+def test_handling_depends_on_the_kind_of_part(
+    problem: str, action: str, part: str, expected: str, unexpected: str
+) -> None:
     (cause,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
     text = " ".join(handling(replace(cause, problem=problem, action=action, part=part)))
     assert expected in text

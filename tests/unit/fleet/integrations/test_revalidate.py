@@ -152,7 +152,7 @@ def test_node_in_use_is_resumed_at_once_and_the_others_at_the_end(slurm: Site) -
     assert resume_all(slurm.run) == []
 
 
-def test_node_drained_by_an_administrator_is_measured_and_stays_drained(slurm: Site) -> None:
+def test_node_drained_by_an_administrator_is_not_in_use_and_stays_drained(slurm: Site) -> None:
     slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
     assert slurm.drain_or_ask() == {}
     resume_all(slurm.run)
@@ -191,7 +191,7 @@ def test_healthy_node_is_drained(slurm: Site, state: str) -> None:
 
 def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: Site) -> None:
     slurm.drain_or_ask()
-    slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
+    slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps the reason that Rackproof set
     assert resume_all(slurm.run) == [
         "h1: Rackproof drained node n1, which is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
     ]
@@ -430,7 +430,7 @@ def test_busy_recognizes_use_of_the_host(
     assert done.returncode == code, done.stdout + done.stderr
 
 
-def test_host_of_another_run_is_in_use(tmp_path: Path, library: Path) -> None:
+def test_host_held_by_another_run_is_in_use(tmp_path: Path, library: Path) -> None:
     host = Host(tmp_path, library)
     other = replace(host.plan, run_id="r0", nonce="f" * 32)
     (tmp_path / "other.json").write_text(json.dumps(to_json(other)))
@@ -671,7 +671,7 @@ if sys.argv[-1].endswith("revalidate.yml"):
 
 
 class Timer:
-    """rackproof revalidate, with a fake playbook that creates the files in `made`."""
+    """Runs `rackproof revalidate` with a fake playbook that copies the files in `made` into the run directory."""
 
     def __init__(self, path: Path) -> None:
         self.runs, self.made, self._played = path / "runs", path / "bin" / "made", path / "bin" / "played"

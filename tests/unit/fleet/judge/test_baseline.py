@@ -248,7 +248,7 @@ def test_limit_states_its_source(asked: Any, of: Level, expected_text: str) -> N
     assert result[1] == expected_text
 
 
-def test_reason_why_a_baseline_cannot_judge() -> None:
+def test_baseline_that_gives_no_limit_states_why() -> None:
     assert too_noisy_reason(level()).startswith("the limit depends on the noise of the accepted figure")
     assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 

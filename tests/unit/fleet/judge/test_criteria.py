@@ -356,7 +356,7 @@ def test_later_included_pack_overrides_the_earlier(tmp_path: Path) -> None:
         assert own.optional == optional
 
 
-def test_model_pack_lists_unknown_figures() -> None:
+def test_model_pack_without_a_datasheet_or_with_unlisted_figures_is_reported() -> None:
     bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "not measured"})
     findings = [str(item) for item in lint(bare)]
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in findings[1]
@@ -503,7 +503,7 @@ def test_pack_is_read_completely(tmp_path: Path) -> None:
         ({"name": "*.throughput"}, "criteria.0.name"),
     ],
 )
-def test_the_schema_is_strict(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unknown_or_invalid_field_of_a_pack_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_pack(write_pack(tmp_path / "mine.yml", pack_document(**changes)))
     assert message in str(raised.value)

@@ -123,7 +123,7 @@ def test_gpu_index_outside_the_host_is_ignored() -> None:
     assert attributed_parts(8, [*pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}), *strange]) == {}
 
 
-def test_each_criterion_is_judged_separately() -> None:
+def test_failures_of_two_criteria_are_not_added_up() -> None:
     one = pair_verdicts(8, {(0, 6), (1, 6)}, criterion="one")
     other = pair_verdicts(8, {(2, 6), (3, 6)}, criterion="other")
     assert attributed_parts(8, [*one, *other]) == {}
@@ -170,7 +170,7 @@ def xid_count_verdict(scope: str) -> Verdict:
         ({}, {"gpu=3,xid=79": 1}, "gpu=3"),
         ({}, {"gpu=3,xid=79": 1, "gpu=3,xid=31": 2}, "gpu=3"),
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 2}, "gpu=3"),
-        ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # before the run
+        ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause
         ({}, {"gpu=1,xid=31": 1}, ""),  # no GPU has a failed XID criterion

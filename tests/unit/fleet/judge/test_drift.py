@@ -81,7 +81,9 @@ def test_drift_needs_six_buckets_and_a_positive_start(means: tuple[float, ...], 
         (10 * HOUR, HOUR / 2, 15.0), (100 * HOUR, HOUR / 2, 15.0), (100 * HOUR, HOUR, 10.0),
     ],
 )  # fmt: skip
-def test_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
+def test_start_of_a_rate_is_its_mean_over_the_first_hour_or_the_first_tenth(
+    planned: float, width: float, start: float
+) -> None:
     course = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
     assert course is not None
     assert course.start == start

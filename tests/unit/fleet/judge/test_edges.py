@@ -546,7 +546,7 @@ def gang_plan(*hosts: str) -> Plan:
 def gang_evidence(
     plan: Plan, host: str, launches: tuple[Launch, ...], observed: tuple[Observation, ...] | None = None
 ) -> Evidence:
-    """Return the evidence of a gang member: its own record and its gang record."""
+    """Return the evidence of a gang member: its host record and its gang record."""
     own = host_evidence(plan, host, reading(1), observations=(), launches=()).records[0]
     ranks = plan.ranks(launches[-1].members) if launches else 0
     result = observed

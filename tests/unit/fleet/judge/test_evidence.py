@@ -153,7 +153,7 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
         ([measure()], None),
         ([measure(params={"op": "copy"}, stage="gang")], None),
         ([measure(params={"op": "copy"}, scope="gpu=1")], None),
-        # Local and remote memory: the failed one, else the last one.
+        # A figure of local and of remote memory: the failed one is found, else the last one.
         ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
         ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),

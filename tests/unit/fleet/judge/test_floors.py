@@ -411,7 +411,7 @@ def _expectation_of_the_model(model: str, name: str, params: Mapping[str, Value]
 
 
 def host_rates(model: str, count: int, links: int) -> list[Observation]:
-    """Return all rates of a healthy host by its datasheet; `links` join each pair."""
+    """Return all rates of a healthy host, derived from its datasheet; `links` NVLinks join each pair of GPUs."""
     sheet = read_pack(model).datasheet
     host_link = sheet.get("host_link", sheet.get("pcie", {}))["bandwidth"]
     share_of_links = links / sheet["nvlink"]["links"] if links else 0.0

@@ -1142,7 +1142,7 @@ def test_figure_below_several_floors_does_not_fail_by_looser_derived_ones() -> N
     }
 
 
-def test_links_between_gpus_are_the_most_that_either_end_reported() -> None:
+def test_number_of_links_between_gpus_is_the_larger_that_either_end_reported() -> None:
     plan = builders.plan("h1", gpu_count=3, rackproof_gang="none")
     links = {
         "gpu=0,peer=1": "NV6",

@@ -33,10 +33,8 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
     ("changed", "fails"),
     [
         ({}, False),
-        (
-            {"gpu.nvlink.active_links": "unsupported: the part has no NVLink"},
-            False,
-        ),  # as reported by an H200 in a cloud
+        # An H200 in a cloud reported this:
+        ({"gpu.nvlink.active_links": "unsupported: the part has no NVLink"}, False),
         ({"host.virtual_machine": False}, True),
         ({"gpus": 2}, True),
         ({"gpu.fabric.state": "completed"}, True),

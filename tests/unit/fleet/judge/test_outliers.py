@@ -50,7 +50,7 @@ def normal_factors(count: int, **odd: tuple[float, float]) -> dict[str, tuple[fl
     return {**usual, **odd}
 
 
-def test_outlier_fails_alone_with_the_spread() -> None:
+def test_only_the_outlier_fails_and_its_verdict_states_the_spread() -> None:
     verdicts = relative_verdicts(criterion(fleet_deviations=6.0), normal_factors(6, h2=(0.98, 1.0)))
     assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
     assert "6 robust deviations" in verdicts[("h2", "gpu=0")].detail

@@ -103,7 +103,7 @@ def test_contradiction_is_named(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_count_is_the_number_of_parts(name: str) -> None:
+def test_count_that_is_not_the_number_of_parts_is_named(name: str) -> None:
     listing, label = COUNTS[name], READINGS[COUNTS[name]].labels
     scopes = [",".join(f"{each}={number}" for each in label) for number in range(2)]
     parts = Metric(
@@ -138,7 +138,7 @@ def test_disks_may_be_attached_and_detached_again_between_two_lists(during: floa
 
 
 @pytest.mark.parametrize("name", WHOLES)
-def test_part_is_at_most_the_whole(name: str) -> None:
+def test_part_larger_than_the_whole_is_named(name: str) -> None:
     scope = AT[READINGS[name].labels]
     listing = list_of(name)
     more = [Metric(name=listing, unit="1", values={scope: 10})] if listing not in ("", name, WHOLES[name]) else []

@@ -245,7 +245,7 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", SOAKS)
-def test_rounds_of_a_soak_are_in_order_and_complete(kind: str) -> None:
+def test_rounds_of_a_soak_must_be_in_order_and_complete(kind: str) -> None:
     change, expected = SOAKS[kind]
     assert reasons(changed(change)) == expected
 

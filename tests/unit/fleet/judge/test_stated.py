@@ -126,7 +126,7 @@ def test_host_of_a_gang_on_the_fabric_fails_if_all_its_ports_are_down() -> None:
     assert port_failures((), **together) == set(), "a host with Ethernet only"
 
 
-def test_all_ports_together_have_the_rate_that_the_inventory_states() -> None:
+def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> None:
     assert port_failures(ports(), rackproof_fabric_gbps=400) == set()
     assert port_failures(ports(rate=PORT / 2), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
     assert port_failures(ports(rate=PORT / 2), rackproof_fabric_gbps=200) == set()
@@ -149,7 +149,7 @@ def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
     [("580", "580.159.04", True), ("580.159.04", "580.159.04", True), ("58", "580.159.04", False), ("570", "580.159.04", False),
      ("", "580.159.04", True)],
 )  # fmt: skip
-def test_driver_is_the_one_that_the_inventory_states(stated: str, actual: str, passes: bool) -> None:
+def test_driver_must_be_the_one_that_the_inventory_states(stated: str, actual: str, passes: bool) -> None:
     variables = {"nvidia_driver_version": stated} if stated else {}
     plan = one_figure_plan(**variables)
     readings = {"h1": (metric("driver.version", {"host": actual}),)}
@@ -158,7 +158,7 @@ def test_driver_is_the_one_that_the_inventory_states(stated: str, actual: str, p
     assert failures(ignored, pack_of("h200-sxm", "driver-version"), readings) == []
 
 
-def test_vbios_is_the_one_that_the_inventory_states() -> None:
+def test_vbios_must_be_the_one_that_the_inventory_states() -> None:
     plan = one_figure_plan(gpu_count=2, rackproof_vbios_version="96.00.BC")
     readings = {"h1": (metric("gpu.vbios_version", {"gpu=0": "96.00.BC.00.03", "gpu=1": "96.00.A5.00.01"}),)}
     pack = pack_of("h200-sxm", "vbios-version")

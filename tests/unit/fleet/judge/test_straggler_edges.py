@@ -56,7 +56,7 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
     return annotated
 
 
-def test_straggler_precedes_the_cause() -> None:
+def test_verdict_names_the_straggler_before_the_cause() -> None:
     verdict = annotate()
     assert verdict.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NOTHING}"
     assert verdict.reason == f"{verdict.detail}; found 30"

@@ -102,7 +102,7 @@ def test_only_the_worst_values_are_listed(parts: int) -> None:
 
 
 @pytest.mark.parametrize("operator", ["ge", "le"])
-def test_add_pass_equals_add(operator: str) -> None:
+def test_add_pass_gives_the_same_row_as_add(operator: str) -> None:
     values = [float(number * 7 % 50) for number in range(45)]
     plain, short = new_row(operator=operator), new_row(operator=operator)
     short.add_limit(5.0)
@@ -134,7 +134,7 @@ def test_failure_is_listed_first_even_if_added_after_many_passes() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)]
 )
-def test_add_repeated_equals_add(value: Any, expected: int | None) -> None:
+def test_add_repeated_gives_the_same_row_as_add(value: Any, expected: int | None) -> None:
     plain, short = new_row(operator="eq"), new_row(operator="eq")
     for position in range(14):
         plain.add(PASS, value, value, position, f"h{position}", "host", "")
@@ -147,7 +147,7 @@ def test_add_repeated_equals_add(value: Any, expected: int | None) -> None:
     assert judged.values == ({str(value): 14} if isinstance(value, str | bool) else {})
 
 
-def test_count_never_exceeds_the_number_of_values() -> None:
+def test_add_repeated_counts_as_many_passes_as_given() -> None:
     row = new_row()
     row.add_repeated(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
     judged = row.judged({})
@@ -251,13 +251,13 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
     wide = new_row()
     for position, value in enumerate((-1.7e308, 1.7e308)):
         add_value(wide, position, value)
-    spread = wide.judged({}).spread  # the width is infinite
+    spread = wide.judged({}).spread  # the width of the range overflows to infinity
     assert spread
     assert sum(spread.bins) == 0
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_values_are_rounded_above_a_thousand(more: int) -> None:
+def test_values_are_rounded_if_a_row_has_more_than_a_thousand(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):

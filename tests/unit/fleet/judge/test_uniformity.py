@@ -126,7 +126,7 @@ def test_both_sides_of_a_tie_fail() -> None:
     assert {item.limit for item in verdicts} == {None}
 
 
-def test_most_common_value_is_the_reference_even_below_half() -> None:
+def test_most_common_value_is_the_reference_even_without_a_majority() -> None:
     plan = uniform_plan(*FOUR)
     verdicts = uniformity_verdicts(
         plan, evidence_with(plan, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"})

@@ -49,7 +49,7 @@ class Site:
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
     """The culprit that the heartbeats report for a launch."""
     unable: Mapping[str, int] = field(default_factory=dict)
-    """Host -> number of the first launch in which one of its ranks has no device. The others then finish without measurements."""
+    """Host -> number of the first launch in which one of its ranks has no device. The other hosts finish without measurements."""
     slow: set[str] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)
     """Hosts whose records cannot be fetched."""

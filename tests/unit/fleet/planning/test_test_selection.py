@@ -317,7 +317,7 @@ def test_every_view_shows_the_selection() -> None:
         assert "PASS (2 of 3 benchmarks chosen)" in view
     assert not [
         check for check in headline.checks(report) if check.title == "Reason"
-    ]  # the text of the operator is no check
+    ]  # the reason that the operator gave is not a check
     caveats = page[page.index('id="caveats"') : page.index("<h3>Coverage</h3>")]
     assert headline.caveats(report) == [
         "Reason: PASS",

@@ -376,7 +376,7 @@ def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> No
     assert site.begun == [1, 2, 7, 8, 3, 4]
 
 
-def test_relaunched_cell_is_reported_by_its_measuring_launch(tmp_path: Path) -> None:
+def test_relaunched_cell_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
     """The records of the first launch could not be fetched when the study continued with other hosts, but can be now."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study

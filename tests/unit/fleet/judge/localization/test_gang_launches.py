@@ -1223,7 +1223,7 @@ def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> No
     assert summaries(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
 
 
-def test_excluded_host_is_not_missing_on_the_others() -> None:
+def test_measurements_with_an_excluded_host_are_not_missing_on_the_others() -> None:
     three = NAMES[:3]
     own = {name: [item for item in speeds(name) if not item.scope.endswith("=h4")] for name in three}
     of_host = {name: launch(0, three, ranks=builders.ranks(1, position)) for position, name in enumerate(three)}

@@ -546,7 +546,7 @@ def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
     assert "suspect NIC h2 rail 1" in verdict.reason
 
 
-def test_late_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None:
+def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None:
     fleet = Fleet(6, 2, delays={"h1": 1e-4}, links={frozenset(("h3", "h4")): 0.4})
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     assert named_parts(verdicts, "fail") == {("h1", "host")}
