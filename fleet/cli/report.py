@@ -18,6 +18,7 @@ from fleet.report import formats, one_host
 from fleet.report.judge_run import EXIT_CODES, judge_run
 from fleet.report.tables.summary_text import render_screen
 from fleet.report.terminal import add_color_option, has_colour, width_of
+from fleet.report.workers import gc_off
 from fleet.signature.signing import warn_if_changed
 from schemas import documents, quick
 from schemas.errors import writing
@@ -52,7 +53,7 @@ def call(options: argparse.Namespace) -> int:
         run = with_waivers(load(options.run_dir), options.waivers)
         packs = checked_packs([*run.plan.criteria, *options.criteria])
         return EXIT_CODES[one_host.write_page(options, run, packs)]
-    with progress_bar(sys.stderr):
+    with progress_bar(sys.stderr), gc_off():
         report, document = _judge_and_write(options, flags)
     if options.json:
         summary = {

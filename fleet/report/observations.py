@@ -211,7 +211,10 @@ def _find(observations: Sequence[Observation], candidates: Iterable[int], verdic
 def rows_as_csv(shared: SharedFields, rows: Iterable[ObservationRow]) -> str:
     """Return rows as RFC 4180 CSV."""
     text = io.StringIO(newline="")
-    csv.writer(text).writerows(map(cell, values(shared, row)) for row in rows)
+    csv.writer(text).writerows(
+        [value if value is None else cell(value) for value in values(shared, row)]
+        for row in rows  # most cells are empty
+    )
     return text.getvalue()
 
 

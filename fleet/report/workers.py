@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fleet import progress
@@ -57,11 +58,17 @@ def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, sh
 
 
 def _without_gc(call: Callable[[Any, Share], _Result], share: Share) -> _Result:
-    """Return `call(_context, share)` with garbage collection off, which would traverse all records again and again."""
+    with gc_off():
+        return call(_context, share)
+
+
+@contextmanager
+def gc_off() -> Iterator[None]:
+    """Turn garbage collection off, which would traverse all records again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return call(_context, share)
+        yield
     finally:
         if was_enabled:
             gc.enable()
