@@ -166,7 +166,9 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the other readings of optional criteria, as unsupported, and NEVER_ABSENT. Cached: most tests ask for the same."""
+    """Return the readings of criteria that are not in `exported`: those of NEVER_ABSENT with their values, those of optional
+    criteria as unsupported. Cached: most tests ask for the same.
+    """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
         if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
@@ -246,7 +248,7 @@ def _world(of: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
 
 @cache
 def _unit(name: str) -> str:
-    """Return the unit of an observation in the catalogue, or `1` if it is in none."""
+    """Return the unit of an observation in the catalogue, or `1` if the catalogue does not have the observation."""
     output = output_of(name)
     return output.unit if output else "1"
 
@@ -260,7 +262,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation. If it is a bandwidth or latency of this collective, its value is that of 1 GB/s."""
+    """Return the observation. If it is a bandwidth or latency of this collective, its value becomes that of a rate of 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":

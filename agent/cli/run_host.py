@@ -61,8 +61,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         parents=[launch_options.standalone_options()],
         help="run this host's part of a planned run without a control node, and print the record to the log",
         epilog="example: rackproof run-host --plan /etc/rackproof/plan.json. Exit codes: 0 a record was printed, whatever the "
-        "result; 2 not possible on this host; 64 wrong usage; 75 another run holds this host; 143 terminated, and the record so "
-        "far, if any, was printed.",
+        "result; 2 the run is not possible on this host, or there is no record; 64 wrong usage; 75 another run holds this host; "
+        "143 terminated, and the record so far, if any, was printed.",
     )
     parser.add_argument(
         "--host", help=f"this host's name in the plan (default: {HOST_VARIABLE}, or matched with this machine's names)"
@@ -162,7 +162,8 @@ class HostRunner:
             members, reason = [], str(error)
         else:
             absent = ", ".join(host for host in expected if host not in (*members, run.host.name))
-            # Without members this host reached neither watcher. The others may have launched without it.
+            # No members: neither of the two hosts that collect the members (`gang.watchers`) answered this host. The others
+            # may have launched without it.
             absence = f"{absent} did not connect" if members else f"no answer from {' and '.join(gang.watchers)}"
             reason = f"no other host to launch with: {absence} within {options.meet_within:g} s"
             if absent and len(members) > 1:

@@ -31,7 +31,7 @@ from schemas.stages import CELL, GANG, PROBE
 log = logging.getLogger(__name__)
 
 ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
-"""File in the run directory that counts the attempts at each cell of a study, and the maximum number of attempts.
+"""File in the run directory that counts the attempts at each cell (one measurement) of a scaling study, and their maximum.
 
 Without a maximum, a cell whose supervisor is killed each time would be launched for ever: none of its launches is recorded."""
 
@@ -163,14 +163,17 @@ def find_earlier_launch(launches: Sequence[Launch], stage: str, members: Sequenc
 
 
 def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collector]:
-    """Return the collectors for the GPUs under test."""
+    """Return all collectors. In a run on GPUs, the NVML collector reads only the GPUs under test."""
     return collectors.build_collectors(
         run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot
     )
 
 
 def count_attempt(run: HostRun, number: int) -> str:
-    """Count an attempt at this cell of a study; return why the cell must not run again, empty before MAX_ATTEMPTS."""
+    """Count an attempt at this cell (one measurement) of a scaling study.
+
+    Return why the cell must not run again; empty before MAX_ATTEMPTS.
+    """
     path = run.directory / ATTEMPTS_FILE
     try:
         document = documents.parse(path.read_bytes(), source=str(path))
@@ -188,7 +191,7 @@ def count_attempt(run: HostRun, number: int) -> str:
 
 
 def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
-    """Return why this launch must not start; empty if it may. If it is a cell of a study, this counts as an attempt."""
+    """Return why this launch must not start; empty if it may. For a cell of a scaling study, count the attempt."""
     if request.stage.name == CELL and (reason := count_attempt(run, request.number)):
         return reason
     if run.host.device != "gpu":

@@ -18,6 +18,8 @@ from typing import Any
 RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
 """Taints that the manifests' pods tolerate."""
+CONDITION_TAINTS = "node.kubernetes.io/"
+"""Prefix of the taints for conditions of a node, such as not-ready or disk-pressure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,21 +72,23 @@ def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -
 
 
 def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
-    """Return the reasons why a pod that requests `wanted` GPUs cannot run on this node."""
+    """Return the problems of this node for a pod that requests `wanted` GPUs. An unhealthy GPU always counts as one."""
     problems = []
-    status, spec = node.get("status", {}), node.get("spec", {})
+    reported: set[str] = set()  # taints of conditions that are already in `problems`
+    name, status, spec = node["metadata"]["name"], node.get("status", {}), node.get("spec", {})
     ready = [item for item in status.get("conditions", []) if item.get("type") == "Ready"]
     if not ready or ready[0].get("status") != "True":
         problems.append("not Ready")
+        reported |= {f"{CONDITION_TAINTS}not-ready", f"{CONDITION_TAINTS}unreachable"}
     if spec.get("unschedulable"):
-        problems.append(f"cordoned: kubectl uncordon {node['metadata']['name']}")
-    problems += [
-        f"taint {taint['key']}, which the manifests do not tolerate: add a toleration"
-        for taint in spec.get("taints", [])
-        if taint.get("effect") in ("NoSchedule", "NoExecute")
-        and taint["key"] not in TOLERATED
-        and not taint["key"].startswith("node.kubernetes.io/")  # set for the conditions that are reported above
-    ]
+        problems.append(f"cordoned: kubectl uncordon {name}")
+        reported.add(f"{CONDITION_TAINTS}unschedulable")
+    taints = (taint["key"] for taint in spec.get("taints", []) if taint.get("effect") in ("NoSchedule", "NoExecute"))
+    for key in dict.fromkeys(taints):
+        if key.startswith(CONDITION_TAINTS) and key not in reported:
+            problems.append(f"taint {key}: see kubectl describe node {name}")
+        elif not key.startswith(CONDITION_TAINTS) and key not in TOLERATED:
+            problems.append(f"taint {key}, which the manifests do not tolerate: add a toleration")
     allocatable_count, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
     if RESOURCE not in status.get("capacity", {}):
         problems.append(f"no {RESOURCE}: the device plugin is not running on the node, or finds no driver")

@@ -222,7 +222,7 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
 
 
 class DuplicateSerials:
-    """The locations of each serial, UUID and address. Statistics of different hosts can be merged in any order."""
+    """The locations of each serial, UUID and address. Those of different hosts can be merged (`update`) in any order."""
 
     def __init__(self) -> None:
         self._first: dict[Identity, Location] = {}
@@ -289,7 +289,7 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU that shares its identity with another one, and names the others.
+    """Return a failure for each GPU that shares an identity with another one. Its reason names the others.
 
     An adapter fails only if an adapter of another host has its identity.
     """
@@ -329,11 +329,10 @@ def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: S
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return a verdict on each host that was never measured together with another measured host of its gang.
+    """Return a verdict on each host for which some other measured host of its gang was never in the same successful launch.
 
-    Hosts without any launch are reported elsewhere.
-
-    A gang that was re-formed without a host is not partitioned from it: that host is judged by the launch it was in.
+    If a gang was re-formed without a host, that is no partition: an earlier successful launch with the host counts. A host
+    without a successful launch gets no verdict here.
     """
     members, met = _launched_together(plan, evidence)
     verdicts = []
@@ -362,7 +361,7 @@ def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Itera
     for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
         launches: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
         for attempt in gang_attempts(plan, evidence, gang):
-            if attempt.number:  # assigned by the control node
+            if attempt.number:  # 0: not numbered, so attempts cannot be matched
                 launches[(attempt.number, attempt.stage)].append(attempt)
         for (number, stage), attempts in launches.items():
             for one, other in itertools.combinations(attempts, 2):

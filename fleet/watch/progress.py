@@ -1,4 +1,4 @@
-"""Track where each host is, from the events of progress.jsonl."""
+"""Track which stage each host is in, and the state of its stages, from the events of progress.jsonl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HostProgress:
     waiting_since: float = 0.0
     """When the playbook began to wait for its running stage; 0: the playbook does not wait."""
     state_before: tuple[str, float] | None = None
-    """The previous state and its start, restored if the host is skipped."""
+    """State of the play's stage before the task that waits, and since when; restored if the host skips that task."""
 
     def set_state(self, stage: str, state: str, at: float) -> None:
         """Set the state of a stage, and when the host entered it."""

@@ -39,7 +39,7 @@ TOO_NEW_FOR_R525 = (
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
-    """Put the library into `directory`, and return it; it is compiled once in a checkout.
+    """Put the library into `directory`, and return the directory. The library is compiled once in a checkout.
 
     Args:
         directory: created if missing.
@@ -70,7 +70,7 @@ def _compile(library: Path, exports: str) -> None:
 
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
-    """Return the environment variables that select the library and its scenario."""
+    """Return the environment variables that select the directory of the library, and the scenario."""
     return {"LD_LIBRARY_PATH": str(library.absolute()), "RACKPROOF_NVML_SCENARIO": str(scenario.absolute())}
 
 

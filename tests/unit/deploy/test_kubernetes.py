@@ -366,14 +366,14 @@ def test_service_monitor_selects_the_exporter() -> None:
     assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "monitoring must not reserve a GPU"
 
 
-def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, **over: Any) -> Resource:
-    """Return a node as the Kubernetes API does."""
+def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, ready: str = "True", **over: Any) -> Resource:
+    """Return a node as the Kubernetes API does. `over`: its spec."""
     present = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
     fit = {} if gpus is None else {"nvidia.com/gpu": str(gpus if healthy is None else healthy)}
     return {
         "metadata": {"name": name, "labels": {"rackproof/accept": "yes"}},
         "spec": over,
-        "status": {"capacity": present, "allocatable": fit, "conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {"capacity": present, "allocatable": fit, "conditions": [{"type": "Ready", "status": ready}]},
     }
 
 
@@ -410,6 +410,40 @@ def test_nodes_with_enough_gpus_fit_the_plan(
         (
             node("gpu-b", taints=[{"key": "team", "effect": "NoSchedule"}]),
             "taint team, which the manifests do not tolerate",
+        ),
+        (
+            node("gpu-b", taints=[{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]),
+            "gpu-b: taint node.kubernetes.io/disk-pressure: see kubectl describe node gpu-b\n",
+        ),
+        (
+            node("gpu-b", taints=[{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]),
+            "gpu-b: taint node.kubernetes.io/not-ready: see kubectl describe node gpu-b\n",
+        ),
+        (
+            node(
+                "gpu-b",
+                taints=[
+                    {"key": "node.kubernetes.io/out-of-service", "effect": effect}
+                    for effect in ("NoSchedule", "NoExecute")
+                ],
+            ),
+            "gpu-b: taint node.kubernetes.io/out-of-service: see kubectl describe node gpu-b\n",
+        ),
+        (
+            node(
+                "gpu-b",
+                unschedulable=True,
+                taints=[{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}],
+            ),
+            "gpu-b: cordoned: kubectl uncordon gpu-b\n",
+        ),
+        (
+            node(
+                "gpu-b",
+                ready="Unknown",
+                taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}],
+            ),
+            "gpu-b: not Ready\n",
         ),
         (node("gpu-c"), "gpu-b: the cluster has no such node"),
     ],

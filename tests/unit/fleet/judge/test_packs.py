@@ -58,10 +58,10 @@ def test_limit_is_read_from_the_pack(tmp_path: Path, asked: dict[str, Any], expe
 
 def test_pack_includes_another_pack(tmp_path: Path) -> None:
     shipped = {item.id: item for item in read_pack("common").criteria}
-    path = read_pack(write_pack(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
-    assert {item.id for item in path.criteria} == {*shipped, "c0"}
-    assert (path.name, path.gpu_names, path.chosen) == ("mine", ("NVIDIA X",), False)
-    assert {item.origin for item in path.criteria} >= {"mine"}
+    pack = read_pack(write_pack(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
+    assert {item.id for item in pack.criteria} == {*shipped, "c0"}
+    assert (pack.name, pack.gpu_names, pack.chosen) == ("mine", ("NVIDIA X",), False)
+    assert {item.origin for item in pack.criteria} >= {"mine"}
     assert read_pack("common") is read_pack("common")
 
 
@@ -95,7 +95,7 @@ def test_wildcard_in_a_criterion_name_matches_one_component(own: str, other: str
     assert made.matches_name(other) is expected
 
 
-def test_severity_of_a_criterion_defaults_to_its_action() -> None:
+def test_default_severity_of_a_criterion_follows_from_its_action() -> None:
     def severity(action: str, override: str = "") -> str:
         return Criterion(
             id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=override
@@ -132,7 +132,7 @@ SHEET: dict[str, dict[str, Any]] = {
         ("all_nvlinks", {}, SHEET, 4.5e11, 0),
     ],
 )
-def test_share_of_the_datasheet_has_the_figure_of_the_part(
+def test_limit_vs_datasheet_takes_its_expected_value_from_the_datasheet(
     figure: str, where: dict[str, Any], sheet: dict[str, Any], expected: float | None, links: int
 ) -> None:
     made = Criterion(
@@ -151,7 +151,7 @@ def test_share_of_the_datasheet_has_the_figure_of_the_part(
     assert with_datasheet(replace(made, datasheet="", value=1), sheet).expected is None
 
 
-def test_criterion_of_the_operator_takes_the_datasheet_of_the_hosts_model(tmp_path: Path) -> None:
+def test_criterion_in_an_operators_own_pack_uses_the_datasheet_of_the_hosts_model(tmp_path: Path) -> None:
     asked = {"vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.9}}
     mine = read_pack(write_pack(tmp_path / "mine.yml", asked))
     for model in ("h100-sxm", "t4"):
