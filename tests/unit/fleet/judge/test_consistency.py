@@ -137,7 +137,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.algbw"),  # type: ignore[operator]
-        "but the settings 8",
+        "but the settings give 8",
     ),
     "bus bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.busbw"),  # type: ignore[operator]
