@@ -28,6 +28,8 @@ class CollectorOptions:
     """Directory that contains /proc, /sys and /dev."""
     full_snapshot: bool = False
     """Also read what takes too long for a scrape."""
+    identity: bool = False
+    """Also read what identifies NICs and disks, as an exporter does at every scrape. Full snapshots always have it."""
     gpu_indices: Collection[int] | None = None
     """NVML indices to read; None: all GPUs."""
     keep_nvml_open: bool = False
@@ -39,10 +41,10 @@ COLLECTORS: Mapping[str, Callable[[CollectorOptions], Collector]] = {
     "nvml": lambda options: NvmlCollector(options.gpu_indices, options.full_snapshot, keep_open=options.keep_nvml_open),
     "pcie": lambda options: PcieCollector(options.root, options.full_snapshot),
     "infiniband": lambda options: InfinibandCollector(options.root, options.full_snapshot),
-    "network": lambda options: NetworkCollector(options.root, options.full_snapshot),
+    "network": lambda options: NetworkCollector(options.root, options.full_snapshot, options.identity),
     "fabric": lambda options: FabricCollector(options.root, options.full_snapshot),
     "xid": lambda options: XidCollector(options.root / "dev/kmsg", options.full_snapshot),
-    "storage": lambda options: StorageCollector(options.root, options.full_snapshot),
+    "storage": lambda options: StorageCollector(options.root, options.full_snapshot, options.identity),
     "clock": lambda options: ClockCollector(options.root),
     "container": lambda options: ContainerCollector(options.root, options.full_snapshot),
     "software": lambda options: SoftwareCollector(options.root, options.full_snapshot),
@@ -54,6 +56,7 @@ def build_collectors(
     gpu_indices: Iterable[int] | None = None,
     *,
     full_snapshot: bool = False,
+    identity: bool = False,
     root: Path = Path("/"),
     keep_nvml_open: bool = False,
 ) -> list[Collector]:
@@ -61,6 +64,7 @@ def build_collectors(
     options = CollectorOptions(
         root=root,
         full_snapshot=full_snapshot,
+        identity=identity,
         gpu_indices=None if gpu_indices is None else tuple(gpu_indices),
         keep_nvml_open=keep_nvml_open,
     )

@@ -41,7 +41,7 @@ Readings = dict[str, Value | Absent]
 
 
 class NetworkCollector:
-    """Reads the interfaces under `root`. A full snapshot also reads driver, addresses and MTU.
+    """Reads the interfaces under `root`. With `identity` also driver and addresses; a full snapshot has these and the MTU.
 
     Left out are interfaces without a device (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
     functions, representors (ports of the switch inside a NIC), and IPoIB interfaces (the `infiniband` collector reads the ports).
@@ -49,9 +49,10 @@ class NetworkCollector:
 
     name = "network"
 
-    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
+    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False, identity: bool = False) -> None:
         self._files = Files(root)
         self._full_snapshot = full_snapshot
+        self._identity = identity or full_snapshot
 
     def collect(self) -> Iterable[Family]:
         families = empty_families(KINDS, COUNTERS)
@@ -100,6 +101,7 @@ class NetworkCollector:
             readings[name] = required(f"{path}/statistics/{name}", parse_natural)
         if self._full_snapshot:
             readings["mtu"] = required(f"{path}/mtu", parse_natural)
+        if self._identity:
             readings["driver"] = self._files.target_name(f"{path}/device/driver")
             readings["address"] = required(f"{path}/address", str)
             readings["pci_address"] = pci_address(self._files, path)

@@ -109,7 +109,7 @@ def _export(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     sampling = bool(options.sample_hz)
-    readers = collectors.build_collectors(gpus, keep_nvml_open=sampling)
+    readers = collectors.build_collectors(gpus, identity=True, keep_nvml_open=sampling)
     sources: list[Source] = [RunSource(options.state)]
     sources += [GpuSampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:

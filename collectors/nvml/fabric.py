@@ -14,13 +14,15 @@ from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Getter, Row, attribute
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 _NOT_SUPPORTED, _COMPLETED = 0, 3
+_SUMMARIES = {2: "unhealthy", 3: "limited_capacity"}
+"""Summaries of the health of a registered GPU that are a fault (nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_*)."""
 _TRUE = 1
 _CONFIGURATION_OK = 1
 _C2C_LINKS, _C2C_STATUS = 170, 171
 
 
 class _FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_v2_t. Declared here because the UUID in nvidia-ml-py 12 has another length than in the driver."""
+    """nvmlGpuFabricInfo_v3_t. Declared here because the UUID in nvidia-ml-py 12 has another length than in the driver."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -29,15 +31,26 @@ class _FabricInfo(ctypes.Structure):
         ("clique", ctypes.c_uint),
         ("state", ctypes.c_uint),
         ("health", ctypes.c_uint),
+        ("summary", ctypes.c_ubyte),
     )
+
+
+_V2_BYTES = _FabricInfo.summary.offset
+"""Size of nvmlGpuFabricInfo_v2_t, which ends before the summary. Drivers before R575 have only this one."""
 
 
 def _fabric_info(gpu: NvmlGpu) -> _FabricInfo:
     """Read the registration. Raises ReadingError if the part belongs to no fabric."""
 
     def query() -> _FabricInfo:
-        info = _FabricInfo(version=ctypes.sizeof(_FabricInfo) | 2 << 24)
-        gpu.query_into("GpuFabricInfoV", info)
+        info = _FabricInfo(version=ctypes.sizeof(_FabricInfo) | 3 << 24)
+        try:
+            gpu.query_into("GpuFabricInfoV", info)
+        except ReadingError as error:
+            if error.absent.status != "unsupported":
+                raise
+            info = _FabricInfo(version=_V2_BYTES | 2 << 24)
+            gpu.query_into("GpuFabricInfoV", info)
         if info.state == _NOT_SUPPORTED:
             raise not_supported("the part belongs to no NVLink fabric")
         return info
@@ -45,18 +58,24 @@ def _fabric_info(gpu: NvmlGpu) -> _FabricInfo:
     return gpu.cached("fabric", query)
 
 
-def _state(gpu: NvmlGpu) -> str:
+def _registration(gpu: NvmlGpu) -> str:
     info = _fabric_info(gpu)
     if info.state == _COMPLETED and info.status:
         return f"failed: {translate(nvml.NVMLError(info.status)).reason.removeprefix('NVML: ')}"
     return _STATES.get(info.state, f"unknown ({info.state})")
 
 
+def _state(gpu: NvmlGpu) -> str:
+    """Return the state of the registration; if it is completed, but the fabric is not healthy, the summary of its health."""
+    registration = _registration(gpu)
+    return _SUMMARIES.get(_fabric_info(gpu).summary, registration) if registration == "completed" else registration
+
+
 def _if_registered(get: Getter) -> Getter:
     """Return a getter of a value that exists only after the GPU has registered."""
 
     def get_if_registered(gpu: NvmlGpu) -> object:
-        state = _state(gpu)
+        state = _registration(gpu)
         if state != "completed":
             raise ReadingError(Absent.error(f"the registration with the fabric is {state}"))
         return get(gpu)
@@ -93,7 +112,7 @@ def _c2c_missing(gpu: NvmlGpu) -> int:
 
 
 FABRIC_ROWS = (
-    Row("gpu.fabric.state", "1", False, "Registration with the NVLink fabric", _state),
+    Row("gpu.fabric.state", "1", False, "Registration with the NVLink fabric; completed: registered and healthy", _state),
     Row("gpu.fabric.clique_id", "1", False, "Clique ID in the fabric",
         _if_registered(lambda gpu: int(_fabric_info(gpu).clique)), SNAPSHOT_ONLY),
     Row("gpu.fabric.cluster_uuid", "1", False, "Cluster UUID of the fabric",

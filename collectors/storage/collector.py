@@ -23,7 +23,10 @@ MOUNT_KINDS = {
 
 
 class StorageCollector:
-    """Reads the disks under `root`. A full snapshot also reads each disk's identity, and the health log of NVMe disks."""
+    """Reads the disks under `root`. With `identity` also model, serial number and place of each disk.
+
+    A full snapshot has these, and the size and type of each disk and the health log of NVMe disks.
+    """
 
     name = "storage"
 
@@ -31,6 +34,7 @@ class StorageCollector:
         self,
         root: Path = Path("/"),
         full_snapshot: bool = False,
+        identity: bool = False,
         *,
         read_log: Callable[[Path], bytes] = nvme.read_smart_log,
         statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
@@ -38,6 +42,7 @@ class StorageCollector:
     ) -> None:
         self._root = root
         self._full_snapshot = full_snapshot
+        self._identity = identity or full_snapshot
         self._read_log = read_log
         self._statvfs = statvfs
         self._read_targets = read_targets
@@ -52,8 +57,10 @@ class StorageCollector:
         yield from redundancy.pools(files)
         yield from redundancy.paths(files, mapped)
         yield from self._file_systems(files)
-        if self._full_snapshot:
+        if self._identity:
             yield from disks.identities(files, disk_names)
+        if self._full_snapshot:
+            yield from disks.types(files, disk_names)
             names = [] if isinstance(disk_names, Absent) else disk_names
             nvme_disks = [name for name in names if name.startswith("nvme")]
             yield from nvme.health_families(self._root, nvme_disks, self._read_log)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from collectors.base import Absent, Family, Value, add_parts, host_family
 from collectors.files import Files, nonempty
+from collectors.sysfs import pci_address
 
 T = TypeVar("T", bound=Value)
 _BLOCK = "sys/block"
@@ -70,13 +71,26 @@ def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 
 
 def identities(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
-    """Yield size, type, model, serial number and firmware of each disk."""
+    """Yield model, serial number, firmware and PCI address of each disk."""
+    for name, text, paths in _IDENTITY:
+        yield add_parts(Family(name=name, unit="1", help=text), "disk", disks, partial(_first_text, files, paths))
+    family = Family(name="storage.disk.pci_address", unit="1", help="PCI address of the disk, or of its controller")
+    yield add_parts(family, "disk", disks, partial(_pci_address, files))
+
+
+def types(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
+    """Yield size and type of each disk."""
     family = Family(name="storage.disk.size", unit="B", help="Size of the disk")
     yield add_parts(family, "disk", disks, partial(_read, files, "size", lambda text: int(text) * 512))
     family = Family(name="storage.disk.rotational", unit="1", help="The disk is rotational")
     yield add_parts(family, "disk", disks, partial(_read, files, "queue/rotational", lambda text: bool(int(text))))
-    for name, text, paths in _IDENTITY:
-        yield add_parts(Family(name=name, unit="1", help=text), "disk", disks, partial(_first_text, files, paths))
+
+
+def _pci_address(files: Files, disk: str) -> Value | Absent:
+    """Return the PCI address of a disk. With NVMe multipath, a disk is no PCI device, but its controllers are."""
+    controllers = files.glob(f"{_BLOCK}/{disk}/device/nvme*")
+    addresses = [pci_address(files, path) for path in (f"{_BLOCK}/{disk}", *controllers)]
+    return next((address for address in addresses if not isinstance(address, Absent)), addresses[0])
 
 
 def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | Absent:

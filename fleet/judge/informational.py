@@ -141,6 +141,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "storage.disk.firmware": _DISKS,
     "storage.disk.io_errors": "also counts commands that the disk does not support",
     "storage.disk.model": _DISKS,
+    "storage.disk.pci_address": _NAME,
     "storage.disk.rotational": _DISKS,
     "storage.disk.serial": _DISKS,
     "storage.disk.size": _DISKS,

@@ -36,7 +36,12 @@ IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
         "serial": "network.address",
         "pci_address": "network.pci_address",
     },
-    "disk": {"model": "storage.disk.model", "serial": "storage.disk.serial", "firmware": "storage.disk.firmware"},
+    "disk": {
+        "model": "storage.disk.model",
+        "serial": "storage.disk.serial",
+        "firmware": "storage.disk.firmware",
+        "pci_address": "storage.disk.pci_address",
+    },
     "mc": {"label": "host.dimm.label"},
     HOST: {
         "vendor": "host.system.vendor",

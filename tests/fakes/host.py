@@ -167,6 +167,10 @@ LINKS = {
     "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": f"libnvidia-ml.so.{DRIVER}",
     "usr/lib/x86_64-linux-gnu/libnccl.so.2": "libnccl.so.2.28.9",
     "sys/dev/block/9:0": "../../block/md0",
+    **{
+        f"sys/block/nvme{number}n1/device/nvme{number}": f"../../../devices/pci0000:80/0000:8{number}:00.0/nvme/nvme{number}"
+        for number in (0, 1)
+    },
 }
 
 

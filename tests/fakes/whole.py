@@ -78,7 +78,9 @@ def run_program(root: Path, library: Path, *arguments: str, requests: str = "") 
     ).stdout
 
 
-def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool = False) -> Iterator[Collector]:
+def everything(
+    root: Path, *, full_snapshot: bool = True, identity: bool = False, keep_nvml_open: bool = False
+) -> Iterator[Collector]:
     """Yield the collectors; NVMe logs and the clock come from files under the root."""
 
     def read_clock() -> ClockState:
@@ -89,9 +91,11 @@ def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool =
             else SYNCHRONIZED
         )
 
-    for collector in collectors.build_collectors(full_snapshot=full_snapshot, root=root, keep_nvml_open=keep_nvml_open):
+    for collector in collectors.build_collectors(
+        full_snapshot=full_snapshot, identity=identity, root=root, keep_nvml_open=keep_nvml_open
+    ):
         if collector.name == "storage":
-            yield StorageCollector(root, full_snapshot, read_log=lambda _: (root / SMART).read_bytes())
+            yield StorageCollector(root, full_snapshot, identity, read_log=lambda _: (root / SMART).read_bytes())
         elif collector.name == "clock":
             yield ClockCollector(root, read_clock)
         else:
@@ -120,7 +124,7 @@ def main(root: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["metrics"]:
-        scraped = everything(Path(sys.argv[1]), full_snapshot=False, keep_nvml_open=True)
+        scraped = everything(Path(sys.argv[1]), full_snapshot=False, identity=True, keep_nvml_open=True)
         print(page(family for collector in scraped for family in collector.collect()), end="")
     elif sys.argv[2:] == ["readings"]:
         print(json.dumps(readings(Path(sys.argv[1])), indent=1, ensure_ascii=False))

@@ -124,12 +124,23 @@ PARTS: Mapping[str, PartLabels] = {
         serial="infiniband_hca_node_guid",
         slot="infiniband_hca_pci_address",
     ),
+    "nic": _part_labels("nic", "nic", "rackproof_nic_info", serial="network_address", slot="network_pci_address"),
+    "disk": _part_labels(
+        "disk",
+        "disk",
+        "rackproof_disk_info",
+        serial="storage_disk_serial",
+        slot="storage_disk_pci_address",
+        model="storage_disk_model",
+    ),
 }
-"""Label that names a part -> how to join its identity. The serial of an HCA is its node GUID, as in `rackproof rma`."""
+"""Label that names a part -> how to join its identity. As in `rackproof rma`, the serial of an HCA is its node GUID, and that of
+a NIC its MAC address."""
 
 
 MISSING_PARTS = "rackproof:part:missing"
 """Recorded series of the table: GPUs that have reported their identity and are gone."""
+_MODEL = "{{ with $labels.model }}; {{ . }}{{ end }}"
 _IDENTITY = "{{ with $labels.serial }}; serial {{ . }}{{ end }}{{ with $labels.slot }}, slot {{ . }}{{ end }}"
 # The operator pastes the command into a shell. The serial comes from the host, so characters that a shell interprets are removed.
 _RMA = (
@@ -329,6 +340,7 @@ def _entry(rule: Rule, runbook: str, criteria: Mapping[str, Criterion]) -> dict[
     labels |= {"criterion": rule.criterion} if rule.criterion else {}
     wanted = f" ({rule.criterion}, {rule.wanted})" if rule.criterion else ""
     identity = _IDENTITY if rule.has_serial else ""
+    identity = _MODEL + identity if rule.part and "model" in rule.part.sources else identity
     return {
         "alert": alert.alert,
         "expr": rule.part.join(rule.expr.strip()) if rule.part else rule.expr.strip(),

@@ -343,12 +343,19 @@ int nvmlDeviceGetBAR1MemoryInfo(Device gpu, struct bar1 *out) /* BAR1MemoryInfo=
 
 struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; };
 
-int nvmlDeviceGetGpuFabricInfoV(Device gpu, struct fabric *out) /* GpuFabricInfoV=state status clique health */
+struct fabric_v3 { struct fabric v2; unsigned char summary; };
+
+/* GpuFabricInfoV=state status clique health summary cluster; without a summary, the driver has only version 2 of the structure. */
+int nvmlDeviceGetGpuFabricInfoV(Device gpu, struct fabric *out)
 {
     READ(gpu, "GpuFabricInfoV")
-    if (out->version != (sizeof *out | 2 << 24))
+    unsigned version = out->version;
+    if (version != (n[4] ? sizeof(struct fabric_v3) | 3 << 24 : sizeof *out | 2 << 24))
         return ARGUMENT_VERSION_MISMATCH;
-    *out = (struct fabric){out->version, {0}, (unsigned)n[1], (unsigned)n[2], (unsigned)n[0], (unsigned)n[3]};
+    *out = (struct fabric){version, {0}, (unsigned)n[1], (unsigned)n[2], (unsigned)n[0], (unsigned)n[3]};
+    memset(out->cluster, (int)n[5], sizeof out->cluster);
+    if (n[4])
+        ((struct fabric_v3 *)out)->summary = (unsigned char)n[4];
     return OK;
 }
 

@@ -78,6 +78,14 @@ def test_scrape_omits_constants(root: Path) -> None:
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"mtu", "driver", "address", "pci_address"}
 
 
+def test_exporter_reads_the_identity_of_nics(root: Path) -> None:
+    families = NetworkCollector(root, identity=True).collect()
+    exported = {family.name: {scope(labels): value for labels, value in family.readings} for family in families}
+    assert "network.mtu" not in exported
+    assert exported["network.address"][SCOPE] == "b8:3f:d2:00:00:a2"
+    assert exported["network.pci_address"][SCOPE] == links.PLAIN_NIC
+
+
 @pytest.mark.parametrize(
     "name", ["rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors"]
 )

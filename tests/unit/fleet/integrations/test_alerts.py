@@ -213,7 +213,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 import collectors
 from agent.exporter.exporter import registry
-sys.stdout.buffer.write(generate_latest(registry(collectors.build_collectors(root=Path(sys.argv[1])))))
+sys.stdout.buffer.write(generate_latest(registry(collectors.build_collectors(identity=True, root=Path(sys.argv[1])))))
 """
 
 
@@ -225,7 +225,7 @@ def scraped(scraped_text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a scrape of a complete GPU host. Readings that only a snapshot takes are absent."""
+    """Return a scrape of a complete GPU host, as `rackproof export` makes it. Readings that only a snapshot takes are absent."""
     directory = tmp_path_factory.mktemp("host")
     root = whole.tree(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
@@ -383,7 +383,7 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
 def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
     """Check that after `minute` minutes exactly these alerts of h0 fire: `wanted` has the labels that identify their parts."""
     check = {
-        "expr": 'group by (host, gpu, pci, hca, serial, slot) (ALERTS{alertstate="firing"})',
+        "expr": 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing"})',
         "eval_time": f"{minute}m",
         "exp_samples": [{"labels": f'{{host="h0", {labels}}}', "value": 1} for labels in wanted],
     }
@@ -459,6 +459,48 @@ def test_alert_of_an_adapter_has_its_guid_and_address(tmp_path: Path) -> None:
         'rackproof_infiniband_active{hca="mlx5_0", port="1"}': "1x5 0x35",
     }
     alerts_of(tmp_path, values, 20, 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"')
+
+
+def test_alert_of_a_nic_has_its_address_and_slot(tmp_path: Path) -> None:
+    identity = 'network_address="b8:3f:d2:00:00:a2", network_pci_address="0000:1a:00.0"'
+    info = {f'rackproof_nic_info{{nic="eth0", {identity}}}': "1x40", 'rackproof_nic_info{nic="eth1"}': "1x40"}
+    wanted = 'nic="eth0", serial="b8:3f:d2:00:00:a2", slot="0000:1a:00.0"'
+    down = {'rackproof_network_carrier{nic="eth0"}': "1x5 0x35"}
+    alerts_of(tmp_path, info | down, 20, wanted)
+    errors = {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}
+    alerts_of(tmp_path, info | errors, 20, wanted)
+    alerts_of(tmp_path, {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}, 20, 'nic="eth0"')
+
+
+def test_alert_of_a_disk_has_its_model_serial_and_slot(tmp_path: Path) -> None:
+    identity = 'storage_disk_model="MZQL2", storage_disk_serial="S64", storage_disk_pci_address="0000:80:00.0"'
+    info = {f'rackproof_disk_info{{disk="nvme0n1", {identity}}}': "1x5 stale _x40"}
+    fault = {'rackproof_storage_disk_online{disk="nvme0n1"}': "1x5 0x35"}
+    alerts_of(tmp_path, info | fault, 20, 'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"')
+    array = {'rackproof_storage_array_missing{array="md0"}': "0x5 1x35"}
+    alerts_of(tmp_path, info | array, 20, "")
+
+
+def test_annotations_of_a_disk_name_model_serial_and_command(tmp_path: Path) -> None:
+    labels = {"host": "h0", "instance": "h0:9836", "job": "rackproof", "rack": "r1", "run_id": "r", "disk": "nvme0n1"}
+    labels |= {"severity": "warning", "action": CRITERIA["disk-online"].action, "criterion": "disk-online"}
+    labels |= {"serial": "S64$(reboot)", "slot": "0000:80:00.0", "model": "MZQL2"}
+    identity = 'storage_disk_model="MZQL2", storage_disk_serial="S64$(reboot)", storage_disk_pci_address="0000:80:00.0"'
+    values = {
+        f'rackproof_disk_info{{disk="nvme0n1", {identity}}}': "1x10",
+        'rackproof_storage_disk_online{disk="nvme0n1"}': "1x9 0",
+    }
+    wanted = {
+        "summary": "h0: a disk or file system is failing",
+        "description": "Disk nvme0n1 of h0 reports the value 0; MZQL2; serial S64$(reboot), slot 0000:80:00.0 "
+        f"(disk-online, wanted: yes; source: {CRITERIA['disk-online'].source})",
+        "action": CRITERIA["disk-online"].action,
+        "rma": "rackproof rma runs/r --host h0 --serial S64reboot --reason RackproofDiskFailing",
+        "runbook_url": f"{RUNBOOK}#rackproofdiskfailing",
+    }
+    alert = {"exp_labels": labels, "exp_annotations": wanted}
+    test = {"alertname": "RackproofDiskFailing", "eval_time": "10m", "exp_alerts": [alert]}
+    play(tmp_path, list(series("", 0, values)), alert_rule_test=[test])
 
 
 def test_info_series_have_the_labels_that_the_rules_join(scraped_text: str) -> None:
