@@ -350,11 +350,11 @@ int nvmlDeviceGetGpuFabricInfoV(Device gpu, struct fabric *out)
 {
     READ(gpu, "GpuFabricInfoV")
     unsigned version = out->version;
-    if (version != (n[4] ? sizeof(struct fabric_v3) | 3 << 24 : sizeof *out | 2 << 24))
+    if (version != (count > 4 ? sizeof(struct fabric_v3) | 3 << 24 : sizeof *out | 2 << 24))
         return ARGUMENT_VERSION_MISMATCH;
     *out = (struct fabric){version, {0}, (unsigned)n[1], (unsigned)n[2], (unsigned)n[0], (unsigned)n[3]};
     memset(out->cluster, (int)n[5], sizeof out->cluster);
-    if (n[4])
+    if (count > 4)
         ((struct fabric_v3 *)out)->summary = (unsigned char)n[4];
     return OK;
 }
