@@ -119,8 +119,9 @@ def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> N
     ranks, gpus = environment.get("LOCAL_WORLD_SIZE", "1"), count_visible_gpus(environment, root)
     if ranks.isdecimal() and 0 < gpus < int(ranks):
         variable = environment.get("CUDA_VISIBLE_DEVICES")
-        source = f"CUDA_VISIBLE_DEVICES={variable} has" if variable else "it has"
-        raise PlacementError(f"{ranks} ranks on this host, but {source} {gpus} GPUs: start one rank for each GPU")
+        source = f"with CUDA_VISIBLE_DEVICES={variable} " if variable else ""
+        count = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+        raise PlacementError(f"{ranks} ranks on this host, but {source}it has {count}: start one rank for each GPU")
 
 
 def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:

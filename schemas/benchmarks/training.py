@@ -170,7 +170,7 @@ TRAINING: Mapping[str, Benchmark] = {
         params={"batch_size": int, "cpus_per_rank": float, "network": _NETWORKS},
         cpu_settings={"workers": [1], "batch_size": 64},
         cost_s=20.0,
-        parts=["CPU", "disk"],
+        parts=["CPU"],
     ),
     "straggler": Benchmark(
         group="training",

@@ -62,6 +62,8 @@ def read_idx(path: Path) -> torch.Tensor:
         raise ValueError(f"{path}: {error}") from None
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path}: not an IDX file of unsigned bytes")
+    if len(content) < 4 + 4 * content[3]:
+        raise ValueError(f"{path}: the header is truncated")
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     data = torch.frombuffer(bytearray(content[4 + 4 * content[3] :]), dtype=torch.uint8)
     if data.numel() != torch.Size(shape).numel():

@@ -92,9 +92,10 @@ def sentence(report: FleetReport) -> str:
             f"{report.coverage.measured} of {report.coverage.expected} expected observations were measured, "
             f"and all {passed} on {hosts} passed."
         )
-    missing = _count(report.coverage.expected - report.coverage.measured, "expected observation")
+    missing = report.coverage.expected - report.coverage.measured
+    unmeasured = f" and {_count(missing, 'expected observation')} could not be measured" if missing else ""
     return (
-        f"No check failed, but {_count(inconclusive, 'check')} could not be evaluated and {missing} could not be measured. "
+        f"No check failed, but {_count(inconclusive, 'check')} could not be evaluated{unmeasured}. "
         "Anything not verified is not accepted."
     )
 

@@ -145,6 +145,7 @@ def _link(readings: Mapping[Pair, Readings], links: Mapping[str, str]) -> str:
         f"{link} between {'all GPUs' if count == len(readings) else f'{count} pairs'}" for link, count in counts.items()
     ]
     pairs = ", ".join(f"GPU {source} to GPU {target}" for source, target in denied[:_MAX_DENIED])
+    pairs += f" and {len(denied) - _MAX_DENIED} more" if len(denied) > _MAX_DENIED else ""
     return "; ".join([*texts, *([f"no access: {pairs}"] if denied else [])])
 
 

@@ -324,6 +324,7 @@ def test_idx_file_is_read(tmp_path: Path) -> None:
         b"junk",
         gzip.compress(b"\x00\x00\x0d\x01", mtime=0),
         gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x05ab", mtime=0),
+        gzip.compress(b"\x00\x00\x08\x03\x00\x00", mtime=0),
     ],
 )
 def test_invalid_idx_file_is_refused(tmp_path: Path, content: bytes) -> None:

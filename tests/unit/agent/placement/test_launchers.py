@@ -215,7 +215,7 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4"}, root)
     with pytest.raises(PlacementError, match="8 ranks on this host, but it has 4 GPUs"):
         torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, root)
-    with pytest.raises(PlacementError, match="4 ranks on this host, but CUDA_VISIBLE_DEVICES=2 has 1 GPUs"):
+    with pytest.raises(PlacementError, match="4 ranks on this host, but with CUDA_VISIBLE_DEVICES=2 it has 1 GPU:"):
         torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, root)
     torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
 

@@ -960,6 +960,14 @@ def test_peer_matrix_shows_rate_link_and_missing_access() -> None:
     assert matrix.rows[0][0].text == ""
 
 
+def test_more_than_four_pairs_without_access_are_counted() -> None:
+    denied = replace(two_hosts().hosts[0].measurements[0], name="peer.access", value=False)
+    readings = {(0, target): {"access": denied} for target in range(1, 7)}
+    assert peers._link(readings, {}) == (
+        "no access: GPU 0 to GPU 1, GPU 0 to GPU 2, GPU 0 to GPU 3, GPU 0 to GPU 4 and 2 more"
+    )
+
+
 def test_communication_paths_group_hosts() -> None:
     [path] = communication.communication_paths(two_hosts())
     assert (path.used_by, path.transport, path.nvls, path.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
