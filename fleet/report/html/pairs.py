@@ -53,6 +53,9 @@ class PairMatrix:
     lowest: str
     paths: tuple[tuple[str, str], ...]
     """CSS class and SVG path of the cells of one color."""
+    rail_names: tuple[str, ...]
+    rail_paths: tuple[tuple[str, str], ...]
+    """The same for the picture with a row per rail and a column per host; empty with one rail."""
     slowest: tuple[SlowPair, ...]
 
 
@@ -117,6 +120,7 @@ def _matrix(hosts: Sequence[str], rates: Mapping[HostPair, Rates]) -> PairMatrix
         css = _band(min(known) if len(known) == len(rails) else None, median)
         row, column = indexes[first], indexes[second]
         cells[row, column] = cells[column, row] = css
+    names = sorted({rail for rails in gang_rates.values() for rail in rails}, key=_natural)
     slowest = sorted(
         (value, pair, rail) for pair, rails in gang_rates.items() for rail, value in rails.items() if value is not None
     )
@@ -124,14 +128,40 @@ def _matrix(hosts: Sequence[str], rates: Mapping[HostPair, Rates]) -> PairMatrix
         gang=f"{clean(hosts[0])} to {clean(hosts[-1])}",
         hosts=tuple(clean(host) for host in hosts),
         suspicious=bool({*cells.values()} - {"b3", "b4"}),
-        rails=max(len(rails) for rails in gang_rates.values()),
+        rails=len(names),
         pairs=len(gang_rates),
         failed=sum(None in rails.values() for rails in gang_rates.values()),
         median=quantity(median, "B/s"),
         lowest=quantity(min(values), "B/s") if values else "",
-        paths=tuple(_paths(len(hosts), cells)) if len(hosts) <= MAX_HOSTS else (),
+        paths=tuple(_paths(len(hosts), len(hosts), cells)) if len(hosts) <= MAX_HOSTS else (),
+        rail_names=tuple(clean(name) for name in names),
+        rail_paths=tuple(_rail_paths(indexes, names, gang_rates)) if len(names) > 1 and len(hosts) <= MAX_HOSTS else (),
         slowest=tuple(_slow_pair(*item, median) for item in slowest[:_MAX_SLOWEST]),
     )
+
+
+def _natural(rail: str) -> tuple[int, str]:
+    """Return a key that sorts `9` before `10`."""
+    return len(rail), rail
+
+
+def _rail_paths(
+    indexes: Mapping[str, int], names: Sequence[str], rates: Mapping[HostPair, Rates]
+) -> Iterable[tuple[str, str]]:
+    """Return the paths of a picture in which each cell is the fastest pair of a host on a rail.
+
+    A slow link leaves both of its ends fast, so a slow cell is a NIC, a slow row a rail and a slow column a host.
+    """
+    best: dict[tuple[int, int], float | None] = {}
+    for pair, of_pair in rates.items():
+        for host in pair:
+            for rail, value in of_pair.items():
+                cell = names.index(rail), indexes[host]
+                known = best.get(cell)
+                best[cell] = known if value is None else max(value, known or 0.0)
+    values = [value for value in best.values() if value is not None]
+    median = statistics.median(values) if values else 0.0
+    return _paths(len(names), len(indexes), {cell: _band(value, median) for cell, value in best.items()})
 
 
 def _slow_pair(value: float, pair: HostPair, rail: str, median: float) -> SlowPair:
@@ -148,14 +178,14 @@ def _band(value: float | None, median: float) -> str:
     return f"b{sum(share >= end for end in BANDS)}"
 
 
-def _paths(size: int, cells: Mapping[tuple[int, int], str]) -> Iterable[tuple[str, str]]:
+def _paths(rows: int, columns: int, cells: Mapping[tuple[int, int], str]) -> Iterable[tuple[str, str]]:
     """Return one path per color; adjacent cells of a row are one rectangle."""
     paths: dict[str, list[str]] = {}
-    for row in range(size):
+    for row in range(rows):
         column = 0
-        while column < size:
+        while column < columns:
             css, first = cells.get((row, column), ""), column
-            while column < size and cells.get((row, column), "") == css:
+            while column < columns and cells.get((row, column), "") == css:
                 column += 1
             if css:
                 width = column - first
@@ -172,7 +202,7 @@ def host_pairs(host: HostReport) -> dict[str, Any]:
         return {}
     values = [value for rates in by_partner.values() for value in rates.values() if value is not None]
     median = statistics.median(values) if values else 0.0
-    rails = sorted({rail for rates in by_partner.values() for rail in rates}, key=lambda rail: (len(rail), rail))
+    rails = sorted({rail for rates in by_partner.values() for rail in rates}, key=_natural)
     return {
         "partners": list(by_partner),
         "rails": rails,

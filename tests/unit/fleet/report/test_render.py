@@ -1122,6 +1122,43 @@ def test_pair_matrix_shows_every_pair() -> None:
         assert "lost" in dict(matrix.paths)
 
 
+@pytest.mark.parametrize(
+    ("slow", "path"),
+    [
+        ("nic", "M2 1h1v1h-1z"),
+        ("rail", "M0 1h4v1h-4z"),
+        ("host", "M2 0h1v1h-1zM2 1h1v1h-1zM2 2h1v1h-1z"),
+        ("link", ""),
+    ],
+)
+def test_picture_of_rails_and_hosts_shows_which_part_is_slow(slow: str, path: str) -> None:
+    report = accepted(hosts=4)
+    names = [host.name for host in report.hosts]
+
+    def is_slow(ends: tuple[str, str], rail: int) -> bool:
+        has_host = names[2] in ends
+        return {"nic": has_host and rail == 1, "rail": rail == 1, "host": has_host, "link": set(ends) == {*names[:2]}}[
+            slow
+        ]
+
+    hosts = tuple(
+        replace(
+            host,
+            measurements=tuple(
+                pair_rate(host.name, other, rail, 2.6e10 if is_slow((host.name, other), rail) else 4.8e10)
+                for other in names
+                if other != host.name
+                for rail in range(3)
+            ),
+        )
+        for host in report.hosts
+    )
+    [matrix] = pairs.pair_matrices(replace(report, hosts=hosts))
+    assert dict(matrix.rail_paths).get("b1", "") == path
+    assert matrix.rail_names == ("0", "1", "2")
+    assert 'class="rails"' in render_html(replace(report, hosts=hosts))
+
+
 def test_separate_gangs_have_separate_matrices() -> None:
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
