@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _main(arguments)
     except KeyboardInterrupt:
         print(
-            "rackproof: interrupted; all written files are complete; run the same command again to continue",
+            "rackproof: interrupted; every file that it has written is complete",
             file=sys.stderr,
         )
         return INTERRUPTED

@@ -121,3 +121,44 @@ def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
     text = drain_reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
     assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
+
+
+@pytest.mark.parametrize("context", ["prolog_slurmd", "health_check"])
+@pytest.mark.parametrize(
+    ("scontrol", "logged"),
+    [
+        ("#!/bin/sh\ntrue\n", ""),
+        ("#!/bin/sh\necho State=IDLE+DRAIN\n", ""),
+        (
+            "#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n",
+            "was not drained: scontrol update exits with 1: Unable to contact slurm controller",
+        ),
+        ("", "was not drained: [Errno 2] No such file or directory"),
+    ],
+    ids=["accepted", "drained before", "refused", "not installed"],
+)
+def test_health_check_logs_if_a_faulty_node_is_not_drained(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    scontrol: str,
+    logged: str,
+    context: str,
+) -> None:
+    finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x", "reason": "y"}
+    doctor = f"#!/bin/sh\necho '{json.dumps({'findings': [finding]})}'\nexit 1\n"
+    for name, text in (("rackproof", doctor), ("scontrol", scontrol)):
+        if text:
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+    settings = tmp_path / "slurm-health.conf"
+    settings.write_text(f"RACKPROOF={tmp_path}/rackproof\nSCONTROL={tmp_path}/scontrol\n")
+    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", context)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    main = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["main"]
+    main.__globals__["SETTINGS"] = settings
+    assert main() == (1 if context == "prolog_slurmd" else 0)
+    output = capfd.readouterr().err
+    assert "fault on node1: rackproof: rma: gpu=1 165: x: y" in output
+    assert ("was not drained" in output) == bool(logged)
+    assert logged in output
