@@ -82,6 +82,8 @@ def torchrun_command(
             "world_scope": f"gang={host.gang}" if stage.name in (GANG, CELL) else "host",
             "members": list(members),
             "gang": list(plan.gangs().get(host.gang, ())) if stage.name == GANG else [],
+            "addresses": dict(gang.addresses) if len(members) > 1 else {},
+            "fabric": bool(host.fabric_gbps or host.infiniband_ports),
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},

@@ -34,6 +34,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "host": frozenset({"host"}),
     "world": frozenset({"host", "gang"}),
     "peers": frozenset({"partner"}),
+    "port": frozenset({"port", "partner"}),
 }
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(

@@ -46,6 +46,11 @@ _FIGURES = {
     "peer_copy.latency": "latency between GPUs",
     "pairs.bandwidth": "bandwidth between hosts",
     "straggler.compute": "computing time of a step",
+    "verbs.bandwidth": "RDMA bandwidth",
+    "verbs.rate_ratio": "RDMA bandwidth, as a share of the port's rate,",
+    "verbs.latency": "RDMA latency",
+    "verbs.message_rate": "RDMA message rate",
+    "verbs.mtu": "RDMA MTU",
 }
 _COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
 _SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "sharing")

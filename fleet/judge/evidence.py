@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from schemas.baselines import HostBaseline
-from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Snapshot, Value
 from schemas.reports import Verdict
@@ -87,6 +87,13 @@ class Evidence:
         ]
 
 
+@lru_cache(maxsize=4096)
+def _settings_of_output(name: str) -> frozenset[str] | None:
+    """Return the settings of a figure that the plan does not demand, such as that of a port; None for anything else."""
+    output = output_of(name)
+    return frozenset(output.over) if output and not output.demanded else None
+
+
 def with_gpu_scope(observation: Observation, gpu_scopes: Mapping[str, str]) -> Observation:
     """Return the observation with the index of its GPU in place of the PCI address, if the address is a GPU's."""
     scope = Scope.parse(observation.scope)
@@ -109,7 +116,7 @@ class Planned:
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
         """Return the settings that two figures must share to be the same figure."""
-        settings = self._settings.get((item.stage, item.name))
+        settings = self._settings.get((item.stage, item.name)) or _settings_of_output(item.name)
         return {
             key: value
             for key, value in sorted(item.params.items())

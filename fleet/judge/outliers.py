@@ -34,6 +34,8 @@ KINDS = {
     "peer": ("pair of GPUs", "pairs of GPUs"),
     "gang": ("gang", "gangs"),
     "link": ("link", "links"),
+    "port": ("port", "ports"),
+    "partner": ("pair of ports", "pairs of ports"),
 }
 """Kind of scope -> its name in singular and plural."""
 

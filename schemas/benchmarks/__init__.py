@@ -24,7 +24,9 @@ class Output:
     scope: str
     """`device`: one observation for each GPU (on CPUs, for each process). `pair`: one for each ordered pair of a host's devices.
     `host`: one for each host. `world`: one for all ranks together. `peers`: one for each device and each partner host of the
-    gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`."""
+    gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`. `port`: one
+    for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`. It is never demanded, because
+    a host may have none."""
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)

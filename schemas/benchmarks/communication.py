@@ -15,6 +15,9 @@ _NCCL_CHOICE = {
 }
 
 
+_PORT = {"mtu": int, "gid_index": int, "gid_type": str, "numa_node": str, "pci_path": str}
+
+
 def bus_factor(op: str, ranks: int) -> float:
     """Return busbw / algbw of a collective, as nccl-tests defines it (doc/PERFORMANCE.md)."""
     if op in ("broadcast", "reduce", "send_recv"):
@@ -78,5 +81,43 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         parts=["NVLink"],
         needs_peers=True,
         needs_group=True,
+    ),
+    "verbs": Benchmark(
+        group="links",
+        title="RDMA ports",
+        summary="perftest on each RDMA port: with itself, and with the port of the same rail on other hosts",
+        settings={
+            "figures": ["bandwidth", "latency", "message_rate"],
+            "ops": ["write"],
+            "directions": ["one_way", "both_ways"],
+            "memories": ["host"],
+            "sharings": ["together"],  # between hosts: all rails of a pair at once, or one after the other
+            "rounds": 0,  # as of pairs
+            "size_bytes": 1 << 16,
+            "seconds": 1,  # for each test; perftest takes whole seconds
+        },
+        choices={"ops": ("write", "read", "send"), "memories": ("host", "gpu"), "sharings": ("alone", "together")},
+        outputs=[
+            *make_outputs(
+                "verbs",
+                {"bandwidth": "B/s", "rate_ratio": "1", "mtu": "B"},
+                "port",
+                over={"op": "ops", "direction": "directions", "memory": "memories", "sharing": "sharings"},
+                params=_PORT,
+                demanded=False,
+            ),
+            *make_outputs(
+                "verbs",
+                {"latency": "s", "message_rate": "1/s"},
+                "port",
+                over={"sharing": "sharings"},
+                params=_PORT,
+                demanded=False,
+            ),
+        ],
+        params={"rail": int, "size_bytes": int},
+        adapted=["size_bytes"],
+        cost_s=60.0,
+        parts=["fabric"],
     ),
 }

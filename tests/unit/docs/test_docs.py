@@ -68,7 +68,21 @@ THIRD_PARTY_PROGRAMS = (
         "install",
         "kubectl",
     ),
-    *("nvidia-smi", "oc", "podman", "promtool", "rsync", "scp", "source", "ssh", "systemctl", "tar", "."),
+    *(
+        "ib_write_bw",
+        "ib_write_lat",
+        "nvidia-smi",
+        "oc",
+        "podman",
+        "promtool",
+        "rsync",
+        "scp",
+        "source",
+        "ssh",
+        "systemctl",
+        "tar",
+        ".",
+    ),
 )
 STARTERS = ("docker", "mpirun", "podman", "srun", "sudo", "ansible-navigator")
 """Programs whose last arguments are another command."""

@@ -1,0 +1,179 @@
+"""Commands of perftest (`ib_write_bw` and its relatives), and what their output means.
+
+Only the table on stdout is read. `--out_json` is not: before 2024 its file was no JSON, and no version states the unit in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PROGRAMS = {"write": "ib_write_bw", "read": "ib_read_bw", "send": "ib_send_bw"}
+"""Operation -> program that measures its bandwidth."""
+LATENCY_PROGRAM = "ib_write_lat"
+BYTES_OF_UNIT = {"Gb/sec": 1e9 / 8, "MB/sec": float(1 << 20), "MiB/sec": float(1 << 20)}
+"""Unit in a column title -> bytes per second. Versions up to 4.5 print MB for 2^20 bytes."""
+MAX_OUTPUT = 1 << 20
+MAX_LINE, MAX_REASON = 160, 400
+_COLUMN = re.compile(r"#\w+|[\w.%]+(?: [a-z]+)?\[[^\]\s]+\]")
+_BANDWIDTH = re.compile(r"BW average\[([^\]\s]+)\]")
+_FIELD = re.compile(r"^\s*(Mtu|GID index|Link type)\s*:\s*(\w+)", re.MULTILINE)
+_HARMLESS = ("Device not recognized to implement inline feature", "scnt=", "Requested mtu", "Changing to active mtu")
+_CONSEQUENCES = (
+    "Failed to complete", "Couldn't read remote", "Unable to read to socket", "Failed to exchange", "Unable to write to socket",
+    "Parser function exited", "Couldn't create IB resources", "Completion with error", "Please check command line",
+    "failed to create mr", "Failed to create MR", "Couldn't get context", "Couldn't set the link layer",
+)  # fmt: skip
+"""Beginnings of lines that follow from an error in another line."""
+_STATUS = {
+    5: "the queue was flushed after an earlier error",
+    9: "the other side refused the request: it runs another test",
+    10: "the other side refused access to its memory: it runs another test, or another message size",
+    12: "the transport retried too often: packets or their acknowledgements are lost",
+    13: "the other side was not ready to receive",
+}
+"""Status of a work completion (`enum ibv_wc_status` of rdma-core) -> its meaning here."""
+_MEANINGS = (
+    (r"MR with error=14", "the adapter cannot register this memory: for GPU memory, load nvidia_peermem"),
+    (r"MR with error=12", "too little memory may be locked: raise the limit (ulimit -l)"),
+    (r"Gid index should be", "the port has no such GID index"),
+    (r"to RTR", "the queue pairs cannot be connected: no route, no LID, or a GID index of another network"),
+    (r"Port number \d+ state is", "the port is down"),
+    (r"IB device \S+ not found", "the adapter is gone"),
+    (r"Unable to query port", "the adapter has no such port"),
+    (r"Couldn't connect to", "the other side does not listen"),
+    (r"in name resolution|Name or service not known", "the address of the other host cannot be resolved"),
+    (r"unrecognized option|invalid option", "this version of perftest lacks the option"),
+    (r"not compatible with versions older", "the perftest of the other host is too old"),
+    (r"Incompatibility issue with GID types", "the GIDs of the two ports have different types (RoCE v1 and v2)"),
+)
+
+
+class PerftestError(Exception):
+    """The test gave no figure; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How the adapters transferred the messages, according to the header of the output."""
+
+    mtu: int
+    """Largest packet in bytes, by InfiniBand's count: 256 to 4096."""
+    gid_index: int
+    """Index of the GID in use; 0 on InfiniBand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """One row of a bandwidth test."""
+
+    size_bytes: int
+    bytes_per_second: float
+    """Mean over the test. With both directions in use, their sum. (The peak is 0 in tests by duration.)"""
+    messages_per_second: float
+    conditions: Conditions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """One row of a latency test, in seconds: half of a round trip."""
+
+    size_bytes: int
+    typical: float
+    conditions: Conditions
+
+
+def parse_bandwidth(stdout: str) -> Bandwidth:
+    """Return the last row of a bandwidth test. Raises PerftestError if there is none, or its unit is unknown."""
+    columns, row = _table(stdout)
+    unit = next((match[1] for title in columns if (match := _BANDWIDTH.fullmatch(title))), "")
+    if unit not in BYTES_OF_UNIT:
+        raise PerftestError(f"the output has no bandwidth in a known unit: {_clean(' '.join(columns))}")
+    values = dict(zip(columns, row, strict=True))
+    return Bandwidth(
+        size_bytes=int(values["#bytes"]),
+        bytes_per_second=values[f"BW average[{unit}]"] * BYTES_OF_UNIT[unit],
+        messages_per_second=values.get("MsgRate[Mpps]", 0.0) * 1e6,
+        conditions=_conditions(stdout),
+    )
+
+
+def parse_latency(stdout: str) -> Latency:
+    """Return the last row of a latency test by iterations. Raises PerftestError if there is none."""
+    columns, row = _table(stdout)
+    values = dict(zip(columns, row, strict=True))
+    if "t_typical[usec]" not in values:
+        raise PerftestError(f"the output has no typical latency: {_clean(' '.join(columns))}")
+    return Latency(
+        size_bytes=int(values["#bytes"]), typical=values["t_typical[usec]"] * 1e-6, conditions=_conditions(stdout)
+    )
+
+
+def _table(stdout: str) -> tuple[list[str], list[float]]:
+    """Return the titles of the columns and the last row."""
+    titles: list[str] = []
+    last: list[float] = []
+    for line in stdout[:MAX_OUTPUT].splitlines():
+        if line.lstrip().startswith("#bytes"):
+            titles = _COLUMN.findall(line)
+        elif titles and (numbers := _numbers(line)) and len(numbers) >= len(titles):
+            last = numbers[: len(titles)]
+    if not last:
+        raise PerftestError("no result" if titles else "no table of results")
+    return titles, last
+
+
+def _numbers(line: str) -> list[float]:
+    """Return the numbers of a row; empty if anything else is in the line."""
+    if not re.fullmatch(r"[\s\d.]+", line):
+        return []
+    try:
+        numbers = [float(word) for word in line.split()]
+    except ValueError:
+        return []
+    return numbers if all(map(math.isfinite, numbers)) else []
+
+
+def _conditions(stdout: str) -> Conditions:
+    fields: dict[str, str] = dict(_FIELD.findall(stdout[:MAX_OUTPUT]))
+    mtu = fields.get("Mtu", "")
+    if not mtu.isdecimal():
+        raise PerftestError("the output states no MTU")
+    index = fields.get("GID index", "0")
+    return Conditions(mtu=int(mtu), gid_index=int(index) if index.isdecimal() else 0)
+
+
+def failure_reason(exit_code: int, stdout: str, stderr: str) -> str:
+    """Return why a test failed, in one line: what it means if that is known, and perftest's own words."""
+    lines = [line for text in (stderr, stdout) for line in _complaints(text)]
+    for line in lines:
+        if meaning := _meaning(line):
+            return f"{meaning} ({line})"[:MAX_REASON]
+    words = [
+        line for raw in stderr[:MAX_OUTPUT].splitlines() if (line := _clean(raw)) and not line.startswith(_HARMLESS)
+    ]
+    return f"exit code {exit_code}: {'; '.join((lines or words)[:3]) or 'no message'}"[:MAX_REASON]
+
+
+def _complaints(text: str) -> Iterator[str]:
+    """Yield the lines that name a cause. Lines of usage, header and table, and consequences of another error, are left out."""
+    if "Usage:" in text:
+        return
+    for raw in text[:MAX_OUTPUT].splitlines():
+        line = _clean(raw)
+        is_header = ":" in line.split("  ")[0] and "address" in line
+        if line and not line.startswith((*_HARMLESS, *_CONSEQUENCES, "-", "#", "*")) and not is_header:
+            yield line
+
+
+def _meaning(line: str) -> str:
+    if status := re.search(r"Failed status[- ][^:]*?\(?(\d+)\)?", line):
+        return _STATUS.get(int(status[1]), f"the transfer failed with status {status[1]}")
+    return next((meaning for pattern, meaning in _MEANINGS if re.search(pattern, line)), "")
+
+
+def _clean(text: str) -> str:
+    """Return the text in one line without control characters, shortened."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:MAX_LINE]

@@ -1,0 +1,205 @@
+"""The RDMA ports of this host, and which of them belong to the fabric. Reads only /sys."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+CLASS = "sys/class/infiniband"
+INFINIBAND, ROCE = "InfiniBand", "Ethernet"
+CHANNEL_ADAPTER = "1: CA"
+"""Type of an adapter whose queues perftest can connect; an adapter for iWARP or EFA has another type."""
+LEAST_SHARE = 0.5
+"""Ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""
+_NAME = re.compile(r"[\w.-]{1,64}")
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+_IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaPort:
+    """One port of an adapter."""
+
+    hca: str
+    number: int
+    slot: str
+    """PCI address of the adapter, or name of its interface if it has no hardware, and the number of the port. Hosts of one type
+    have equal slots."""
+    rail: int
+    """Position among the ports of the host, by slot."""
+    link_layer: str
+    """`InfiniBand`, `Ethernet` (RoCE), or anything else."""
+    rate: float
+    """Data rate in B/s, one way; 0 without a link."""
+    gid_index: int
+    """Index of the RoCE v2 GID that belongs to the address of the interface; 0 on InfiniBand, -1 without one."""
+    gid_type: str
+    """`IB`, `RoCE v2 IPv4`, `RoCE v2 IPv6`, `RoCE v2 link-local`; empty without a GID."""
+    numa_node: str
+    """`unknown` if the platform names none."""
+    pci_path: str
+    """The bridges from the root of the bus to the adapter; empty without hardware."""
+    cpus: tuple[int, ...]
+    """Processors of its NUMA node."""
+    unusable: str = ""
+    """Why it is not measured; empty if it is."""
+
+    @property
+    def scope(self) -> str:
+        """Return the scope of the port's observations."""
+        return f"hca={self.hca},port={self.number}"
+
+
+def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
+    """Return the RDMA ports of the host by rail, with the reason why some of them are not measured.
+
+    Args:
+        fabric_stated: whether the inventory states a fabric. Without it, RoCE ports are not measured: they may carry other
+            traffic, and the virtual NICs of a cloud look like RoCE ports.
+    """
+    ports = list(_ports(root))
+    ports.sort(key=lambda port: port.slot)
+    has_infiniband = any(port.link_layer == INFINIBAND for port in ports)
+    fastest = max((port.rate for port in ports if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
+    return [
+        replace(port, rail=rail, unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest))
+        for rail, port in enumerate(ports)
+    ]
+
+
+def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, fastest: float) -> str:
+    if port.link_layer not in (INFINIBAND, ROCE):
+        return f"perftest needs InfiniBand or RoCE, and the link layer is {port.link_layer}"
+    if port.link_layer == ROCE and has_infiniband:
+        return "not a port of the fabric: it is Ethernet, and the host has InfiniBand ports"
+    if port.link_layer == ROCE and not fabric_stated:
+        return "RoCE ports are measured if the inventory states rackproof_fabric_gbps or rackproof_infiniband_ports"
+    if not port.rate:
+        return "the port has no link"
+    if port.rate < LEAST_SHARE * fastest:
+        return "not a port of the fabric: it has less than half the rate of the fastest port"
+    return "the port has no RoCE v2 address" if port.gid_index < 0 else ""
+
+
+def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequence[str]) -> str | None:
+    """Return the slot of the partner's port on the same rail: the same slot, or, if no slots are equal, the same position."""
+    if set(own_slots) & set(partner_slots):
+        return port.slot if port.slot in partner_slots else None
+    position = own_slots.index(port.slot)
+    return partner_slots[position] if position < len(partner_slots) else None
+
+
+def _ports(root: Path) -> Iterator[RdmaPort]:
+    """Yield the ports of every adapter that is no virtual function."""
+    for path in _entries(root / CLASS):
+        device = path / "device"
+        if (
+            _text(path / "node_type") != CHANNEL_ADAPTER
+            or (device / "physfn").exists()
+            or not _NAME.fullmatch(path.name)
+        ):
+            continue
+        for port in _entries(path / "ports"):
+            if port.name.isdecimal():
+                yield _port(path.name, device, port)
+
+
+def _port(hca: str, device: Path, path: Path) -> RdmaPort:
+    layer, has_link = _text(path / "link_layer"), _text(path / "phys_state").endswith("LinkUp")
+    is_active = has_link and _text(path / "state").endswith("ACTIVE")
+    index, kind = _gid(path) if layer == ROCE else (0, "IB")
+    pci_path = _pci_path(device)
+    place = pci_path.rpartition("/")[2] or _text(path / "gid_attrs/ndevs/0") or hca
+    node = _text(device / "numa_node")
+    return RdmaPort(
+        hca=hca,
+        number=int(path.name),
+        slot=f"{place}/{path.name}",
+        rail=0,
+        link_layer=layer or "unknown",
+        rate=_rate(_text(path / "rate")) if is_active else 0.0,
+        gid_index=index,
+        gid_type=kind,
+        numa_node=node if node.isdecimal() else "unknown",
+        pci_path=pci_path,
+        cpus=_cpus(_text(device / "local_cpulist")),
+        unusable="the link is up, but no subnet manager has activated it" if has_link and not is_active else "",
+    )
+
+
+def _gid(path: Path) -> tuple[int, str]:
+    """Return index and type of the best RoCE v2 GID of the port's own interface: IPv4, then IPv6, then link-local."""
+    own = _text(path / "gid_attrs/ndevs/0")
+    found = []
+    for entry in _entries(path / "gid_attrs/types"):
+        gid = _text(path / "gids" / entry.name)
+        is_own = _text(path / "gid_attrs/ndevs" / entry.name) == own
+        if entry.name.isdecimal() and is_own and _text(entry) == "RoCE v2" and gid not in ("", _NO_GID):
+            order = 0 if gid.startswith(_IPV4) else 2 if gid.startswith(_LINK_LOCAL) else 1
+            found.append((order, int(entry.name)))
+    if not found:
+        return -1, ""
+    order, index = min(found)
+    return index, ("RoCE v2 IPv4", "RoCE v2 IPv6", "RoCE v2 link-local")[order]
+
+
+def _rate(text: str) -> float:
+    """Return the rate in B/s of `400 Gb/sec (4X NDR)`; 0 if the text has another form."""
+    match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", text)
+    return float(match[1]) * 1e9 / 8 if match else 0.0
+
+
+def _pci_path(device: Path) -> str:
+    """Return `pci0000:15/0000:15:01.0/0000:16:00.0`; empty if the adapter is not on the PCI bus."""
+    with contextlib.suppress(OSError):
+        parts = device.resolve(strict=True).parts
+        start = next((number for number, part in enumerate(parts) if part.startswith("pci")), None)
+        if start is not None and re.fullmatch(r"[\da-f:.]+", parts[-1]):
+            return "/".join(parts[start:])
+    return ""
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    """Return the processors in a list such as `0-23,96-119`; empty if it has another form."""
+    if not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text):
+        return ()
+    ranges = [part.split("-") for part in text.split(",")]
+    return tuple(cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1))
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir(), key=lambda entry: (len(entry.name), entry.name))
+    except OSError:
+        return []  # no adapter, or it was removed
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file of sysfs in one line; empty if it cannot be read (a free GID entry gives EINVAL)."""
+    try:
+        return " ".join(path.read_text(encoding="ascii", errors="replace").split())[:200]
+    except OSError:
+        return ""
+
+
+def nearest_gpu(port: RdmaPort, devices: Sequence[int], root: Path = Path("/")) -> str:
+    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty without one.
+
+    Args:
+        port: a port of the adapter.
+        devices: NVML indices of the GPUs under test. NVML numbers GPUs by PCI address.
+    """
+    paths = [
+        _pci_path(path)
+        for path in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if _text(path / "vendor") == "0x10de" and _text(path / "class")[:6] in ("0x0300", "0x0302")
+    ]
+    tested = [paths[index] for index in devices if index < len(paths)]
+    own = port.pci_path.split("/")
+    shared = [sum(1 for _ in takewhile(bool, map(operator.eq, own, path.split("/")))) for path in tested]
+    return tested[shared.index(max(shared))].rpartition("/")[2] if tested else ""

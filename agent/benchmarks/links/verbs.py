@@ -1,0 +1,115 @@
+"""Bandwidth, latency and message rate of every RDMA port, measured by perftest below NCCL.
+
+In the host's own stage each port sends to itself. In a gang (the hosts of one multi-node launch), hosts are paired by a
+round-robin tournament (schemas/tournament.py), and each port exchanges data with the port of the same rail on the partner. One
+rank of each host runs the tests; the others wait. Hosts coordinate through the store of the launch, not the process group, so
+a fabric on which NCCL cannot work is measured too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.links.perftest import PerftestError
+from agent.benchmarks.links.perftest_run import (
+    POLL_S,
+    PerftestRun,
+    VerbsTest,
+    finish,
+    free_tcp_port,
+    wait_until_listening,
+)
+from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports
+from agent.benchmarks.links.verbs_pairs import measure_pairs
+from agent.benchmarks.links.verbs_report import PortReport, planned_tests
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED
+from schemas.stages import GANG
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+LOOPBACK = "127.0.0.1"
+STAGE_LIMIT_S = 3600.0
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `verbs.*` of every port of the fabric that this host has; nothing on a host without RDMA ports."""
+    done = f"verbs/done/{context.node}"
+    if not context.is_reporting_rank:
+        _wait(context, done)
+        return
+    try:
+        request = _request(context)
+        ports = fabric_ports(bool(request.get("fabric")))
+        report = PortReport(context, settings)
+        usable = report.usable_ports(ports)
+        if context.stage == GANG:
+            measure_pairs(context, settings, report, usable, request)
+        else:
+            _measure_loopback(context, settings, report, usable)
+    finally:
+        context.store.set(done, "done")
+
+
+def _wait(context: Context, key: str) -> None:
+    """Wait for the rank that measures."""
+    deadline = time.monotonic() + STAGE_LIMIT_S
+    while not context.store.check([key]) and time.monotonic() < deadline:
+        context.heartbeat.record_progress()
+        time.sleep(10 * POLL_S)
+
+
+def _request(context: Context) -> dict[str, Any]:
+    """Return the supervisor's request; empty without a supervisor."""
+    try:
+        return dict(json.loads((context.work / "request.json").read_text(encoding="utf-8")))
+    except OSError:
+        return {}
+
+
+def _measure_loopback(context: Context, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]) -> None:
+    """Measure each port with itself, one after the other: all at once, they would share the host's memory bandwidth."""
+    tests = planned_tests(settings)
+    for port in ports:
+        failed = ""
+        for test in tests:
+            context.set_phase(f"verbs: {port.hca} port {port.number} {test.figure} {test.op}")
+            if failed:
+                report.absent(test, port, SKIPPED, f"an earlier test of the port failed: {failed}", sharing="alone")
+            elif (problem := _loopback(context, report, test, port)) and test.memory == "host":
+                failed = problem
+
+
+def _loopback(context: Context, report: PortReport, test: VerbsTest, port: RdmaPort) -> str:
+    """Run one test of a port with itself, and report it; return why it failed, or an empty string."""
+    progress = context.heartbeat.record_progress
+    runs: dict[str, PerftestRun] = {}
+    tcp_port = free_tcp_port()
+    try:
+        commands = {
+            side: report.command(test, port, tcp_port, server)
+            for side, server in (("server", ""), ("client", LOOPBACK))
+        }
+    except PerftestError as error:
+        report.absent(test, port, UNSUPPORTED, str(error), sharing="alone")
+        return ""
+    try:
+        runs["server"] = PerftestRun(commands["server"], port.cpus)
+        problem = wait_until_listening({"server": (runs["server"], tcp_port)}, progress).get("server", "")
+        if not problem:
+            runs["client"] = PerftestRun(commands["client"], port.cpus)
+            problems = finish(runs, test.limit_s, progress)
+            # The server's error is often a consequence of the client's.
+            problem = problems["client"] or problems["server"]
+        problem = problem or report.figure(test, port, runs["client"].stdout(), sharing="alone")
+    except OSError as error:
+        problem = f"{test.program} cannot be started: {error.strerror or error}"
+    finally:
+        for started in runs.values():
+            started.end()
+    if problem:
+        report.absent(test, port, ERROR, problem, sharing="alone")
+    return problem

@@ -1,0 +1,265 @@
+"""The tournament of verbs: each host with each other, rail by rail.
+
+Both hosts of a pair compute the same list of runs. In each, one host starts the servers, posts their TCP ports in the store, and
+the other connects. After a run both post which rails failed, and leave these out of the rest of the round.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.links.perftest import PerftestError
+from agent.benchmarks.links.perftest_run import (
+    LISTEN_S,
+    POLL_S,
+    PerftestRun,
+    VerbsTest,
+    finish,
+    free_tcp_port,
+    wait_until_listening,
+)
+from agent.benchmarks.links.rdma_ports import RdmaPort, partner_port
+from agent.benchmarks.links.verbs_report import PortReport, planned_tests
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED
+from schemas.tournament import partner, select_rounds
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+MAX_REASON = 300
+Rails = Sequence[tuple[RdmaPort, str]]
+"""Own port, and the slot of the partner's port."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRun:
+    """One run between two hosts, on one rail or several at once."""
+
+    test: VerbsTest
+    client: str
+    server: str
+    sharing: str
+    """`alone` or `together`."""
+    number: int
+    """Number of the run in its round."""
+    rails: Rails
+
+
+def measure_pairs(
+    context: Context,
+    settings: Mapping[str, Any],
+    report: PortReport,
+    ports: Sequence[RdmaPort],
+    request: Mapping[str, Any],
+) -> None:
+    """Report `verbs.*` of each port with the port of the same rail on every partner.
+
+    Args:
+        context, settings: the rank and the benchmark's settings.
+        report: reports the figures.
+        ports: the ports of this host that are measured; may be empty.
+        request: the supervisor's request, with the members of the launch and their addresses.
+    """
+    members = [str(name) for name in request.get("members", [])]
+    gang = [str(name) for name in request.get("gang") or members]
+    if len(members) < 2:
+        return
+    me = members[context.node]
+    store = HostStore(context, me)
+    store.post("ports", [port.slot for port in ports])
+    if not ports:
+        return
+    rounds = select_rounds(len(gang), settings["rounds"])
+    for count, number in enumerate(rounds, 1):
+        index = partner(len(gang), number, gang.index(me))
+        other = gang[index] if index is not None else ""
+        context.set_phase(f"verbs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
+        if other in members:
+            pair = PairOfHosts(context, store, report, me, other, str(request.get("addresses", {}).get(other, other)))
+            pair.measure(settings, ports, gang, count)
+
+
+class HostStore:
+    """What the hosts post for each other."""
+
+    def __init__(self, context: Context, host: str) -> None:
+        self._context, self._host = context, host
+
+    def post(self, key: str, value: Any) -> None:
+        """Publish a value of this host."""
+        self._context.store.set(f"verbs/{key}/{self._host}", json.dumps(value))
+
+    def wait(self, key: str, host: str, limit_s: float) -> Any:
+        """Return the value that `host` published; None if it does not within `limit_s`, or is not JSON."""
+        name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
+        while not self._context.store.check([name]):
+            if time.monotonic() > deadline:
+                return None
+            self._context.heartbeat.record_progress()
+            time.sleep(POLL_S)
+        try:
+            return json.loads(self._context.store.get(name).decode())
+        except ValueError:
+            return None
+
+
+class PairOfHosts:
+    """This host and its partner of one round."""
+
+    def __init__(
+        self, context: Context, store: HostStore, report: PortReport, me: str, other: str, address: str
+    ) -> None:
+        self._context, self._store, self._report = context, store, report
+        self._me, self._other, self._address = me, other, address
+        self._failed: dict[str, str] = {}
+        """Own slot -> why the rail failed in this round."""
+        self._lacking: set[str] = set()
+        """Own slots whose GPU memory cannot be used."""
+
+    def measure(self, settings: Mapping[str, Any], ports: Sequence[RdmaPort], gang: Sequence[str], count: int) -> None:
+        """Run every test of the round, and report the figures that this host sent."""
+        runs = list(self._runs(settings, ports, gang))
+        for run in runs:
+            rails = [rail for rail in run.rails if rail[0].slot not in self._failed]
+            for port, _ in run.rails if run.client == self._me else ():
+                if reason := self._failed.get(port.slot, ""):
+                    self._absent(run, port, SKIPPED, f"an earlier test of the rail failed: {reason}")
+            if rails:
+                self._run(run, rails, f"{count}/{run.number}")
+
+    def _runs(self, settings: Mapping[str, Any], ports: Sequence[RdmaPort], gang: Sequence[str]) -> Iterator[PairRun]:
+        """Yield the runs of the round, the same on both hosts."""
+        tests = planned_tests(settings)
+        limit_s = (
+            len(tests) * 2 * (tests[0].limit_s + LISTEN_S) if tests else 0.0
+        )  # the partner may still be in an earlier round
+        slots = self._store.wait("ports", self._other, limit_s)
+        first, second = sorted((self._me, self._other), key=list(gang).index)
+        rails = self._rails(ports, [str(slot) for slot in slots] if isinstance(slots, list) else [])
+        number = 0
+        for sharing in settings["sharings"] if rails else ():
+            for batch in [rails] if sharing == "together" else [[rail] for rail in rails]:
+                for test in tests:
+                    ways = [(first, second), (second, first)]
+                    for client, server in ways if test.direction == "one_way" else ways[:1]:
+                        number += 1
+                        yield PairRun(
+                            test=test, client=client, server=server, sharing=sharing, number=number, rails=batch
+                        )
+
+    def _rails(self, ports: Sequence[RdmaPort], partner_slots: Sequence[str]) -> Rails:
+        """Return the rails that both hosts have; report the others as skipped."""
+        rails = []
+        for port in ports:
+            slot = partner_port(port, [item.slot for item in ports], partner_slots)
+            if slot is None:
+                reason = (
+                    f"{self._other} measures no port on this rail"
+                    if partner_slots
+                    else f"{self._other} measures no port"
+                )
+                scope = f"{port.scope},partner={self._other}"
+                self._context.report_absent("verbs.bandwidth", unit="B/s", scope=scope, status=SKIPPED, reason=reason)
+            else:
+                rails.append((port, slot))
+        return rails
+
+    def _run(self, run: PairRun, rails: Rails, key: str) -> None:
+        """Run this host's side of a test on these rails at once."""
+        sides: dict[str, PerftestRun] = {}
+        problems: dict[str, str] = {}
+        is_client = run.client == self._me
+        try:
+            if is_client:
+                self._connect(run, rails, key, sides, problems)
+            else:
+                self._serve(run, rails, key, sides, problems)
+            problems |= {slot: why for slot, why in finish(sides, run.test.limit_s, self._progress).items() if why}
+            for port, _ in rails:
+                if (
+                    port.slot in sides
+                    and port.slot not in problems
+                    and (is_client or run.test.direction == "both_ways")
+                ):
+                    stdout = sides[port.slot].stdout()
+                    if why := self._report.figure(run.test, port, stdout, sharing=run.sharing, partner=self._other):
+                        problems[port.slot] = why
+        finally:
+            for side in sides.values():
+                side.end()
+        self._agree(run, rails, key, problems, is_client)
+
+    def _serve(
+        self, run: PairRun, rails: Rails, key: str, sides: dict[str, PerftestRun], problems: dict[str, str]
+    ) -> None:
+        """Start a server on each rail, and post the TCP ports of those that listen, or why they do not."""
+        tcp_ports: dict[str, int] = {}
+        for port, _ in rails:
+            tcp_ports[port.slot] = free_tcp_port()
+            if why := self._start(run, port, tcp_ports[port.slot], "", sides):
+                problems[port.slot] = why
+        problems |= wait_until_listening(
+            {slot: (side, tcp_ports[slot]) for slot, side in sides.items()}, self._progress
+        )
+        for slot in problems.keys() & sides.keys():
+            sides.pop(slot).end()
+        self._store.post(f"{key}/serve", {slot: problems.get(slot, tcp_ports[slot]) for slot in tcp_ports})
+
+    def _connect(
+        self, run: PairRun, rails: Rails, key: str, sides: dict[str, PerftestRun], problems: dict[str, str]
+    ) -> None:
+        """Start a client on each rail whose server listens."""
+        answers = self._store.wait(f"{key}/serve", self._other, run.test.limit_s + LISTEN_S)
+        answers = answers if isinstance(answers, dict) else {}
+        for port, slot in rails:
+            answer = answers.get(slot, f"{self._other} did not start a server")
+            if isinstance(answer, bool) or not isinstance(answer, int) or not 0 < answer < 1 << 16:
+                problems[port.slot] = f"{self._other}: {_one_line(answer)}"
+            elif why := self._start(run, port, answer, self._address, sides):
+                problems[port.slot] = why
+
+    def _start(self, run: PairRun, port: RdmaPort, tcp_port: int, server: str, sides: dict[str, PerftestRun]) -> str:
+        """Start one side; return why it cannot be started, or an empty string."""
+        try:
+            sides[port.slot] = PerftestRun(self._report.command(run.test, port, tcp_port, server), port.cpus)
+        except PerftestError as error:
+            self._lacking.add(port.slot)
+            return str(error)
+        except OSError as error:
+            return f"{run.test.program} cannot be started: {error.strerror or error}"
+        return ""
+
+    def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
+        """Exchange with the partner which rails failed; report those that this host measures."""
+        self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
+        answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)
+        for port, slot in rails:
+            if isinstance(answers, dict):
+                theirs = f"{self._other}: {_one_line(answers[slot])}" if slot in answers else ""
+            else:
+                theirs = f"{self._other} did not answer"
+            # The server's error is often a consequence of the client's.
+            own = problems.get(port.slot, "")
+            reason = own or theirs if is_client else theirs or own
+            if not reason:
+                continue
+            if run.test.memory != "gpu":
+                self._failed[port.slot] = reason
+            if is_client and (own or not isinstance(answers, dict)):
+                lacks = run.test.memory == "gpu" and port.slot in self._lacking
+                self._absent(run, port, UNSUPPORTED if lacks else ERROR, reason)
+
+    def _absent(self, run: PairRun, port: RdmaPort, status: str, reason: str) -> None:
+        self._report.absent(run.test, port, status, reason, sharing=run.sharing, partner=self._other)
+
+    def _progress(self) -> None:
+        self._context.heartbeat.record_progress()
+
+
+def _one_line(answer: object) -> str:
+    """Return the text that another host posted, in one line without control characters, shortened."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(answer)).split())[:MAX_REASON]

@@ -1,0 +1,165 @@
+"""Which RDMA ports of a host are measured, and with which GID and partner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports, nearest_gpu, partner_port
+
+IPV4, IPV6 = "0000:0000:0000:0000:0000:ffff:0a00:0001", "fd00:0000:0000:0000:0000:0000:0000:0001"
+LOCAL, FREE = "fe80:0000:0000:0000:5054:00ff:fe29:0100", "0000:0000:0000:0000:0000:0000:0000:0000"
+GIDS = [(LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2"), (IPV4, "IB/RoCE v1"), (IPV4, "RoCE v2")]
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def add_adapter(
+    root: Path, hca: str, bus: str, *, layer: str = "InfiniBand", rate: str = "400 Gb/sec (4X NDR)", state: str = "4: ACTIVE",
+    link: str = "5: LinkUp", kind: str = "1: CA", gids: list[tuple[str, str]] = GIDS, virtual: bool = False,
+) -> None:  # fmt: skip
+    device = root / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{int(bus, 16) + 1:02x}:00.0"
+    write(device / "numa_node", "1")
+    write(device / "local_cpulist", "0-1,4")
+    if virtual:
+        (device / "physfn").mkdir()
+    adapter = root / "sys/class/infiniband" / hca
+    write(adapter / "node_type", kind)
+    (adapter / "device").symlink_to(device)
+    port = adapter / "ports/1"
+    for name, text in {"link_layer": layer, "rate": rate, "state": state, "phys_state": link}.items():
+        write(port / name, text)
+    for index, (gid, of_type) in enumerate(gids if layer == "Ethernet" else []):
+        write(port / f"gids/{index}", gid)
+        write(port / f"gid_attrs/types/{index}", of_type)
+        write(port / f"gid_attrs/ndevs/{index}", f"eth-{hca}")
+
+
+def reasons(root: Path, *, fabric: bool = True) -> dict[str, str]:
+    return {port.hca: port.unusable for port in fabric_ports(fabric, root)}
+
+
+def test_host_without_adapters_has_no_ports(tmp_path: Path) -> None:
+    assert fabric_ports(True, tmp_path) == []
+
+
+def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_1", "15")
+    add_adapter(tmp_path, "mlx5_0", "35")
+    first, second = fabric_ports(False, tmp_path)
+    assert (first.hca, first.rail, second.hca, second.rail) == ("mlx5_1", 0, "mlx5_0", 1), "rails follow the slots"
+    assert (first.rate, first.numa_node, first.cpus, first.unusable) == (5e10, "1", (0, 1, 4), "")
+    assert (first.pci_path, first.slot) == ("pci0000:15/0000:15:01.0/0000:16:00.0", "0000:16:00.0/1")
+    assert (first.scope, first.gid_type) == ("hca=mlx5_1,port=1", "IB")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"state": "1: DOWN", "link": "3: Disabled"}, "no link"),
+        ({"state": "2: INIT"}, "no subnet manager"),
+        ({"rate": "100 Gb/sec (4X EDR)"}, "less than half"),
+        ({"layer": "Ethernet"}, "it is Ethernet"),
+        ({"layer": "Unknown"}, "link layer is Unknown"),
+    ],
+)
+def test_port_that_is_not_of_the_fabric_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    add_adapter(tmp_path, "mlx5_1", "35", **change)  # type: ignore[arg-type]
+    found = reasons(tmp_path)
+    assert found["mlx5_0"] == ""
+    assert reason in found["mlx5_1"]
+
+
+def test_port_at_half_rate_is_measured(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    add_adapter(tmp_path, "mlx5_1", "35", rate="200 Gb/sec (2X NDR)")
+    assert reasons(tmp_path) == {"mlx5_0": "", "mlx5_1": ""}
+
+
+@pytest.mark.parametrize("change", [{"virtual": True}, {"kind": "4: RNIC"}, {"kind": "7: unspecified"}])
+def test_virtual_functions_and_other_kinds_of_adapters_are_left_out(tmp_path: Path, change: dict[str, object]) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", **change)  # type: ignore[arg-type]
+    assert fabric_ports(True, tmp_path) == []
+
+
+def test_roce_port_is_measured_only_if_the_inventory_states_a_fabric(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet")
+    assert reasons(tmp_path) == {"mlx5_0": ""}
+    assert "rackproof_fabric_gbps" in reasons(tmp_path, fabric=False)["mlx5_0"]
+
+
+@pytest.mark.parametrize(
+    ("gids", "expected"),
+    [
+        (GIDS, (3, "RoCE v2 IPv4")),
+        ([(FREE, "RoCE v2"), (LOCAL, "RoCE v2"), (IPV6, "RoCE v2")], (2, "RoCE v2 IPv6")),
+        ([(LOCAL, "RoCE v2")], (0, "RoCE v2 link-local")),
+        ([(IPV4, "RoCE v2"), (IPV4, "RoCE v2")], (0, "RoCE v2 IPv4")),
+        ([(IPV4, "IB/RoCE v1"), (FREE, "RoCE v2")], (-1, "")),
+        ([], (-1, "")),
+    ],
+)
+def test_gid_is_the_roce_v2_address_of_the_interface(
+    tmp_path: Path, gids: list[tuple[str, str]], expected: tuple[int, str]
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", gids=gids)
+    (port,) = fabric_ports(True, tmp_path)
+    assert (port.gid_index, port.gid_type) == expected
+    assert bool(port.unusable) == (expected[0] < 0)
+
+
+def test_gid_of_another_interface_is_not_used(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", gids=[(LOCAL, "RoCE v2"), (IPV4, "RoCE v2")])
+    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1", "eth0.100")
+    (port,) = fabric_ports(True, tmp_path)
+    assert (port.gid_index, port.gid_type) == (0, "RoCE v2 link-local")
+
+
+def test_name_that_cannot_be_a_scope_is_left_out(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0,gpu=0", "15")
+    assert fabric_ports(True, tmp_path) == []
+
+
+def test_files_with_garbage_give_a_reason(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", rate="\x00fast", link="LinkUp")
+    write(tmp_path / "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/local_cpulist", "all")
+    (port,) = fabric_ports(True, tmp_path)
+    assert (port.rate, port.cpus, port.unusable) == (0.0, (), "the port has no link")
+
+
+def ports(root: Path, *buses: str) -> list[RdmaPort]:
+    for number, bus in enumerate(buses):
+        add_adapter(root, f"mlx5_{number}", bus)
+    return fabric_ports(True, root)
+
+
+def test_partner_is_the_port_in_the_same_slot(tmp_path: Path) -> None:
+    own = ports(tmp_path, "15", "35", "55")
+    slots = [port.slot for port in own]
+    assert partner_port(own[2], slots, [slots[0], slots[2]]) == slots[2]
+    assert partner_port(own[1], slots, [slots[0], slots[2]]) is None, "a missing adapter does not shift the rails"
+
+
+def test_partner_is_the_port_in_the_same_position_if_hosts_have_other_slots(tmp_path: Path) -> None:
+    own = ports(tmp_path, "15", "35")
+    slots = [port.slot for port in own]
+    assert partner_port(own[1], slots, ["0000:a1:00.0/1", "0000:b1:00.0/1"]) == "0000:b1:00.0/1"
+    assert partner_port(own[1], slots, ["0000:a1:00.0/1"]) is None
+
+
+def test_nearest_gpu_shares_the_most_bridges(tmp_path: Path) -> None:
+    (port, *_) = ports(tmp_path, "35")
+    for bus in ("15", "35"):
+        gpu = tmp_path / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{bus}:02.0"
+        write(gpu / "vendor", "0x10de")
+        write(gpu / "class", "0x030200")
+        (tmp_path / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"sys/bus/pci/devices/0000:{bus}:02.0").symlink_to(gpu)
+    assert nearest_gpu(port, (0, 1), tmp_path) == "0000:35:02.0"
+    assert nearest_gpu(port, (0,), tmp_path) == "0000:15:02.0", "only GPUs under test are used"
+    assert nearest_gpu(port, (), tmp_path) == ""

@@ -1,0 +1,355 @@
+"""Running perftest on the ports of one host and between hosts. Adapters are not available, so the programs are fakes that listen,
+connect and print what perftest prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.benchmarks.links import perftest_run, rdma_ports, verbs, verbs_pairs
+from agent.benchmarks.links.perftest_run import Installation, VerbsTest
+from schemas.catalogue import settings
+from tests.lab.rdma_guest import Recorder, SharedStore
+from tests.unit.agent.benchmarks.test_perftest import CAPTURES
+from tests.unit.agent.benchmarks.test_rdma_ports import add_adapter
+
+PROGRAM = f"""#!{sys.executable}
+import json, pathlib, socket, sys, time
+here = pathlib.Path(__file__).resolve().parent
+arguments, options = sys.argv[1:], dict(zip(sys.argv[1:], sys.argv[2:]))
+if arguments == ["--help"]:
+    print((here / "help").read_text()); sys.exit(0)
+server = arguments[-1] if arguments[-1][0].isdigit() and arguments[-2] not in ("-p", "-s", "-x", "-D", "-n", "-i") else ""
+with (here / "calls").open("a") as calls:
+    calls.write(" ".join([here.joinpath(sys.argv[0]).name, *arguments]) + "\\n")
+behaviour = json.loads((here / "behaviour").read_text()).get(("client " if server else "server ") + options["-d"], "good")
+if server:
+    socket.create_connection((server, int(options["-p"])), timeout=10).close()
+elif behaviour != "deaf":
+    listener = socket.create_server(("127.0.0.1", int(options["-p"])))
+    listener.accept()
+if behaviour in ("hang", "deaf"):
+    time.sleep(600)
+kind = "lat" if "_lat" in sys.argv[0] else "bw"
+if behaviour == "fail":
+    sys.stdout.write((here / "no-row").read_text()); sys.stderr.write((here / "retry").read_text()); sys.exit(1)
+sys.stdout.write("garbage" if behaviour == "garbage" else (here / kind).read_text())
+"""
+FILES = {"bw": "v6-write-bw-ndr-4qp-client.stdout", "lat": "v45-write-lat-client.stdout",
+         "no-row": "v45-error-different-test-client.stdout", "retry": "v45-error-retry-exceeded-client.stderr"}  # fmt: skip
+QUICK = {**settings("verbs", {}), "directions": ["one_way"], "figures": ["bandwidth"]}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory with fakes of perftest, first in PATH."""
+    directory = tmp_path / "programs"
+    directory.mkdir()
+    for name in ("ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat"):
+        path = directory / name
+        path.write_text(PROGRAM)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    for name, capture in FILES.items():
+        (directory / name).write_text((CAPTURES / f"{capture}.txt").read_text())
+    (directory / "help").write_text("--use_cuda=<device>")
+    behave(directory)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setattr(perftest_run, "MARGIN_S", 0.5)
+    monkeypatch.setattr(perftest_run, "LISTEN_S", 5.0)
+    return directory
+
+
+def behave(directory: Path, **behaviour: str) -> None:
+    sides = {key.replace("_", " ", 1): value for key, value in behaviour.items()}
+    (directory / "behaviour").write_text(json.dumps(sides))
+
+
+def calls(directory: Path) -> list[str]:
+    return (directory / "calls").read_text().splitlines()
+
+
+def measure(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: dict[str, Any],
+    *,
+    stage: str = "benchmark",
+    fabric: bool = True,
+    **request: Any,
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what each member observes. All see the adapters under `root`."""
+    monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=root))
+    members = request.get("members", ["h1"])
+    contexts = {host: context_of(root, host, members, stage, {"fabric": fabric, **request}) for host in members}
+    threads = [threading.Thread(target=verbs.run, args=(context, chosen)) for context in contexts.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return {host: context.observations for host, context in contexts.items()}
+
+
+def context_of(root: Path, host: str, members: list[str], stage: str, request: dict[str, Any]) -> Recorder:
+    work = root / f"work-{host}"
+    work.mkdir()
+    (work / "request.json").write_text(json.dumps(request))
+    return Recorder(
+        work=work, stage=stage, node=members.index(host), is_reporting_rank=True, kind="gpu", devices=(0,), observations=[],
+        store=SharedStore(root / "store"), heartbeat=SimpleNamespace(record_progress=lambda: None),
+    )  # fmt: skip
+
+
+def pair(root: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    members = ["h1", "h2"]
+    addresses = dict.fromkeys(members, "127.0.0.1")
+    return measure(root, monkeypatch, chosen, stage="gang", members=members, gang=members, addresses=addresses)
+
+
+def figures(observations: list[dict[str, Any]], status: str = "measured") -> list[tuple[str, str, Any]]:
+    return [(item["name"], item["scope"], item.get("value")) for item in observations if item["status"] == status]
+
+
+def test_every_figure_of_a_port_is_measured_with_itself(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    observations = measure(tmp_path, monkeypatch, settings("verbs", {}))["h1"]
+    rate, scope = 394.41e9 / 8, "hca=mlx5_0,port=1"
+    assert figures(observations) == [
+        ("verbs.bandwidth", scope, pytest.approx(rate)),
+        ("verbs.rate_ratio", scope, pytest.approx(0.986, abs=1e-3)),
+        ("verbs.mtu", scope, 4096.0),
+        ("verbs.bandwidth", scope, pytest.approx(rate)),
+        ("verbs.rate_ratio", scope, pytest.approx(0.493, abs=1e-3)),
+        ("verbs.mtu", scope, 4096.0),
+        ("verbs.latency", scope, pytest.approx(3.998e-3, rel=1e-3)),
+        ("verbs.message_rate", scope, pytest.approx(752278)),
+    ]
+    first = observations[0]["params"]
+    assert first["sharing"], first["pci_path"] == ("alone", "pci0000:15/0000:15:01.0/0000:16:00.0")
+    assert (first["rail"], first["numa_node"], first["gid_type"], first["mtu"]) == (0, "1", "IB", 4096)
+    servers = [call for call in calls(programs) if not call.endswith("127.0.0.1")]
+    assert [call.split(" -p ")[0] for call in servers] == [
+        *["ib_write_bw -F -d mlx5_0 -i 1"] * 2, "ib_write_lat -F -d mlx5_0 -i 1", "ib_write_bw -F -d mlx5_0 -i 1"
+    ]  # fmt: skip
+    assert ["-b" in call for call in servers] == [False, True, False, False]
+    assert all("--report_gbits" in call for call in servers if "_bw" in call)
+
+
+def test_roce_port_is_used_with_its_gid(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet")
+    assert len(figures(measure(tmp_path, monkeypatch, QUICK)["h1"])) == 3
+    assert all("-x 3" in call for call in calls(programs))
+
+
+def test_host_without_adapters_observes_nothing(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure(tmp_path, monkeypatch, settings("verbs", {}))["h1"] == []
+    assert not (programs / "calls").exists()
+
+
+def test_missing_perftest_is_reported_once_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(tmp_path, f"mlx5_{number}", bus)
+    (absent,) = measure(tmp_path, monkeypatch, QUICK)["h1"]
+    assert (absent["scope"], absent["status"]) == ("host", "skipped")
+    assert "ib_write_bw not found: install perftest" in absent["reason"]
+
+
+def test_port_that_is_not_measured_has_a_reason(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", state="1: DOWN", link="3: Disabled")
+    (absent,) = measure(tmp_path, monkeypatch, QUICK)["h1"]
+    assert (absent["status"], absent["reason"]) == ("unsupported", "the port has no link")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"client_mlx5_0": "fail"}, "packets or their acknowledgements are lost"),
+        ({"client_mlx5_0": "garbage"}, "no table of results"),
+        ({"client_mlx5_0": "hang"}, "no result within"),
+        ({"server_mlx5_0": "fail"}, "packets or their acknowledgements are lost"),
+        ({"server_mlx5_0": "hang"}, "no result within"),
+        ({"server_mlx5_0": "deaf"}, "did not listen within"),
+    ],
+)
+def test_port_whose_test_fails_has_one_error_and_the_others_are_measured(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], reason: str
+) -> None:
+    monkeypatch.setattr(perftest_run, "LISTEN_S", 1.5)
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(tmp_path, f"mlx5_{number}", bus)
+    behave(programs, **behaviour)
+    observations = measure(tmp_path, monkeypatch, QUICK | {"figures": ["bandwidth", "latency"]})["h1"]
+    of_first = [item for item in observations if "mlx5_0" in item["scope"]]
+    assert [item["status"] for item in of_first] == ["error", "skipped"]
+    assert reason in of_first[0]["reason"]
+    assert reason in of_first[1]["reason"]
+    assert len([item for item in observations if "mlx5_1" in item["scope"] and item["status"] == "measured"]) == 4
+
+
+def test_no_process_is_left_after_a_hang(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    behave(programs, client_mlx5_0="hang", server_mlx5_0="hang")
+    measure(tmp_path, monkeypatch, QUICK)
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in lines if str(programs).encode() in line]
+
+
+def test_program_that_cannot_be_started_is_an_error(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    (programs / "ib_write_bw").write_text("#!/nonexistent\n")
+    (absent,) = measure(tmp_path, monkeypatch, QUICK)["h1"]
+    assert (absent["status"], absent["reason"]) == ("error", "ib_write_bw cannot be started: No such file or directory")
+
+
+# ---- GPU memory ----
+
+
+def test_gpu_memory_is_unsupported_if_perftest_is_not_built_for_it(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    monkeypatch.setattr("agent.benchmarks.links.verbs_report.nearest_gpu", lambda *_: "0000:17:00.0")
+    observations = measure(tmp_path, monkeypatch, QUICK | {"memories": ["gpu", "host"]})["h1"]
+    assert [item["status"] for item in observations] == ["measured"] * 3 + ["unsupported"]
+    assert "not built for CUDA" in observations[-1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("help_text", "module", "options"),
+    [
+        ("--use_cuda_bus_id --use_cuda_dmabuf", "nvidia_peermem", ["--use_cuda_bus_id=0000:17:00.0"]),
+        ("--use_cuda_bus_id --use_cuda_dmabuf", "", ["--use_cuda_bus_id=0000:17:00.0", "--use_cuda_dmabuf"]),
+        ("--use_cuda_bus_id", "", "the module nvidia_peermem is not loaded"),
+    ],
+)
+def test_gpu_memory_uses_peermem_or_else_dmabuf(
+    tmp_path: Path, programs: Path, help_text: str, module: str, options: list[str] | str
+) -> None:
+    (programs / "help").write_text(help_text)
+    if module:
+        (tmp_path / "sys/module" / module).mkdir(parents=True)
+    found = Installation().gpu_options("0000:17:00.0", tmp_path)
+    assert found == options if isinstance(options, list) else options in found
+
+
+# ---- pairs of hosts ----
+
+
+def test_both_hosts_report_what_they_send_on_every_rail(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(tmp_path, f"mlx5_{number}", bus)
+    observations = pair(tmp_path, monkeypatch, QUICK | {"directions": ["one_way", "both_ways"]})
+    for host, other in (("h1", "h2"), ("h2", "h1")):
+        rates = [item for item in observations[host] if item["name"] == "verbs.bandwidth"]
+        assert [(item["scope"], item["params"]["direction"], item["status"]) for item in rates] == [
+            (f"hca=mlx5_{rail},port=1,partner={other}", direction, "measured")
+            for direction in ("one_way", "both_ways")
+            for rail in (0, 1)
+        ]
+        assert {item["params"]["sharing"] for item in rates} == {"together"}
+
+
+def test_rails_are_measured_one_after_the_other_if_the_profile_says_so(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(tmp_path, f"mlx5_{number}", bus)
+    observations = pair(tmp_path, monkeypatch, QUICK | {"sharings": ["alone"]})
+    assert [call.split()[3] for call in calls(programs)] == ["mlx5_0"] * 4 + ["mlx5_1"] * 4
+    assert all(len(figures(of_host)) == 6 for of_host in observations.values())
+
+
+@pytest.mark.parametrize("behaviour", [{"client_mlx5_1": "fail"}, {"client_mlx5_1": "hang"}, {"server_mlx5_1": "deaf"}])
+def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str]
+) -> None:
+    monkeypatch.setattr(perftest_run, "LISTEN_S", 1.5)
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(tmp_path, f"mlx5_{number}", bus)
+    behave(programs, **behaviour)
+    observations = pair(tmp_path, monkeypatch, QUICK | {"figures": ["bandwidth", "latency"]})
+    failed = [item for of_host in observations.values() for item in of_host if "mlx5_1" in item["scope"]]
+    assert [item["status"] for item in failed] == ["error", "skipped", "skipped", "skipped"]
+    assert all("mlx5_1" not in scope for of_host in observations.values() for _, scope, _ in figures(of_host))
+    assert [len(figures(of_host)) for of_host in observations.values()] == [4, 4]
+
+
+def test_partner_that_does_not_answer_costs_its_own_figures(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    monkeypatch.setattr(verbs_pairs, "LISTEN_S", 0.5)
+    monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
+    members = ["h1", "h2"]
+    context = context_of(tmp_path, "h1", members, "gang", {"fabric": True, "members": members, "gang": members})
+    context.store.set("verbs/ports/h2", json.dumps(["0000:16:00.0/1"]))
+    began = time.monotonic()
+    verbs.run(context, QUICK)  # type: ignore[arg-type]
+    assert time.monotonic() - began < 20
+    assert [item["status"] for item in context.observations] == ["error"]
+    assert context.observations[0]["reason"] == "h2: h2 did not start a server"
+
+
+def test_host_without_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
+    members = ["h1", "h2"]
+    context = context_of(tmp_path, "h1", members, "gang", {"fabric": True, "members": members, "gang": members})
+    context.store.set("verbs/ports/h2", json.dumps([]))
+    verbs.run(context, QUICK)  # type: ignore[arg-type]
+    assert [(item["status"], item["reason"]) for item in context.observations] == [("skipped", "h2 measures no port")]
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"0000:16:00.0/1": 99999999}', '{"0000:16:00.0/1": "\\u001b[2J"}', "[1]", "{", "null"]
+)
+def test_hostile_answer_of_a_partner_is_an_error(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
+    members = ["h1", "h2"]
+    context = context_of(tmp_path, "h1", members, "gang", {"fabric": True, "members": members, "gang": members})
+    context.store.set("verbs/ports/h2", json.dumps(["0000:16:00.0/1"]))
+    for key in ("serve", "end"):
+        context.store.set(f"verbs/1/1/{key}/h2", answer)
+    context.store.set("verbs/1/2/end/h2", answer)
+    verbs.run(context, QUICK)  # type: ignore[arg-type]
+    assert [item["status"] for item in context.observations] == ["error"]
+    assert context.observations[0]["reason"].isprintable()
+
+
+def test_both_sides_of_a_test_have_the_same_arguments() -> None:
+    (port,) = (item for item in [PORT])
+    test = VerbsTest(figure="bandwidth", op="read", direction="both_ways", size_bytes=65536, seconds=2)
+    server, client = test.arguments(port, 20000), test.arguments(port, 20000, server="10.0.0.2")
+    assert client == [*server, "10.0.0.2"]
+    assert " ".join(server) == "-F -d rxe0 -i 1 -p 20000 -s 65536 -x 1 -D 2 --report_gbits -b"
+    assert test.program == "ib_read_bw"
+
+
+PORT = rdma_ports.RdmaPort(
+    hca="rxe0", number=1, slot="eth0/1", rail=0, link_layer="Ethernet", rate=1e9, gid_index=1, gid_type="RoCE v2 IPv4",
+    numa_node="unknown", pci_path="", cpus=(),
+)  # fmt: skip
