@@ -35,7 +35,7 @@ KINDS = {
     "infiniband.link_layer": ("1", "InfiniBand, or Ethernet (RoCE)"),
     "infiniband.state": ("1", "State of the port"),
     "infiniband.phys_state": ("1", "Physical state of the port"),
-    "infiniband.active": ("1", "The port carries traffic"),
+    "infiniband.active": ("1", "The port is active: it can carry traffic"),
     "infiniband.unmanaged": ("1", "The link is up, but no subnet manager has activated it"),
     "infiniband.rate": ("B/s", "Data rate of the link, one way"),
     "infiniband.width": ("1", "Lanes of the link"),

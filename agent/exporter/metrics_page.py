@@ -63,8 +63,9 @@ BENCHMARK_TEXT = """The latest figures of the ranks of this host, while their st
 Wrong results and unmeasured observations stay until another run starts on this host. Figures that all ranks have in common have
 no device label."""
 SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never). The window is the last 30 s (`--window`), so a
-scrape every 15 s misses nothing. The histograms and counters increase from the first scrape on, so they lose nothing at
-any scrape interval. Buckets of both histograms: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the
+scrape every 15 s misses nothing. Sampling starts with the first scrape and continues between scrapes, so the histograms
+and counters lose nothing at any scrape interval.
+Buckets of both histograms: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the
 sampling: stop the exporter before you reset a GPU or unload the driver.
 
 ```promql
@@ -76,7 +77,7 @@ EARLIER_TEXT = """The names of Rackproof 1.0, in addition to the names above, fo
 (`rackproof_exporter_compat: ["1.0"]`). They changed because only histograms may have names that end in `_count`. They will be
 removed in the next release."""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
-DCGM_TEXT = """In addition to the names above, so that dashboards for dcgm-exporter (12239, 15117) work unchanged.
+DCGM_TEXT = """In addition to the names above, so that the Grafana dashboards 12239 and 15117 for dcgm-exporter work unchanged.
 `DCGM_FI_PROF_*` exist from Hopper on, if the driver allows this account to read them. They are means over the time since the
 last scrape by any client."""
 

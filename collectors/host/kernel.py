@@ -53,7 +53,7 @@ def health(files: Files) -> Iterable[Family]:
     for kind in ("cpu", "memory", "io"):
         share = files.read(f"proc/pressure/{kind}", stalled_share)
         yield host_family(
-            f"host.pressure.{kind}", "ratio", f"Share of 10 s in which some task waited for {kind}", share
+            f"host.pressure.{kind}", "ratio", f"Share of the last 10 s in which some task waited for {kind}", share
         )
 
 

@@ -14,6 +14,7 @@ from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml.calls import ResetRequired, call, decode, translate, try_read
 from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import NvmlGpu
+from collectors.nvml.links import PER_LINK
 from collectors.nvml.peers import peer_paths
 from collectors.nvml.readings import (
     Sample,
@@ -131,7 +132,13 @@ class NvmlCollector:
             {index: partial(self._read, index, refused) for index in indices}, self._deadline_s, self._stuck
         )
         families = {
-            kind.name: Family(name=kind.name, unit=kind.unit, help=kind.help, counter=kind.counter)
+            kind.name: Family(
+                name=kind.name,
+                unit=kind.unit,
+                help=kind.help,
+                counter=kind.counter,
+                labels=("gpu", "uuid", "link") if kind.name in PER_LINK else (),
+            )
             for kind in reading_kinds(self._full_snapshot, self._keep_open)
         }
         for index, result in results.items():

@@ -55,6 +55,8 @@ LINK_KINDS = (
     LinkKind("gpu.nvlink.effective_error_ratio", "ratio", False, "Bit error ratio after error correction (NVLink 5)",
              (220,), convert=_bit_error_ratio),
 )  # fmt: skip
+PER_LINK = frozenset(kind.name for kind in (ACTIVE, *LINK_KINDS))
+"""Readings with a value per NVLink."""
 
 
 def read_link_states(gpu: NvmlGpu) -> LinkStates:

@@ -41,6 +41,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
     whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
     whole.log(root, "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]")
+    links.write(root, "proc/spl/kstat/zfs/tank/state", "ONLINE\n")
     links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
     return (
         root,

@@ -29,7 +29,7 @@ def pack(path: Path, criterion: str, value: str) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return the directory of an accepted run with its report."""
-    directory = run_directory(tmp_path / "old")
+    directory = run_directory(tmp_path / "run1")
     assert call("report", directory) == 0
     return directory
 
@@ -61,7 +61,7 @@ def test_tighter_pack_changes_only_its_own_verdicts(
 def test_same_criteria_change_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("judge", run) == 0
-    assert "old: PASS, unchanged\nno verdict changed; " in capsys.readouterr().out
+    assert "run1: PASS, unchanged\nno verdict changed; " in capsys.readouterr().out
 
 
 def test_new_criterion_and_changed_limit_are_distinguished(
