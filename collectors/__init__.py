@@ -17,6 +17,7 @@ from collectors.nvml import NvmlCollector
 from collectors.pcie import PcieCollector
 from collectors.software import SoftwareCollector
 from collectors.storage import StorageCollector
+from collectors.wiring import WiringCollector
 from collectors.xid import XidCollector
 
 
@@ -42,6 +43,7 @@ COLLECTORS: Mapping[str, Callable[[CollectorOptions], Collector]] = {
     "pcie": lambda options: PcieCollector(options.root, options.full_snapshot),
     "infiniband": lambda options: InfinibandCollector(options.root, options.full_snapshot),
     "network": lambda options: NetworkCollector(options.root, options.full_snapshot, options.identity),
+    "wiring": lambda options: WiringCollector(options.root, options.full_snapshot),
     "fabric": lambda options: FabricCollector(options.root, options.full_snapshot),
     "xid": lambda options: XidCollector(options.root / "dev/kmsg", options.full_snapshot),
     "storage": lambda options: StorageCollector(options.root, options.full_snapshot, options.identity),

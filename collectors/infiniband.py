@@ -87,31 +87,15 @@ class InfinibandCollector:
     def collect(self) -> Iterable[Family]:
         families = empty_families({**KINDS, **COUNTERS}, COUNTERS)
         port_count = 0
-        for hca in self._adapters():
+        for hca in adapters(self._files):
             for name, value in self._adapter(f"{CLASS}/{hca}").items():
                 families[f"infiniband.{name}"].add({"hca": hca}, value)
-            for port in self._ports(hca):
+            for port in ports(self._files, hca):
                 port_count += 1
                 for name, value in self._port(f"{CLASS}/{hca}/ports/{port}").items():
                     families[f"infiniband.{name}"].add({"hca": hca, "port": port}, value)
         families["infiniband.port_count"].add(HOST, port_count)
         return [family for family in families.values() if family.readings]
-
-    def _adapters(self) -> list[str]:
-        try:
-            names = self._files.names(CLASS)
-        except FileNotFoundError:
-            return []  # no adapter, or no driver for one
-        return [name for name in names if self._is_physical(f"{CLASS}/{name}/device")]
-
-    def _is_physical(self, device: str) -> bool:
-        return self._files.exists(device) and not self._files.exists(f"{device}/physfn")
-
-    def _ports(self, hca: str) -> list[str]:
-        try:
-            return self._files.names(f"{CLASS}/{hca}/ports")
-        except OSError:
-            return []  # the adapter was removed after the adapters were listed
 
     def _adapter(self, path: str) -> Readings:
         missing = "the driver does not report it"
@@ -174,6 +158,27 @@ class InfinibandCollector:
             types = [self._files.required(f"{gids}/types/{index}", str, refused="free") for index in range(_GIDS)]
             readings["roce_v2"] = "RoCE v2" in types
         return readings
+
+
+def adapters(files: Files) -> list[str]:
+    """Return the names of the physical adapters; empty without an adapter, or without a driver for one."""
+    try:
+        names = files.names(CLASS)
+    except FileNotFoundError:
+        return []
+    return [name for name in names if _is_physical(files, f"{CLASS}/{name}/device")]
+
+
+def _is_physical(files: Files, device: str) -> bool:
+    return files.exists(device) and not files.exists(f"{device}/physfn")
+
+
+def ports(files: Files, hca: str) -> list[str]:
+    """Return the numbers of an adapter's ports."""
+    try:
+        return files.names(f"{CLASS}/{hca}/ports")
+    except OSError:
+        return []  # the adapter was removed after the adapters were listed
 
 
 def parse_state(text: str) -> str:

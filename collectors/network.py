@@ -60,7 +60,7 @@ class NetworkCollector:
             interfaces = self._files.names(CLASS)
         except FileNotFoundError:
             interfaces = []
-        nics = [name for name in interfaces if self._is_nic(f"{CLASS}/{name}")]
+        nics = [name for name in interfaces if is_nic(self._files, name)]
         families["network.nic_count"].add(HOST, len(nics))
         for nic in nics:
             for name, value in self._nic(f"{CLASS}/{nic}").items():
@@ -73,18 +73,6 @@ class NetworkCollector:
             for member, is_up in self._members(master).items():
                 families["network.bond.member_up"].add({"nic": master, "member": member}, is_up)
         return [family for family in families.values() if family.readings]
-
-    def _is_nic(self, path: str) -> bool:
-        if not self._files.exists(f"{path}/device") or self._files.exists(f"{path}/device/physfn"):
-            return False
-        try:
-            if self._files.text(f"{path}/type") != _ETHERNET:
-                return False
-        except OSError:
-            return False  # the interface was removed after the interfaces were listed
-        port = self._files.read(f"{path}/phys_port_name", str, missing="none", refused="none")
-        is_representor = isinstance(port, str) and ("vf" in port or "sf" in port)
-        return not is_representor and self._files.target_name(f"{path}/device/subsystem") != "usb"
 
     def _nic(self, path: str) -> Readings:
         read, required = self._files.read, self._files.required
@@ -170,6 +158,21 @@ class NetworkCollector:
         }
         down = Absent.unsupported(_DOWN)
         return {member: False if carrier == down else carrier for member, carrier in carriers.items()}
+
+
+def is_nic(files: Files, name: str) -> bool:
+    """Return whether an interface is a physical Ethernet port, and none of those that `NetworkCollector` leaves out."""
+    path = f"{CLASS}/{name}"
+    if not files.exists(f"{path}/device") or files.exists(f"{path}/device/physfn"):
+        return False
+    try:
+        if files.text(f"{path}/type") != _ETHERNET:
+            return False
+    except OSError:
+        return False  # the interface was removed after the interfaces were listed
+    port = files.read(f"{path}/phys_port_name", str, missing="none", refused="none")
+    is_representor = isinstance(port, str) and ("vf" in port or "sf" in port)
+    return not is_representor and files.target_name(f"{path}/device/subsystem") != "usb"
 
 
 def parse_bond(text: str) -> dict[str, bool]:

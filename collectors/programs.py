@@ -1,4 +1,4 @@
-"""Find the programs of the host and their versions."""
+"""Find the programs of the host, their versions and their output."""
 
 from __future__ import annotations
 
@@ -29,9 +29,23 @@ def program_version(root: Path, name: str, pattern: str, deadline_s: float = DEA
     path = find_program(root, name)
     if path is None:
         return Absent.unsupported(f"no {name}")
+    process = run_program(path, "--version", deadline_s=deadline_s)
+    if isinstance(process, Absent):
+        return process
+    output = process.stdout + process.stderr
+    match = re.search(pattern, output)
+    if not match:
+        return Absent.error(f"{name} --version: exit code {process.returncode}, no version in {output.strip()[:200]!r}")
+    return match.group(1)
+
+
+def run_program(
+    path: Path, *arguments: str, deadline_s: float = DEADLINE_S
+) -> subprocess.CompletedProcess[str] | Absent:
+    """Return exit code and output of a program of the host; an error if it does not start, or not end in time."""
     try:
-        process = subprocess.run(
-            [str(path), "--version"],
+        return subprocess.run(
+            [str(path), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -40,11 +54,6 @@ def program_version(root: Path, name: str, pattern: str, deadline_s: float = DEA
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Absent.error(f"{name} --version: no answer within {deadline_s:g} s")
+        return Absent.error(f"{path.name} {arguments[0]}: no answer within {deadline_s:g} s")
     except OSError as error:
-        return Absent.error(f"{name} --version: {error.strerror}")
-    output = process.stdout + process.stderr
-    match = re.search(pattern, output)
-    if not match:
-        return Absent.error(f"{name} --version: exit code {process.returncode}, no version in {output.strip()[:200]!r}")
-    return match.group(1)
+        return Absent.error(f"{path.name} {arguments[0]}: {error.strerror}")

@@ -16,8 +16,8 @@ from schemas.tournament import partners
 from schemas.waivers import Waiver
 
 PLAN_SCHEMA = "rackproof.plan/1"
-GPU, NIC = "gpu", "nic"
-"""Kinds of parts that a manifest lists."""
+GPU, NIC, LINK = "gpu", "nic", "link"
+"""Kinds of lines of a manifest: two parts, and the cable between a network port and a switch port."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +83,20 @@ class PlannedHost:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """An ordered part: one line of the manifest."""
+    """An ordered part or cable: one line of the manifest."""
 
     host: str
     kind: str
-    """`gpu` or `nic`."""
-    serial: str
-    """Serial of a GPU, or node GUID or MAC address of a NIC, as written in the manifest."""
+    """`gpu`, `nic` or `link`."""
+    serial: str = ""
+    """Serial of a GPU, or node GUID or MAC address of a NIC, as written in the manifest; empty for a link."""
     slot: str = ""
-    """PCI address in the notation of sysfs, NVML index of a GPU or name of a NIC; empty: anywhere in the host."""
+    """PCI address in the notation of sysfs, NVML index of a GPU or name of a NIC; empty: anywhere in the host. For a link the
+    network port of the host: its interface, its adapter (`mlx5_0`), `mlx5_0/1` or its PCI address."""
+    switch: str = ""
+    """Name or ID of the switch of a link."""
+    switch_port: str = ""
+    """Port of the switch of a link, by its name or its label."""
     origin: str = ""
     """File and line of the manifest, for messages."""
 

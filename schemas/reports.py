@@ -21,6 +21,7 @@ ACTIONS = (
     "rma",
     "inspect_hardware",
     "reseat",
+    "recable",
     "reset_gpu",
     "reboot",
     "recover_imex_domain",
@@ -48,6 +49,8 @@ class VerdictKind:
     """A value was compared with the most frequent value of its peers, or the host lacks a part that most of its peers have."""
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
+    SWAPPED = "swapped"
+    """The cables of two ports are swapped. The verdicts on both have the same text."""
     SUSPECT = "suspect"
     """A part is suspected to be the cause of a failure of several hosts or GPUs together."""
     MISSING = "missing"
@@ -79,6 +82,8 @@ class LineKind:
     CAVEAT = "caveat"
     """A restriction of the decision."""
     MANIFEST = "manifest"
+    WIRING = "wiring"
+    """How the cables between hosts and switches were compared."""
     SOAK = "soak"
     NOT_JUDGED = "not_judged"
     WAIVER = "waiver"

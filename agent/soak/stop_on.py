@@ -14,7 +14,7 @@ from schemas.records import Record
 from schemas.reports import ACTIONS, FAIL, Verdict
 from schemas.stages import SOAK
 
-FATAL = frozenset(ACTIONS) - {"configure", "reseat", "monitor", "none"}
+FATAL = frozenset(ACTIONS) - {"configure", "reseat", "recable", "monitor", "none"}
 """Actions for which the host must be taken out of service."""
 HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
 """Last part of the names of figures that show whether a part is healthy. A finding on any other benchmark figure is not fatal."""

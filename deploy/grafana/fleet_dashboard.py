@@ -52,6 +52,7 @@ ACTIONS = {
     "rma": ("rma", BAD),
     "inspect_hardware": ("inspect hardware", BAD),
     "reseat": ("reseat", WARN),
+    "recable": ("recable", WARN),
     "reset_gpu": ("reset gpu", WARN),
     "reboot": ("reboot", WARN),
     "recover_imex_domain": ("recover imex domain", WARN),

@@ -83,7 +83,7 @@ def _summary(plan: Plan) -> str:
         f"profile {plan.profile}, {len(plan.hosts)} hosts, "
         f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, "
         + (f"a study of {len(plan.study.cells)} cells" if plan.study else f"{expected} observations expected")
-        + (f", {len(plan.manifest)} parts ordered" if plan.manifest else "")
+        + (f", {len(plan.manifest)} lines in the manifest" if plan.manifest else "")
     )
 
 

@@ -196,6 +196,8 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     hosts fail the same criterion on a figure, they share a cause even if the values differ.
     """
     first = item.first
+    if item.problem and item.problem.is_joint:
+        return (first.kind, first.detail)
     if first.kind in _SHARED_KINDS:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
@@ -244,6 +246,8 @@ def _subject(group: Sequence[_PartProblem]) -> str:
     names = list(dict.fromkeys(_part_name(item) for item in group))
     if len(names) == 1:
         return names[0]
+    if group[0].problem and group[0].problem.is_joint:
+        return " and ".join(sorted(names))
     kind = "hosts" if all(item.part in (HOST, "") for item in group) else "parts"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return f"{len(names)} {kind} ({', '.join(names[:_MAX_NAMES])}{more}): each"

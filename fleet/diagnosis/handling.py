@@ -108,6 +108,14 @@ HANDLING = {
         "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
         _RESET_AT_BOOT,
     ),
+    ("swapped-cables", "recable", ""): Handling(
+        "Swap the two cables, at the host or at the switch. No part is faulty; the host may stay on.",
+        "check the labels of the cables, and the rows of the manifest if it lists these links.",
+    ),
+    ("wrong-cable", "recable", ""): Handling(
+        "Move the cable to the switch port that the cause names. No part is faulty; the host may stay on.",
+        "check the label of the cable, and the row of the manifest if it lists this link.",
+    ),
     ("identity", "inspect_hardware", ""): Handling(
         "Compare the label of each part with the serial in the report.",
         "contact the vendor of the parts.",
@@ -147,6 +155,7 @@ OF_ACTION = {
         "Check seat, cables, power and cooling of the part, and the event log of the BMC.", "return the part (RMA)."
     ),
     "reseat": Handling("Drain the host and power it off. Reseat the part.", "return the part (RMA)."),
+    "recable": Handling("Move the cable to the switch port where it belongs. No part is faulty.", "check the labels."),
     "reset_gpu": Handling(
         "Drain the host and end all processes on the GPU, exporters included. Then reset it: sudo nvidia-smi --gpu-reset -i "
         "PCI_ADDRESS. If the driver refuses, reboot the host.",

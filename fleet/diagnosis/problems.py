@@ -38,6 +38,7 @@ _COMPUTE = (
 )
 _COPIES = ("host_copy.*", "dataloader.*", "checkpoint.*")
 _PEERS = ("peer_copy.*", "collective.*", "gpu.peer.*")
+_WIRING = ("network.switch*", "infiniband.switch*")
 _NETWORK = ("pairs.*", "collective.*", "gang.*")
 
 
@@ -60,6 +61,8 @@ class Problem:
     stops: bool = False
     """Whether missing results of the host and its gang follow from the problem."""
     confidence: str = CERTAIN
+    is_joint: bool = False
+    """Whether several parts have the problem with each other, so that the title does not say `each`."""
 
     def is_shown_by(self, verdict: Verdict) -> bool:
         """Return whether the verdict shows this problem."""
@@ -148,6 +151,16 @@ PROBLEMS = (
         title=words.describe,
         shown_by=("gpu.ecc.*", "gpu.remapped_rows.*", "gpu.retired_pages.*", "gpu.memory.unrepairable", "gpu.repair.*"),
     ),
+    Problem(
+        id="swapped-cables",
+        title=words.swapped,
+        shown_by=_WIRING,
+        kinds=(VerdictKind.SWAPPED,),
+        explains=_NETWORK,
+        explains_host=_NETWORK,
+        is_joint=True,
+    ),
+    Problem(id="wrong-cable", title=words.wrong_cable, shown_by=_WIRING, explains=_NETWORK, explains_host=_NETWORK),
     Problem(id="identity", title=words.identity, shown_by=_ALL, kinds=(VerdictKind.IDENTITY,)),
     Problem(
         id="nvlink",

@@ -225,6 +225,20 @@ def not_known(shown: Sequence[Verdict]) -> str:
     return f"has no result for {', '.join(names)}"
 
 
+def swapped(shown: Sequence[Verdict]) -> str:
+    """Return that two ports have each other's cable. `shown` are the verdicts on one part, which may have both ports."""
+    return "has the cables of its ports swapped" if len(shown) > 1 else "have their cables swapped"
+
+
+def wrong_cable(shown: Sequence[Verdict]) -> str:
+    """Return the switch port at the other end of a cable, and where it belongs."""
+    first = shown[0]
+    if first.limit is None:
+        return f"is cabled to {first.value}"
+    where = "most hosts have" if first.kind == VerdictKind.PEERS else "it belongs at"
+    return f"is cabled to {first.value}; {where} {first.limit}{' there' if first.kind == VerdictKind.PEERS else ''}"
+
+
 def identity(shown: Sequence[Verdict]) -> str:
     """Return that a part is the wrong one, or that two parts have the same identity."""
     first = shown[0]

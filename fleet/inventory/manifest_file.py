@@ -1,4 +1,4 @@
-"""Read the manifest (the list of ordered parts) from a CSV or YAML file."""
+"""Read the manifest (the list of ordered parts and cables) from a CSV or YAML file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import yaml
 from fleet.judge.manifest import identity
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.plans import GPU, NIC, Part
+from schemas.plans import GPU, LINK, NIC, Part
 
-COLUMNS = ("host", "kind", "slot", "serial")
-REQUIRED = ("host", "kind", "serial")
+COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
+REQUIRED = ("host", "kind")
+OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
+"""Columns that a part or a cable needs besides; the other one must leave them empty."""
 MAX_BYTES = 16_000_000
 
 Row = tuple[int, Mapping[str, str]]
@@ -26,11 +28,13 @@ _ROUNDED_NUMBER = re.compile(r"\d+(?:[.,]\d+)?[eE]\+?\d+")
 _GPU_SERIAL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PCI_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
 _GPU_INDEX = re.compile(r"(?:gpu\s*=?\s*)?(\d{1,3})")
+_ADAPTER_PORT = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}/\d{1,3}")
+_SWITCH_TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,80}")
 _NIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
 
 
 def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
-    """Return the parts in a manifest file.
+    """Return the parts and the cables in a manifest file.
 
     Raises:
         UsageError: unreadable, not a manifest, or a line is invalid, for example if its host is not one of `hosts`; the message
@@ -41,7 +45,7 @@ def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
     rows = _yaml_rows(path, text) if name.endswith((".yml", ".yaml")) else _csv_rows(path, text)
     parts = tuple(_part(f"{path.name} line {line}", row, known) for line, row in rows)
     if not parts:
-        raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join(REQUIRED)}")
+        raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join((*REQUIRED, *OF_PART))}")
     _refuse_duplicates(parts)
     return parts
 
@@ -96,7 +100,8 @@ def _check_columns(where: str, names: list[str]) -> None:
             )
         if columns.count(name) > 1:
             raise UsageError(f"{where}: duplicate column {name}")
-    missing = [name for name in REQUIRED if name not in columns]
+    wanted = OF_LINK if {*OF_LINK} & {*columns} and not {*OF_PART} & {*columns} else OF_PART
+    missing = [name for name in (*REQUIRED, *wanted) if name not in columns]
     if missing:
         raise UsageError(
             f"{where}: no column {', '.join(missing)}: the first line names the columns {', '.join(COLUMNS)}"
@@ -139,23 +144,47 @@ def _yaml_row(path: Path, item: yaml.Node) -> dict[str, str]:
 
 
 def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
-    for name in REQUIRED:
-        if not row.get(name):
-            raise UsageError(f"{where}: {name} is empty: every part needs {', '.join(REQUIRED)}")
+    is_link = row.get("kind", "").lower() == LINK
+    _check_values(where, row, is_link=is_link)
     host, kind = row["host"], row["kind"].lower()
     if host not in hosts:
         raise UsageError(
             f"{where}: host {host} is not in the inventory{documents.nearest(host, hosts)}: "
             "correct the name, or leave out the parts of other racks"
         )
+    if is_link:
+        return _cable(where, row)
     if kind not in (GPU, NIC):
-        raise UsageError(f"{where}: kind {row['kind']}{documents.nearest(kind, (GPU, NIC))}: choose {GPU} or {NIC}")
+        kinds = (GPU, NIC, LINK)
+        raise UsageError(f"{where}: kind {row['kind']}{documents.nearest(kind, kinds)}: choose {GPU}, {NIC} or {LINK}")
     return Part(
         host=host,
         kind=kind,
         serial=_serial(where, kind, row["serial"]),
         slot=_slot(where, kind, row.get("slot", "")),
         origin=where,
+    )
+
+
+def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
+    """Raise UsageError unless the line has the values that a part or a cable needs, and none of the other."""
+    needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
+    for name in needed:
+        if not row.get(name):
+            raise UsageError(f"{where}: {name} is empty: every {LINK if is_link else 'part'} needs {', '.join(needed)}")
+    for name in (*OF_PART, "slot") if is_link else OF_LINK:
+        if row.get(name):
+            raise UsageError(f"{where}: a {LINK if is_link else 'part'} has no {name}: leave it empty")
+
+
+def _cable(where: str, row: Mapping[str, str]) -> Part:
+    """Return the cable of a line of kind `link`."""
+    port = row["port"] if _ADAPTER_PORT.fullmatch(row["port"]) else _slot(where, NIC, row["port"])
+    for name in ("switch", "switch_port"):
+        if not _SWITCH_TEXT.fullmatch(row[name]):
+            raise UsageError(f"{where}: {name} {row[name][:100]!r}: give at most 80 printable characters")
+    return Part(
+        host=row["host"], kind=LINK, slot=port, switch=row["switch"], switch_port=row["switch_port"], origin=where
     )
 
 
@@ -195,17 +224,24 @@ def _slot(where: str, kind: str, slot: str) -> str:
 
 
 def _refuse_duplicates(parts: Iterable[Part]) -> None:
-    """Raise UsageError if two lines name the same part or the same slot."""
+    """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable."""
     serials: dict[tuple[str, str], Part] = {}
     slots: dict[tuple[str, str, str], Part] = {}
     for part in parts:
-        first = serials.setdefault((part.kind, identity(part.kind, part.serial)), part)
+        is_link = part.kind == LINK
+        # A cable is identified by its switch port.
+        label = f"{part.switch} {part.switch_port}".casefold() if is_link else identity(part.kind, part.serial)
+        first = serials.setdefault((part.kind, label), part)
+        if first is not part and is_link:
+            raise UsageError(f"{part.origin}: {part.switch} {part.switch_port} has a cable already ({first.origin})")
         if first is not part:
             raise UsageError(
                 f"{part.origin}: serial {part.serial} is listed twice ({first.origin}, for {first.host}): "
                 "a part can be in only one slot"
             )
         other = slots.setdefault((part.host, part.kind, part.slot), part) if part.slot else part
+        if other is not part and is_link:
+            raise UsageError(f"{part.origin}: port {part.slot} of {part.host} has a cable already ({other.origin})")
         if other is not part:
             raise UsageError(
                 f"{part.origin}: slot {part.slot} of {part.host} holds {other.serial} already ({other.origin})"

@@ -12,6 +12,7 @@ from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
 from fleet.judge.stragglers import RankFigures
 from fleet.judge.uniformity import ValueGroups
+from fleet.judge.wiring.links import HostLinks, host_links
 
 
 class FleetStats:
@@ -31,6 +32,8 @@ class FleetStats:
         self.paths = NormalPaths()
         self.inventories: list[HostInventory] = []
         """The parts of each host; only if the plan has a manifest."""
+        self.links: list[HostLinks] = []
+        """The network ports of each host."""
 
     def add_identities(self, view: HostView) -> None:
         """Add the identities of the host's parts, and its digests. They must be counted on every host."""
@@ -38,6 +41,7 @@ class FleetStats:
         self.slots.add(view)
         if view.has_record:
             self.digests.add(view)
+        self.links.append(host_links(view))
         if view.plan.manifest:
             self.inventories.append(host_inventory(view))
 
@@ -59,6 +63,7 @@ class FleetStats:
         self.slots.update(other.slots)
         self.paths.update(other.paths)
         self.inventories += other.inventories
+        self.links += other.links
 
     def complete(self) -> None:
         """Derive what needs the statistics of all hosts."""

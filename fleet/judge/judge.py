@@ -37,6 +37,7 @@ from fleet.judge.refusals import refused_readings
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import WaiverMatcher
+from fleet.judge.wiring import judge_wiring
 from schemas.plans import Plan
 from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, RECORD, Verdict, VerdictKind
 
@@ -64,7 +65,8 @@ def judge(
     views = host_views(plan, evidence, packs)
     if stats is None:
         stats = gather(Planned(plan), views)
-    return with_waivers(plan, [*judge_hosts(plan, views, stats), *judge_manifest(plan, views)])
+    of_fleet = [*judge_manifest(plan, views), *judge_wiring(plan, views).verdicts]
+    return with_waivers(plan, [*judge_hosts(plan, views, stats), *of_fleet])
 
 
 def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> list[HostView]:
@@ -80,7 +82,7 @@ def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) 
 def judge_hosts(
     plan: Plan, views: Sequence[HostView], stats: FleetStats, remaining: Mapping[str, Remaining] | None = None
 ) -> list[Verdict]:
-    """Return the verdicts on hosts of whole gangs. The caller adds the manifest's verdicts and applies waivers.
+    """Return the verdicts on hosts of whole gangs. The caller adds those on manifest and cables, and applies waivers.
 
     `remaining` lists for each host what is left to evaluate; passes that are already counted are not returned.
     """

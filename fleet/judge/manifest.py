@@ -77,7 +77,8 @@ def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
 
 def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[Verdict]:
     """Return the verdicts of `judge_manifest`, from the parts of all hosts."""
-    if plan.rehearsal or not plan.manifest:
+    ordered = ordered_parts(plan)
+    if not ordered:
         return []
     by_host = {inventory.host: inventory for inventory in inventories}
     parts = [part for inventory in by_host.values() for part in inventory.parts]
@@ -87,20 +88,26 @@ def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[
             located[key].append(part)
     verdicts = [
         verdict
-        for part in plan.manifest
+        for part in ordered
         for verdict in _on_part(part, located[(_name(part), identity(part.kind, part.serial))], by_host)
     ]
-    return [*verdicts, *_extra(plan.manifest, parts)]
+    return [*verdicts, *_extra(ordered, parts)]
+
+
+def ordered_parts(plan: Plan) -> list[Part]:
+    """Return the lines of the manifest that are parts, and not cables; empty in a rehearsal."""
+    return [] if plan.rehearsal else [part for part in plan.manifest if part.kind in (GPU, NIC)]
 
 
 def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
-    """Return `64 of 64 parts as ordered`; empty without a manifest."""
-    if plan.rehearsal or not plan.manifest:
+    """Return `64 of 64 parts as ordered`; empty if the manifest has no part."""
+    ordered = ordered_parts(plan)
+    if not ordered:
         return ""
     outcomes = [(item.criterion, item.verdict) for item in verdicts]
     extra = outcomes.count((EXTRA, FAIL))
     more = f", {extra} not ordered" if extra else ""
-    return f"{outcomes.count((CRITERION, PASS))} of {len(plan.manifest)} parts as ordered{more}"
+    return f"{outcomes.count((CRITERION, PASS))} of {len(ordered)} parts as ordered{more}"
 
 
 def _located_parts(view: HostView) -> Iterator[LocatedPart]:

@@ -23,6 +23,7 @@ ACTIONS = {
     "rma": "Return the part (RMA)",
     "inspect_hardware": "Inspect the hardware",
     "reseat": "Reseat the part",
+    "recable": "Correct the cabling",
     "reset_gpu": "Reset the GPU",
     "reboot": "Reboot the host",
     "recover_imex_domain": "Recover the IMEX domain",

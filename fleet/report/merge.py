@@ -14,6 +14,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.judge import host_views, with_waivers
 from fleet.judge.manifest import judge_inventories
+from fleet.judge.wiring import judge_links
 from fleet.report.facts import HostFacts, fleet_figures
 from fleet.report.hosts import (
     MEASURED_HOSTS,
@@ -87,7 +88,8 @@ def fleet_report(
 ) -> FleetReport:
     """Return the report on a run from the results on all of its hosts."""
     plan, tally = context.plan, judged.tally
-    manifest = with_waivers(plan, judge_inventories(plan, stats.inventories))
+    wiring = judge_links(plan, stats.links)
+    manifest = with_waivers(plan, [*judge_inventories(plan, stats.inventories), *wiring.verdicts])
     for verdict in manifest:
         tally.add(verdict)
     verdicts = sorted([*judged.verdicts, *manifest], key=lambda verdict: context.positions[verdict.host])
@@ -107,6 +109,7 @@ def fleet_report(
         listed=listed,
         causes=causes,
         manifest=manifest,
+        wiring=wiring.summary,
         diff=diff,
         replaced=replaced,
         compared={
@@ -151,7 +154,7 @@ def fleet_report(
 def _host_reports(
     context: RunContext, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]
 ) -> list[HostReport]:
-    """Return the hosts in the order of the plan, with decisions that include the manifest.
+    """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
 
     In a large fleet only MEASURED_HOSTS keep their measurements, rejected hosts first.
     """

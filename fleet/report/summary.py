@@ -63,7 +63,9 @@ class SummaryInput:
     causes: Sequence[Cause]
     """Causes of the listed verdicts that do not pass."""
     manifest: Sequence[Verdict]
-    """All verdicts on the ordered parts."""
+    """All verdicts on the ordered parts, and on cables."""
+    wiring: str
+    """How the cables were compared; empty if they were not read."""
     diff: BaselineDiff
     replaced: Sequence[Replaced] = ()
     """Shipped criteria that packs of the operator replaced."""
@@ -91,6 +93,8 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += _check_lines(summary)
     if ordered := manifest_summary(plan, summary.manifest):
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
+    if summary.wiring:
+        lines.append(SummaryLine(kind=LineKind.WIRING, title="Cabling", text=summary.wiring))
     without_record = {verdict.host for verdict in summary.exceptions if is_of_missing_record(verdict)}
     facts = {host: of_host for host, of_host in summary.facts.items() if host not in without_record}
     lines += unjudged_bandwidth(plan, facts)

@@ -21,7 +21,7 @@ from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
 from schemas.records import to_json
-from tests.fakes import host, links, nvml
+from tests.fakes import host, links, nvml, wiring
 
 SYNCHRONIZED = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
@@ -52,6 +52,7 @@ def tree(root: Path) -> Path:
             root, f"proc/driver/nvidia-nvswitch/devices/{address}/information", "BIOS Version: 96.10.57.00.01\n"
         )
     links.write(root, "dev/kmsg", BOOTED)
+    wiring.programs(root)
     (root / SMART).write_bytes(HEALTHY_LOG)
     return root
 

@@ -93,7 +93,7 @@ def line(text: str) -> str:
     ("content", "message"),
     [
         (line("r12-h03,gpu,,1"), "order.csv line 3: host r12-h03 is not in the inventory (did you mean r12-h0"),
-        (line("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): choose gpu or nic"),
+        (line("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): choose gpu, nic or link"),
         (
             line("r12-h02,gpu,,1.65E+12"),
             "line 3: serial 1.65E+12 was rounded by a spreadsheet, and its digits are lost",
@@ -414,7 +414,7 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     begin = ("plan", "--profile", "smoke", "--run-dir", tmp_path / "run", "--inventory")
     done = rackproof(*begin, listing(tmp_path, hosts))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 parts ordered" in done.stdout
+    assert "2 lines in the manifest" in done.stdout
     frozen = json.loads((tmp_path / "run" / "plan.json").read_text())["manifest"]
     assert [part["serial"] for part in frozen] == ["165", "166"]
     path.write_text("host,kind,serial\nh1,gpu,165\nh2,gpu,167\n")

@@ -1,0 +1,109 @@
+"""Neighbors of Ethernet ports, from the LLDP daemon of the host (`lldpctl`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from collectors.base import Absent
+from collectors.programs import find_program, run_program
+from collectors.wiring.neighbor import Neighbor, clean_text
+
+NOT_INSTALLED = Absent.unsupported("lldpd is not installed, so the switch port is not read")
+NOT_A_SWITCH = Absent.unsupported(
+    "the LLDP neighbor is a network adapter, not a switch: the agent in a NIC, or a cable between two hosts"
+)
+_SWITCHES = ("Bridge", "Router")
+_UNNAMED_PORTS = ("mac", "local")
+"""Types of a port ID that may not be the name of the port: then its description may be it."""
+
+
+def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
+    """Return the neighbor of each interface that has one; an Absent if the daemon was not asked or did not answer."""
+    path = find_program(root, "lldpctl")
+    if path is None:
+        return NOT_INSTALLED
+    process = run_program(path, "-f", "json0")
+    if isinstance(process, Absent):
+        return process
+    if process.returncode:
+        why = clean_text(process.stderr or process.stdout) or "no message"
+        return Absent.error(f"lldpctl: exit code {process.returncode}: {why}: lldpd must run, and needs root")
+    try:
+        return parse_lldp(process.stdout)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return Absent.error(f"lldpctl: output is not understood: {clean_text(error) or type(error).__name__}")
+
+
+def parse_lldp(text: str) -> dict[str, Neighbor | Absent]:
+    """Return interface -> neighbor, from the output of `lldpctl -f json0`, or `-f json`.
+
+    An interface without a neighbor is missing. Raises ValueError, LookupError, TypeError or AttributeError
+    for other texts.
+    """
+    found: dict[str, list[Neighbor]] = {}
+    for lldp in _items(json.loads(text)["lldp"] if text.strip() else _no_document()):
+        for name, interface in _interfaces(lldp):
+            found.setdefault(name, []).extend(filter(None, [_neighbor(interface)]))
+    return {name: _only(neighbors) for name, neighbors in found.items()}
+
+
+def _no_document() -> Any:
+    raise ValueError("empty")
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items of a list, or a value that stands for a list of one, as in `-f json`."""
+    return value if isinstance(value, list) else [value]
+
+
+def _interfaces(lldp: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for item in _items(lldp.get("interface", [])):
+        if isinstance(item.get("name"), str):
+            yield item["name"], item
+        else:
+            yield from item.items()
+
+
+def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
+    """Return the neighbor; None if it is an adapter: without a name, and with its chassis as port or no switching enabled."""
+    chassis, name = _chassis(interface)
+    port = _items(interface["port"])[0]
+    chassis_id, port_id = _items(chassis["id"])[0], _items(port["id"])[0]
+    capabilities = _items(chassis.get("capability", []))
+    switches = any(item.get("type") in _SWITCHES and item.get("enabled") for item in capabilities)
+    if not name and (not switches or chassis_id["value"] == port_id["value"]):
+        return None
+    label, port_name = _text(port.get("descr")), clean_text(port_id["value"])
+    if label and port_id["type"] in _UNNAMED_PORTS and (port_id["type"] == "mac" or port_name.isdecimal()):
+        port_name = label  # Juniper's ID is the SNMP index of the port
+    if not port_name or not clean_text(chassis_id["value"]):
+        raise ValueError("a neighbor without an ID")
+    return Neighbor(id=clean_text(chassis_id["value"]), name=name, port=port_name, label=label)
+
+
+def _chassis(interface: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return the chassis and its name. In `-f json` the name is the key of the chassis."""
+    (chassis,) = _items(interface["chassis"])[:1]
+    if "id" in chassis:
+        return chassis, _text(chassis.get("name"))
+    ((name, chassis),) = chassis.items()
+    return chassis, clean_text(name)
+
+
+def _text(value: Any) -> str:
+    first = (_items(value) or [None])[0]
+    return clean_text(first["value"] if isinstance(first, dict) else first or "")
+
+
+def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
+    """Return the neighbor. Several mean that a switch without LLDP is in between, or that both ends of a bond answer."""
+    different = list(dict.fromkeys(neighbors))
+    if not different:
+        return NOT_A_SWITCH
+    if len(different) > 1:
+        names = ", ".join(f"{item.name or item.id} {item.port}" for item in different[:4])
+        return Absent.error(f"{len(different)} LLDP neighbors on one port: {names}")
+    return different[0]

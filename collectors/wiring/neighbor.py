@@ -1,0 +1,41 @@
+"""The neighbor of a port: the switch, and the port of the switch."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+from collectors.base import Absent, Value
+
+MAX_TEXT = 80
+"""Longest text that is kept of a name which a neighbor chose. LLDP allows 255 characters."""
+NO_NAME, NO_LABEL = Absent.unsupported("the switch sends no name"), Absent.unsupported("the switch sends no port label")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbor:
+    """A switch port. All texts were chosen by the switch; `clean_text` was applied to them."""
+
+    id: str
+    """Chassis ID or GUID of the switch."""
+    name: str
+    """Name of the switch; may be empty."""
+    port: str
+    """Port of the switch, as the switch itself calls it."""
+    label: str = ""
+    """Description of the port. Some switches, such as SONiC, send the label on the front here."""
+
+    def readings(self) -> dict[str, Value | Absent]:
+        """Return name without `network.` or `infiniband.` -> value."""
+        return {
+            "switch": self.name or NO_NAME,
+            "switch_id": self.id,
+            "switch_port": self.port,
+            "switch_port_label": self.label or NO_LABEL,
+        }
+
+
+def clean_text(text: object) -> str:
+    """Return a text from a neighbor in one line: without control and format characters, and at most MAX_TEXT long."""
+    printable = ("" if unicodedata.category(char).startswith("C") else char for char in str(text)[: 4 * MAX_TEXT])
+    return " ".join("".join(printable).split())[:MAX_TEXT].rstrip()

@@ -1,0 +1,51 @@
+"""Judge the cables between hosts and switches: by the manifest, or by comparison of the hosts with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fleet.judge.host_view import HostView
+from fleet.judge.wiring.links import HostLinks, host_links
+from fleet.judge.wiring.planned import covered_ports, judge_planned, planned_lines
+from fleet.judge.wiring.rails import MIN_HOSTS, compare_rails
+from schemas.plans import Plan
+from schemas.reports import PASS, Verdict
+
+__all__ = ["Wiring", "host_links", "judge_links", "judge_wiring"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """The verdicts on the cables of a fleet."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    summary: str = ""
+    """How the cables were compared; empty if no switch was read and the manifest has no cable."""
+
+
+def judge_wiring(plan: Plan, views: Iterable[HostView]) -> Wiring:
+    """Return the verdicts on the cables of these hosts."""
+    return judge_links(plan, map(host_links, views))
+
+
+def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
+    """Return the verdicts of `judge_wiring`, from the network ports of all hosts."""
+    if plan.rehearsal:
+        return Wiring()
+    by_host = {host.host: host for host in hosts}
+    lines = planned_lines(plan.manifest)
+    planned = judge_planned(lines, by_host)
+    rails = compare_rails(by_host.values(), covered_ports(lines, by_host))
+    texts = []
+    if lines:
+        passed = sum(verdict.verdict == PASS for verdict in planned)
+        texts.append(f"{passed} of {len(lines)} cables as in the manifest")
+    if rails.verdicts:
+        ports = sum(verdict.verdict == PASS for verdict in rails.verdicts)
+        texts.append(f"{ports} of {len(rails.verdicts)} ports at the switch that most hosts have in this slot")
+    elif rails.hosts and not lines:
+        few = f"{rails.hosts} hosts with known switches, {MIN_HOSTS} are needed"
+        why = few if rails.hosts < MIN_HOSTS else "no slot has a switch that most hosts share"
+        texts.append(f"NOT COMPARED ({why}); list the cables in the manifest (kind link)")
+    return Wiring(verdicts=(*planned, *rails.verdicts), summary="; ".join(texts))

@@ -1,0 +1,159 @@
+"""The cables of a host: each network port, and the switch port at its other end, from the readings of the collector `wiring`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet.judge.host_view import HostView
+from fleet.scope_text import describe_scope
+from schemas.records import Value
+from schemas.scopes import Scope, pci_address
+
+KINDS = ("network", "infiniband")
+SWITCH, SWITCH_ID, SWITCH_PORT, LABEL = "switch", "switch_id", "switch_port", "switch_port_label"
+"""Readings, after `network.` or `infiniband.`."""
+_RATES = ("infiniband.rate", "network.speed")
+_ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
+_LINK_UP: Mapping[str, Value] = {"infiniband.phys_state": "LinkUp", "network.carrier": True}
+_INTERFACE = "infiniband.interface"
+"""Network interface of a RoCE port, whose adapter has another name."""
+_SEPARATORS = str.maketrans("", "", ":-. ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PortLink:
+    """A network port of a host, and the switch port at the other end of its cable."""
+
+    host: str
+    scope: str
+    slot: str
+    """PCI address, and the number of the port for InfiniBand; the scope if the address is not known."""
+    names: frozenset[str]
+    """All names of the port: interface, adapter, `ADAPTER/PORT`, PCI address."""
+    is_fastest: bool
+    """Whether no port of the host has a higher rate."""
+    has_link: bool = True
+    switch_id: str = ""
+    """Empty if the switch was not read."""
+    switch: str = ""
+    port: str = ""
+    label: str = ""
+    reason: str = ""
+    """Why the switch was not read."""
+
+    @property
+    def switch_name(self) -> str:
+        """Return the name of the switch, or its ID if it sent none."""
+        return self.switch or self.switch_id
+
+    @property
+    def end(self) -> str:
+        """Return the other end: `leaf01 swp1s0`, with the label of the port if it differs."""
+        label = f" ({self.label})" if self.label and self.label != self.port else ""
+        return f"{self.switch_name} {self.port}{label}"
+
+    @property
+    def kind(self) -> str:
+        """Return the first part of the names of its readings."""
+        return "infiniband" if Scope.parse(self.scope).device_kind == "hca" else "network"
+
+    @property
+    def own_end(self) -> str:
+        """Return `NIC ens8f0np0 of r12-h01`."""
+        return f"{describe_scope(self.scope)} of {self.host}"
+
+    def is_at(self, switch: str, port: str) -> bool:
+        """Return whether the other end is this port of this switch, as an operator writes them."""
+        return self.is_switch(switch) and port.casefold() in (self.port.casefold(), self.label.casefold())
+
+    def is_switch(self, name: str) -> bool:
+        """Return whether a text names the switch: by its name, with or without the domain, or by its ID."""
+        return same_name(name, self.switch) or _digits(name) == _digits(self.switch_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostLinks:
+    """The network ports of one host."""
+
+    host: str
+    has_record: bool
+    links: tuple[PortLink, ...] = ()
+
+
+def same_name(first: str, second: str) -> bool:
+    """Return whether two names of a switch are equal; the domain counts only if both have one."""
+    first, second = first.casefold(), second.casefold()
+    if "." in first and "." in second:
+        return first == second
+    return bool(first) and first.partition(".")[0] == second.partition(".")[0]
+
+
+def _digits(text: str) -> str:
+    return text.casefold().removeprefix("0x").translate(_SEPARATORS)
+
+
+def host_links(view: HostView) -> HostLinks:
+    """Return the network ports of a host whose switch was asked for, by the last reading of each."""
+    return HostLinks(host=view.host.name, has_record=view.has_record, links=tuple(_port_links(view)))
+
+
+def _port_links(view: HostView) -> Iterator[PortLink]:
+    reasons = _reasons(view)
+    values = {
+        name: _last(view, *(f"{kind}.{name}" for kind in KINDS)) for name in (SWITCH, SWITCH_ID, SWITCH_PORT, LABEL)
+    }
+    if not reasons and not values[SWITCH_ID]:
+        return
+    rates = {scope: _number(value) for scope, value in _last(view, *_RATES).items()}
+    link_states = {scope: value == up for name, up in _LINK_UP.items() for scope, value in _last(view, name).items()}
+    addresses = _last(view, *_ADDRESSES)
+    adapters = {str(nic): Scope.parse(scope).get("hca") for scope, nic in _last(view, _INTERFACE).items()}
+    scopes = sorted({*values[SWITCH_ID], *reasons})
+    fastest = max((rates.get(scope, 0.0) for scope in scopes), default=0.0)
+    for scope in scopes:
+        labels = Scope.parse(scope).labels
+        address = addresses.get(Scope.parse(scope).device)
+        slot = pci_address(str(address)) if address else ""
+        number = labels.get("port", "")
+        yield PortLink(
+            host=view.host.name,
+            scope=scope,
+            slot=f"{slot} port {number}" if slot and number else slot or scope,
+            names=frozenset(filter(None, _names(labels, slot, adapters))),
+            is_fastest=rates.get(scope, 0.0) >= fastest,
+            has_link=link_states.get(scope, True),
+            switch_id=str(values[SWITCH_ID].get(scope, "")),
+            switch=str(values[SWITCH].get(scope, "")),
+            port=str(values[SWITCH_PORT].get(scope, "")),
+            label=str(values[LABEL].get(scope, "")),
+            reason="" if scope in values[SWITCH_ID] else reasons[scope],
+        )
+
+
+def _names(labels: Mapping[str, str], slot: str, adapters: Mapping[str, str]) -> Iterator[str]:
+    if nic := labels.get("nic"):
+        yield from (nic, slot, adapters.get(nic, ""))
+    if hca := labels.get("hca"):
+        yield f"{hca}/{labels.get('port')}"
+        yield from (hca, slot) if labels.get("port") == "1" else ()
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _last(view: HostView, *names: str) -> dict[str, Value]:
+    """Return scope -> the value of one of these readings in the last snapshot that has one."""
+    result: dict[str, Value] = {}
+    for name in names:
+        for _, metric in view.observations.metrics.get(name, ()):
+            result |= metric.values
+    return result
+
+
+def _reasons(view: HostView) -> dict[str, str]:
+    """Return scope -> why the switch was not read in the last snapshot."""
+    metrics = [view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()) for kind in KINDS]
+    last = [of_kind[-1][1] for of_kind in metrics if of_kind]
+    return {scope: why.partition(": ")[2] for metric in last for scope, why in metric.absent.items()}

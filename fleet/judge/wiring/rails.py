@@ -1,0 +1,221 @@
+"""Compare the cables of hosts with each other, where no manifest describes them.
+
+The fastest ports in one slot of all hosts are a rail. Hosts that share at least half of their switches are peers. Among peers, a
+switch belongs to a rail if at least two hosts use it there, a quarter as many as use the rail's most used switch, and more than
+half as many as use it in any other rail. A port whose switch belongs to other rails only, or to none, deviates, if two of three
+peers use the switches of the rail. Two ports of a host that deviate, each at a switch of the other's rail, are swapped.
+
+A host with too few peers is compared with the whole fleet: ports that share a switch deviate, if two of three hosts have
+different switches in these slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from fleet.judge.wiring.links import SWITCH_ID, HostLinks, PortLink
+from fleet.scope_text import describe_scope
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+
+CRITERION = "rail-switch"
+SOURCE = "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
+MIN_HOSTS = 3
+"""Smallest number of hosts of which a majority can be right."""
+MAJORITY = 2 / 3
+"""Share of the hosts that must use the switches of a rail."""
+MAX_NAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rails:
+    """The switches that belong to each rail, among hosts that are peers."""
+
+    hosts: int
+    """Number of peers."""
+    switches: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
+    """Rail -> its switches; a rail without a clear majority is missing."""
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Rail -> number of hosts that use its switches, and of hosts whose switch was read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The result of comparing the cables of a fleet."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    rails: int = 0
+    """Number of rails that could be compared on some host."""
+    hosts: int = 0
+    """Number of hosts with a switch that was read."""
+
+
+def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, str]] = frozenset()) -> Comparison:
+    """Return a verdict on each port in a rail with a clear majority.
+
+    Args:
+        hosts: the ports of each host.
+        excluded: host and scope of ports that are judged otherwise.
+    """
+    fleet = _Fleet(hosts)
+    verdicts: list[Verdict] = []
+    compared: set[str] = set()
+    for host in fleet.hosts:
+        rails = fleet.rails_of(host)
+        ports = [port for port in fleet.ports[host] if (host, port.scope) not in excluded]
+        if rails.hosts < MIN_HOSTS:
+            verdicts += fleet.shared_switches(ports)
+            continue
+        ports = [port for port in ports if port.slot in rails.switches]
+        compared |= {port.slot for port in ports}
+        verdicts += _judge_ports(ports, rails, fleet.names)
+    return Comparison(verdicts=tuple(verdicts), rails=len(compared), hosts=len(fleet.hosts))
+
+
+class _Fleet:
+    """The fastest ports of all hosts with a switch that was read."""
+
+    def __init__(self, hosts: Iterable[HostLinks]) -> None:
+        read = [host for host in hosts if any(link.switch_id for link in host.links)]
+        self.hosts = sorted(host.host for host in read)
+        votes: dict[str, Counter[bool]] = defaultdict(Counter)
+        for link in (link for host in read for link in host.links):
+            votes[link.slot][link.is_fastest] += 1
+        slots = {slot for slot, vote in votes.items() if vote[True] > vote[False]}
+        self.ports = {host.host: [link for link in host.links if link.slot in slots] for host in read}
+        self.names = {link.switch_id: link.switch_name for host in read for link in host.links if link.switch_id}
+        self._switches = {
+            host: frozenset(port.switch_id for port in ports if port.switch_id) for host, ports in self.ports.items()
+        }
+        self._hosts_at: dict[str, list[str]] = defaultdict(list)
+        for host in self.hosts:
+            for switch in self._switches[host]:
+                self._hosts_at[switch].append(host)
+        self._rails: dict[frozenset[str], Rails] = {}
+        self._apart: dict[tuple[str, str], bool] = {}
+
+    def rails_of(self, host: str) -> Rails:
+        """Return the rails of a host's peers, itself included. Hosts with the same switches have the same peers."""
+        switches = self._switches[host]
+        if switches not in self._rails:
+            self._rails[switches] = self._find_rails(switches)
+        return self._rails[switches]
+
+    def _find_rails(self, switches: frozenset[str]) -> Rails:
+        shared = Counter(host for switch in switches for host in self._hosts_at[switch])
+        peers = sorted(host for host, count in shared.items() if 2 * count >= len(switches))
+        if len(peers) < MIN_HOSTS:
+            return Rails(hosts=len(peers))
+        uses: dict[str, Counter[str]] = defaultdict(Counter)
+        for port in (port for host in peers for port in self.ports[host] if port.switch_id):
+            uses[port.slot][port.switch_id] += 1
+        most: Counter[str] = Counter()
+        for counts in uses.values():
+            most |= counts
+        groups = {
+            slot: frozenset(
+                switch
+                for switch, count in counts.items()
+                if count > 1 and 4 * count >= max(counts.values()) and 2 * count > most[switch]
+            )
+            for slot, counts in uses.items()
+        }
+        return _clear_rails(groups, uses, len(peers))
+
+    def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
+        """Return a failure for each of these ports of one host that shares a switch, but on most hosts does not."""
+        verdicts = []
+        for port in (port for port in ports if port.switch_id):
+            others = [other for other in ports if other is not port and other.switch_id == port.switch_id]
+            apart = [other for other in others if self._are_apart(port.slot, other.slot)]
+            if apart:
+                names = _names(describe_scope(other.scope) for other in apart)
+                detail = f"at the same switch as {names}; most hosts have different switches in these slots"
+                verdicts.append(_verdict(port, FAIL, detail, kind=VerdictKind.PEERS))
+        return verdicts
+
+    def _are_apart(self, slot: str, other: str) -> bool:
+        """Return whether a clear majority of hosts has different switches in two slots."""
+        if (slot, other) not in self._apart:
+            switches = (
+                {port.slot: port.switch_id for port in ports if port.switch_id} for ports in self.ports.values()
+            )
+            votes = [of_host[slot] != of_host[other] for of_host in switches if slot in of_host and other in of_host]
+            self._apart[slot, other] = len(votes) >= MIN_HOSTS and sum(votes) >= MAJORITY * len(votes)
+        return self._apart[slot, other]
+
+
+def _clear_rails(groups: Mapping[str, frozenset[str]], uses: Mapping[str, Counter[str]], peers: int) -> Rails:
+    """Return the rails that enough hosts use as the majority does."""
+    counts = {slot: (sum(uses[slot][switch] for switch in groups[slot]), uses[slot].total()) for slot in groups}
+    clear = {slot for slot, (used, total) in counts.items() if total >= MIN_HOSTS and used >= MAJORITY * total}
+    return Rails(
+        hosts=peers, switches={slot: groups[slot] for slot in clear}, counts={slot: counts[slot] for slot in clear}
+    )
+
+
+def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, str]) -> list[Verdict]:
+    """Return the verdicts on the ports of one host in rails with a clear majority."""
+    moved = [port for port in ports if port.switch_id and port.switch_id not in rails.switches[port.slot]]
+    partners = _partners(moved, rails)
+    verdicts = []
+    for port in ports:
+        wanted = _names((names[switch] for switch in sorted(rails.switches[port.slot])), " or ")
+        used, total = rails.counts[port.slot]
+        most = f"{used} of {total} hosts have {wanted} in this slot"
+        if not port.switch_id:
+            if port.has_link:  # a port without a link is judged as such
+                verdicts.append(_verdict(port, INCONCLUSIVE, f"{most}; here it was not read: {port.reason}", wanted))
+        elif port not in moved:
+            verdicts.append(_verdict(port, PASS, most, wanted))
+        elif partner := partners.get(port.scope):
+            pair = sorted((port, partner), key=lambda item: item.scope)
+            text = " and ".join(f"{item.own_end} at {item.end}" for item in pair)
+            detail = f"{text}: on most hosts it is the other way around; swap the two cables"
+            verdicts.append(_verdict(port, FAIL, detail, wanted, kind=VerdictKind.SWAPPED))
+        else:
+            verdicts.append(_verdict(port, FAIL, most, wanted, kind=VerdictKind.PEERS))
+    return verdicts
+
+
+def _partners(moved: Sequence[PortLink], rails: Rails) -> dict[str, PortLink]:
+    """Return for each port that is swapped with another one of its host the other port, by scope."""
+    partners: dict[str, PortLink] = {}
+    for number, port in enumerate(moved):
+        for other in moved[number + 1 :]:
+            is_free = port.scope not in partners and other.scope not in partners
+            crossed = port.switch_id in rails.switches[other.slot] and other.switch_id in rails.switches[port.slot]
+            if is_free and crossed:
+                partners |= {port.scope: other, other.scope: port}
+    return partners
+
+
+def _names(names: Iterable[str], separator: str = ", ") -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
+    return f"{separator.join(listed[:MAX_NAMES])}{more}"
+
+
+def _verdict(
+    port: PortLink, verdict: str, detail: str, wanted: str | None = None, *, kind: str = VerdictKind.PEERS
+) -> Verdict:
+    is_read = bool(port.switch_id)
+    return Verdict(
+        host=port.host,
+        scope=port.scope,
+        name=f"{port.kind}.{SWITCH_ID}",
+        verdict=verdict,
+        criterion=CRITERION,
+        kind=kind if is_read else VerdictKind.MISSING,
+        value=(port.end if verdict == FAIL else port.switch_name) if is_read else None,
+        limit=wanted if is_read else None,
+        operator="eq" if is_read and wanted else "",
+        unit="1",
+        reason=f"at {port.end}: {detail}" if is_read else detail,
+        detail=detail if is_read else "",
+        action="recable" if verdict == FAIL else "none",
+        source=SOURCE,
+        basis="policy",
+    )

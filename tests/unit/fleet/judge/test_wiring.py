@@ -1,0 +1,514 @@
+"""Cables are judged by the manifest, or by comparison of the hosts; a swapped pair is one cause that names both cables."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.diagnosis.diagnose import diagnose
+from fleet.diagnosis.handling import handling
+from fleet.inventory.manifest_file import read_manifest
+from fleet.judge.evidence import Evidence
+from fleet.judge.wiring import Wiring, judge_links
+from fleet.judge.wiring.links import HostLinks, PortLink
+from fleet.report.merge import merge
+from schemas import documents
+from schemas.errors import UsageError
+from schemas.plans import LINK, Part, Plan, plan_from_json
+from schemas.records import Metric, to_json
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, FleetReport, Verdict
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+
+Cables = dict[tuple[str, int], tuple[str, str]]
+"""Host and rail -> switch and port."""
+FASTEST, MANAGEMENT = 50e9, 1.25e9
+FAST = pack(criterion("memory.bandwidth", operator="ge", unit="B/s"))
+
+
+def hosts_of(count: int) -> list[str]:
+    return [f"h{number:02}" for number in range(1, count + 1)]
+
+
+def rail_optimized(count: int, rails: int = 8, *, pod: int = 0, hosts_in_pod: int = 999) -> Cables:
+    """Return the cables of a fleet whose rails have a leaf each; pods of hosts have leaves of their own."""
+    return {
+        (host, rail): (f"leaf{number // hosts_in_pod + pod}-{rail}", f"swp{number % hosts_in_pod + 1}")
+        for number, host in enumerate(hosts_of(count))
+        for rail in range(rails)
+    }
+
+
+def top_of_rack(count: int, rails: int = 8, hosts_in_rack: int = 4) -> Cables:
+    """Return the cables of a fleet in which every NIC of a host goes to the switch of its rack."""
+    return {
+        (host, rail): (f"tor{number // hosts_in_rack}", f"Ethernet{number % hosts_in_rack * rails + rail}")
+        for number, host in enumerate(hosts_of(count))
+        for rail in range(rails)
+    }
+
+
+def two_planes(count: int, rails: int = 4) -> Cables:
+    """Return the cables of a fleet with two leaves for each rail, of which each host uses one or the other."""
+    return {
+        (host, rail): (f"leaf{rail}{'ab'[number % 2]}", f"swp{number + 1}")
+        for number, host in enumerate(hosts_of(count))
+        for rail in range(rails)
+    }
+
+
+def mixed_groups(count: int, rails: int = 4) -> Cables:
+    """Return the cables of a fleet with two leaves for each rail, where the leaf differs from rail to rail."""
+    return {
+        (host, rail): (f"leaf{rail}{'ab'[(number >> rail) % 2]}", f"swp{number + 1}")
+        for number, host in enumerate(hosts_of(count))
+        for rail in range(rails)
+    }
+
+
+def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cables:
+    return {**cables, first: cables[second], second: cables[first]}
+
+
+def links(cables: Mapping[tuple[str, int], tuple[str, str]], **reasons: str) -> list[HostLinks]:
+    """Return the ports of all hosts; a cable to an empty switch was not read."""
+    of_host: dict[str, list[PortLink]] = {}
+    for (host, rail), (switch, port) in cables.items():
+        of_host.setdefault(host, []).append(
+            PortLink(
+                host=host, scope=f"nic=ens{rail}np0", slot=f"0000:{rail:02x}:00.0", is_fastest=rail < 90,
+                names=frozenset({f"ens{rail}np0", f"0000:{rail:02x}:00.0"}), switch=switch,
+                switch_id=switch and f"id of {switch}", port=port, reason="" if switch else reasons.get(host, "no answer"),
+            )
+        )  # fmt: skip
+    return [HostLinks(host=host, has_record=True, links=tuple(ports)) for host, ports in of_host.items()]
+
+
+def plan_of(*lines: Part, hosts: int = 4) -> Plan:
+    return replace(one_figure_plan(*hosts_of(hosts)), manifest=lines)
+
+
+def lines_of(cables: Cables) -> list[Part]:
+    """Return the lines of a manifest that orders these cables."""
+    return [
+        Part(
+            host=host,
+            kind=LINK,
+            slot=f"ens{rail}np0",
+            switch=switch,
+            switch_port=port,
+            origin=f"order.csv line {number}",
+        )
+        for number, ((host, rail), (switch, port)) in enumerate(cables.items(), 2)
+    ]
+
+
+def compared(cables: Cables) -> Wiring:
+    return judge_links(plan_of(hosts=len({host for host, _ in cables})), links(cables))
+
+
+def not_passing(wiring: Wiring) -> set[tuple[str, str, str]]:
+    return {(item.host, item.scope, item.verdict) for item in wiring.verdicts if item.verdict != PASS}
+
+
+def causes_of(wiring: Wiring) -> tuple[Cause, ...]:
+    return diagnose(wiring.verdicts, {})
+
+
+# ---- without a manifest ----
+
+
+HEALTHY = {
+    "rails": rail_optimized(16),
+    "rails in pods": rail_optimized(24, hosts_in_pod=8),
+    "rails in small pods": rail_optimized(12, hosts_in_pod=2),
+    "three hosts": rail_optimized(3),
+    "racks": top_of_rack(16),
+    "racks of different sizes": top_of_rack(9),
+    "planes": two_planes(16),
+    "mixed groups": mixed_groups(16),
+    "two rails": rail_optimized(8, rails=2),
+    "one NIC": rail_optimized(8, rails=1),
+    "one NIC in racks": top_of_rack(9, rails=1),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_regular_fabric_has_no_finding(name: str) -> None:
+    assert not_passing(compared(HEALTHY[name])) == set()
+
+
+@pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "planes", "three hosts", "two rails"])
+def test_regular_fabric_is_compared(name: str) -> None:
+    wiring = compared(HEALTHY[name])
+    assert len(wiring.verdicts) == len(HEALTHY[name])
+    assert (
+        wiring.summary
+        == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports at the switch that most hosts have in this slot"
+    )
+
+
+@pytest.mark.parametrize("name", ["rails", "rails in pods", "three hosts", "two rails", "planes"])
+@pytest.mark.parametrize("seed", range(4))
+def test_two_swapped_cables_of_a_host_are_one_cause_that_names_both(name: str, seed: int) -> None:
+    cables, draw = HEALTHY[name], random.Random(seed)  # noqa: S311 - no secret
+    host = draw.choice(sorted({host for host, _ in cables}))
+    first, second = sorted(draw.sample(sorted({rail for _, rail in cables}), 2))
+    changed = swap(cables, (host, first), (host, second))
+    wiring = compared(changed)
+    assert not_passing(wiring) == {(host, f"nic=ens{rail}np0", FAIL) for rail in (first, second)}
+    (cause,) = causes_of(wiring)
+    ports = [f"NIC ens{rail}np0 of {host}" for rail in (first, second)]
+    assert cause.title == f"{' and '.join(sorted(ports))} have their cables swapped"
+    assert (cause.problem, cause.action, len(cause.parts)) == ("swapped-cables", "recable", 2)
+    for rail, port in zip((first, second), ports, strict=True):
+        assert f"{port} at {' '.join(changed[host, rail])}" in cause.why
+    assert "Swap the two cables" in handling(cause).now
+    assert "No part is faulty" in handling(cause).now
+    assert "RMA" not in " ".join(handling(cause))
+
+
+@pytest.mark.parametrize("faulty", range(1, 6))
+def test_several_hosts_with_swapped_cables_have_a_cause_each(faulty: int) -> None:
+    cables = HEALTHY["rails"]
+    for number, host in enumerate(hosts_of(faulty)):
+        cables = swap(cables, (host, number), (host, number + 1))
+    causes = causes_of(compared(cables))
+    assert [(cause.problem, len(cause.parts)) for cause in causes] == [("swapped-cables", 2)] * faulty
+    assert {cause.host for cause in causes} == set(hosts_of(faulty))
+
+
+@pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "two rails", "planes"])
+def test_cable_at_a_foreign_switch_is_named(name: str) -> None:
+    cables = {**HEALTHY[name], ("h02", 1): ("storage7", "swp9")}
+    wiring = compared(cables)
+    assert not_passing(wiring) == {("h02", "nic=ens1np0", FAIL)}
+    (cause,) = causes_of(wiring)
+    right = HEALTHY[name]["h02", 1][0]
+    assert cause.title == f"NIC ens1np0 of h02 is cabled to storage7 swp9; most hosts have {right} there"
+    assert (cause.problem, cause.action) == ("wrong-cable", "recable")
+
+
+def test_host_with_all_cables_at_one_switch_is_named_where_others_have_one_per_rail() -> None:
+    cables = {**HEALTHY["rails"], **{("h05", rail): ("tor9", f"swp{rail}") for rail in range(8)}}
+    assert not_passing(compared(cables)) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
+
+
+def test_hosts_of_another_pod_are_not_compared_with_it() -> None:
+    cables = {**rail_optimized(4), **{(f"x{key[0]}", key[1]): value for key, value in rail_optimized(1, pod=7).items()}}
+    assert not_passing(compared(cables)) == set()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_hosts_conclude_nothing_and_say_so(count: int) -> None:
+    wiring = compared(swap(rail_optimized(count), ("h01", 0), ("h01", 1)))
+    assert wiring.verdicts == ()
+    assert wiring.summary == (
+        f"NOT COMPARED ({count} hosts with known switches, 3 are needed); list the cables in the manifest (kind link)"
+    )
+
+
+def test_fabric_without_a_majority_concludes_nothing_and_says_so() -> None:
+    draw = random.Random(1)  # noqa: S311 - no secret
+    cables = {(host, rail): (f"leaf{draw.randrange(1000)}", "swp1") for host in hosts_of(6) for rail in range(4)}
+    wiring = compared(cables)
+    assert wiring.verdicts == ()
+    assert wiring.summary.startswith("NOT COMPARED (no slot has a switch that most hosts share)")
+
+
+def test_port_that_was_not_read_is_inconclusive_where_most_hosts_have_a_switch() -> None:
+    cables = {**HEALTHY["rails"], ("h03", 2): ("", "")}
+    (verdict,) = [item for item in compared(cables).verdicts if item.verdict != PASS]
+    assert (verdict.host, verdict.scope, verdict.verdict) == ("h03", "nic=ens2np0", INCONCLUSIVE)
+    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; here it was not read: no answer"
+
+
+def test_port_without_a_link_has_no_finding_of_its_own() -> None:
+    of_hosts = links({**HEALTHY["rails"], ("h03", 2): ("", "")})
+    down = [
+        replace(host, links=tuple(replace(link, has_link=bool(link.switch_id)) for link in host.links))
+        for host in of_hosts
+    ]
+    assert not_passing(judge_links(plan_of(hosts=16), down)) == set()
+
+
+def test_slower_ports_are_no_rail() -> None:
+    """A management port goes to the switch of its rack, whatever the fabric does."""
+    management = {(host, 99): (f"mgmt{number // 5}", f"{number}") for number, host in enumerate(hosts_of(16))}
+    assert not_passing(compared({**HEALTHY["rails"], **management})) == set()
+
+
+def test_order_of_the_hosts_does_not_matter() -> None:
+    cables = swap(HEALTHY["rails"], ("h04", 1), ("h04", 6))
+    expected = compared(cables)
+    shuffled = list(cables.items())
+    random.Random(3).shuffle(shuffled)  # noqa: S311 - no secret
+    assert not_passing(compared(dict(shuffled))) == not_passing(expected)
+
+
+def test_rehearsal_judges_no_cable() -> None:
+    cables = swap(HEALTHY["rails"], ("h04", 1), ("h04", 6))
+    assert judge_links(replace(plan_of(*lines_of(cables)), rehearsal=True), links(cables)) == Wiring()
+
+
+def test_swapped_cables_of_one_adapter_with_two_ports_are_one_cause() -> None:
+    def ports(host: str, switches: tuple[str, str]) -> HostLinks:
+        return HostLinks(
+            host=host,
+            has_record=True,
+            links=tuple(
+                PortLink(
+                    host=host, scope=f"hca=mlx5_0,port={port}", slot=f"0000:19:00.0 port {port}", names=frozenset(),
+                    is_fastest=True, switch=switch, switch_id=switch, port=host[1:],
+                )
+                for port, switch in enumerate(switches, 1)
+            ),
+        )  # fmt: skip
+
+    fleet = [ports(host, ("ib1", "ib2") if host != "h04" else ("ib2", "ib1")) for host in hosts_of(6)]
+    (cause,) = causes_of(judge_links(plan_of(hosts=6), fleet))
+    assert cause.title == "adapter mlx5_0 of h04 has the cables of its ports swapped"
+    assert cause.why.startswith("adapter mlx5_0, port 1 of h04 at ib2 04 and adapter mlx5_0, port 2 of h04 at ib1 04")
+
+
+# ---- with a manifest ----
+
+
+def planned(cables: Cables, found: Cables) -> Wiring:
+    return judge_links(plan_of(*lines_of(cables), hosts=4), links(found))
+
+
+def test_cables_as_ordered_pass() -> None:
+    cables = rail_optimized(4, rails=2)
+    wiring = planned(cables, cables)
+    assert not_passing(wiring) == set()
+    assert wiring.summary == "8 of 8 cables as in the manifest"
+    assert {(item.criterion, item.source) for item in wiring.verdicts} == {("manifest-link", "manifest: order.csv")}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(("h01", 0), ("h01", 1)), (("h02", 1), ("h03", 1)), (("h01", 0), ("h04", 1))]
+)
+def test_cables_swapped_against_the_manifest_are_one_cause(first: tuple[str, int], second: tuple[str, int]) -> None:
+    cables = rail_optimized(4, rails=2)
+    found = swap(cables, first, second)
+    wiring = planned(cables, found)
+    assert len(not_passing(wiring)) == 2
+    (cause,) = causes_of(wiring)
+    assert cause.problem == "swapped-cables"
+    assert {(part.host, part.scope) for part in cause.parts} == {
+        (host, f"nic=ens{rail}np0") for host, rail in (first, second)
+    }
+    for end in (first, second):
+        text = f"NIC ens{end[1]}np0 of {end[0]} belongs at {' '.join(cables[end])} and is at {' '.join(found[end])}"
+        assert text in cause.why
+
+
+def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
+    cables = rail_optimized(4, rails=2)
+    found = {**cables, ("h02", 0): ("leaf9", "swp40"), ("h03", 1): ("leaf0-1", "swp40")}
+    causes = {cause.host: cause for cause in causes_of(planned(cables, found))}
+    assert causes["h02"].title == "NIC ens0np0 of h02 is cabled to leaf9 swp40; it belongs at leaf0-0 swp2"
+    assert causes["h03"].title == "NIC ens1np0 of h03 is cabled to leaf0-1 swp40; it belongs at leaf0-1 swp3"
+    assert {cause.problem for cause in causes.values()} == {"wrong-cable"}
+
+
+def test_three_cables_in_a_ring_are_each_named() -> None:
+    cables = rail_optimized(1, rails=3)
+    found = {("h01", rail): cables["h01", (rail + 1) % 3] for rail in range(3)}
+    wiring = judge_links(plan_of(*lines_of(cables), hosts=1), links(found))
+    assert len(causes_of(wiring)) == 3
+    assert all("the manifest has port" in item.detail for item in wiring.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason"),
+    [
+        ([], "the host left no record"),
+        ([HostLinks(host="h01", has_record=False)], "the host left no record"),
+        ([HostLinks(host="h01", has_record=True)], "the host reported the switch of no port"),
+        (links({("h01", 5): ("leaf", "swp1")}), "the host has no such port: it has nic=ens5np0"),
+        (links({("h01", 0): ("", "")}, h01="lldpctl: exit code 1"), "lldpctl: exit code 1"),
+    ],
+)
+def test_cable_that_was_not_read_is_inconclusive(hosts: list[HostLinks], reason: str) -> None:
+    wiring = judge_links(plan_of(*lines_of({("h01", 0): ("leaf01", "swp1")}), hosts=1), hosts)
+    (verdict,) = wiring.verdicts
+    assert (verdict.verdict, verdict.action) == (INCONCLUSIVE, "none")
+    assert verdict.reason == f"port ens0np0 belongs at leaf01 swp1, which could not be verified: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("switch", "port", "matches"),
+    [
+        ("leaf01.fab.example", "swp1s0", True),
+        ("LEAF01", "SWP1S0", True),
+        ("leaf01.other.example", "swp1s0", False),
+        ("leaf02", "swp1s0", False),
+        ("9c:05:91:aa:01:00", "swp1s0", True),
+        ("9c0591aa0100", "etp3b", True),
+        ("leaf01", "etp3b", True),
+        ("leaf01", "swp1", False),
+        ("leaf01", "", False),
+        ("", "swp1s0", False),
+    ],
+)
+def test_names_of_switch_and_port_are_compared_as_operators_write_them(switch: str, port: str, matches: bool) -> None:
+    link = PortLink(
+        host="h01", scope="nic=a", slot="a", names=frozenset({"a"}), is_fastest=True, switch="leaf01.fab.example",
+        switch_id="9c:05:91:aa:01:00", port="swp1s0", label="etp3b",
+    )  # fmt: skip
+    assert link.is_at(switch, port) is matches
+
+
+def test_ports_of_the_manifest_are_not_compared_a_second_time() -> None:
+    cables = rail_optimized(8, rails=2)
+    found = swap(cables, ("h01", 0), ("h01", 1))
+    wiring = judge_links(plan_of(*lines_of(cables), hosts=8), links(found))
+    assert [item.criterion for item in wiring.verdicts] == ["manifest-link"] * 16
+    part = {key: value for key, value in cables.items() if key[0] != "h01"}
+    wiring = judge_links(plan_of(*lines_of(part), hosts=8), links(found))
+    assert sorted(item.criterion for item in wiring.verdicts) == ["manifest-link"] * 14 + ["rail-switch"] * 2
+    assert len(causes_of(wiring)) == 1
+
+
+# ---- readings, report and manifest file ----
+
+
+def metrics(host: str, cables: Cables, kind: str = "nic") -> Iterator[Metric]:
+    """Yield the readings of a host; those of InfiniBand ports if `kind` is `hca`."""
+    rails = {rail: end for (name, rail), end in cables.items() if name == host}
+    prefix, suffix = ("network", "") if kind == "nic" else ("infiniband", ",port=1")
+    scopes = {rail: f"{kind}=dev{rail}{suffix}" for rail in rails}
+    of_part = {rail: f"{kind}=dev{rail}" for rail in rails}
+    rate, address = ("speed", "pci_address") if kind == "nic" else ("rate", "hca.pci_address")
+
+    def metric(name: str, values: Mapping[str, Any], unit: str = "1") -> Metric:
+        return Metric(name=f"{prefix}.{name}", unit=unit, values=values)
+
+    yield metric("switch_id", {scopes[rail]: f"id-{switch}" for rail, (switch, _) in rails.items()})
+    yield metric("switch", {scopes[rail]: switch for rail, (switch, _) in rails.items()})
+    yield metric("switch_port", {scopes[rail]: port for rail, (_, port) in rails.items()})
+    yield metric(rate, {scopes[rail]: FASTEST if rail < 8 else MANAGEMENT for rail in rails}, "B/s")
+    yield metric(address, {of_part[rail]: f"0000:{rail:02x}:00.0" for rail in rails})
+
+
+def evidence(plan: Plan, cables: Cables, kind: str = "nic") -> dict[str, Evidence]:
+    return {host.name: host_evidence(plan, host.name, *metrics(host.name, cables, kind)) for host in plan.hosts}
+
+
+def report_on(plan: Plan, cables: Cables, kind: str = "nic") -> FleetReport:
+    return merge(plan, evidence(plan, cables, kind), (FAST,))
+
+
+def of_cables(report: FleetReport) -> list[Verdict]:
+    return [item for item in report.verdicts if ".switch_" in item.name]
+
+
+@pytest.mark.parametrize("kind", ["nic", "hca"])
+def test_report_names_the_swapped_cables_and_rejects_only_that_host(kind: str) -> None:
+    plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
+    healthy = report_on(plan, cables, kind)
+    assert healthy.decision == ACCEPTED
+    assert "Cabling: 16 of 16 ports at the switch that most hosts have in this slot" in healthy.acceptance.summary
+    report = report_on(plan, swap(cables, ("h02", 1), ("h02", 3)), kind)
+    assert [host.decision for host in report.hosts] == [ACCEPTED, REJECTED, ACCEPTED, ACCEPTED]
+    (cause,) = report.causes
+    device = "NIC dev{}" if kind == "nic" else "adapter dev{}"
+    assert cause.title == f"{device.format(1)} of h02 and {device.format(3)} of h02 have their cables swapped"
+    assert any(
+        "have their cables swapped" in line and "orrect the cabling" in line for line in report.acceptance.summary
+    )
+
+
+def test_host_that_did_not_report_its_cables_is_incomplete_under_a_manifest() -> None:
+    cables = rail_optimized(2, rails=1)
+    lines = [replace(line, slot="dev0") for line in lines_of(cables)]
+    plan = plan_of(*lines, hosts=2)
+    of_fleet = {**evidence(plan, cables), "h02": host_evidence(plan, "h02")}
+    report = merge(plan, of_fleet, (FAST,))
+    assert [host.decision for host in report.hosts] == [ACCEPTED, INCOMPLETE]
+
+
+def test_run_without_these_readings_has_no_line_and_no_verdict() -> None:
+    plan = plan_of(hosts=4)
+    report = merge(plan, {host.name: host_evidence(plan, host.name) for host in plan.hosts}, (FAST,))
+    assert report.decision == ACCEPTED
+    assert not of_cables(report)
+    assert not [line for line in report.acceptance.summary if line.startswith("Cabling")]
+
+
+def test_port_of_an_adapter_may_be_named_in_several_ways() -> None:
+    plan, cables = plan_of(hosts=1), {("h01", 3): ("leaf", "7")}
+    roce = Metric(name="infiniband.interface", unit="1", values={"hca=mlx5_9,port=1": "dev3"})
+    for kind, names in (("nic", ("dev3", "0000:03:00.0", "mlx5_9")), ("hca", ("dev3", "dev3/1", "0000:03:00.0"))):
+        of_host = host_evidence(plan, "h01", *metrics("h01", cables, kind), roce)
+        for name in names:
+            line = Part(host="h01", kind=LINK, slot=name, switch="leaf", switch_port="7", origin="a line 1")
+            report = merge(replace(plan, manifest=(line,)), {"h01": of_host}, (FAST,))
+            assert [item.verdict for item in of_cables(report)] == [PASS], (kind, name)
+
+
+CSV = """host,kind,slot,serial,port,switch,switch_port
+h1,gpu,0,165,,,
+h1,link,,,ens8f0np0,leaf01,swp1s0
+h1,link,,,mlx5_0/1,ib1,3
+"""
+YAML = """
+- {host: h1, kind: gpu, slot: 0, serial: "165"}
+- {host: h1, kind: link, port: ens8f0np0, switch: leaf01, switch_port: swp1s0}
+- {host: h1, kind: link, port: mlx5_0/1, switch: ib1, switch_port: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("order.csv", CSV), ("order.csv", CSV.replace(",", ";")), ("order.yml", YAML)]
+)
+def test_manifest_file_may_list_cables(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    _, *cables = read_manifest(str(tmp_path / name), ["h1"])
+    assert [(part.kind, part.slot, part.switch, part.switch_port, part.serial) for part in cables] == [
+        (LINK, "ens8f0np0", "leaf01", "swp1s0", ""),
+        (LINK, "mlx5_0/1", "ib1", "3", ""),
+    ]
+
+
+def test_manifest_file_may_list_only_cables(tmp_path: Path) -> None:
+    path = tmp_path / "cables.csv"
+    path.write_text("host,kind,port,switch,switch_port\nh1,link,0000:1B:00.0,leaf01,swp1\n")
+    (part,) = read_manifest(str(path), ["h1"])
+    assert (part.slot, part.switch) == ("0000:1b:00.0", "leaf01")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("h1,link,,,ens1,leaf01,", "switch_port is empty: every link needs host, kind, port, switch, switch_port"),
+        ("h1,link,,,,leaf01,swp1", "port is empty"),
+        ("h1,link,,165,ens1,leaf01,swp1", "a link has no serial: leave it empty"),
+        ("h1,link,0,,ens1,leaf01,swp1", "a link has no slot: leave it empty"),
+        ("h1,gpu,1,166,,leaf01,", "a part has no switch: leave it empty"),
+        ("h1,link,,,../x,leaf01,swp1", "slot '../x'"),
+        (f"h1,link,,,ens1,{'x' * 81},swp1", "give at most 80 printable characters"),
+        ("h2,link,,,ens1,leaf01,swp1", "host h2 is not in the inventory"),
+        ("h1,lnik,,,ens1,leaf01,swp1", "serial is empty"),
+        ("h1,link,,,ens8f0np0,leaf01,swp2", "port ens8f0np0 of h1 has a cable already"),
+        ("h1,link,,,ens9,LEAF01,swp1s0", "LEAF01 swp1s0 has a cable already"),
+    ],
+)
+def test_wrong_line_about_a_cable_is_refused(tmp_path: Path, row: str, message: str) -> None:
+    (tmp_path / "order.csv").write_text(f"{CSV}{row}\n")
+    with pytest.raises(UsageError, match=f"order.csv line 5: .*{message}"):
+        read_manifest(str(tmp_path / "order.csv"), ["h1"])
+
+
+def test_plan_with_cables_is_valid_and_unchanged_by_its_file() -> None:
+    plan = replace(plan_of(hosts=1), manifest=tuple(lines_of({("h01", 0): ("leaf01", "swp1")})))
+    document = to_json(plan)
+    documents.validate(document, "plan", source="the plan")
+    assert plan_from_json(document).manifest == plan.manifest
