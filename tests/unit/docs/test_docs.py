@@ -69,6 +69,10 @@ THIRD_PARTY_PROGRAMS = (
         "kubectl",
     ),
     *(
+        "ibnetdiscover",
+        "lldpcli",
+        "lldpctl",
+        "smpquery",
         "ib_write_bw",
         "ib_write_lat",
         "nvidia-smi",

@@ -22,7 +22,6 @@ from schemas.errors import UsageError
 from schemas.plans import LINK, Part, Plan, plan_from_json
 from schemas.records import Metric, to_json
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, FleetReport, Verdict
-from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
 
 Cables = dict[tuple[str, int], tuple[str, str]]
