@@ -21,7 +21,9 @@ from fleet.scope_text import describe_scope
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 CRITERION = "rail-switch"
-SOURCE = "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
+SOURCE = (
+    "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
+)
 MIN_HOSTS = 3
 """Smallest number of hosts of which a majority can be right."""
 MAJORITY = 2 / 3
