@@ -12,6 +12,7 @@ from pathlib import Path
 
 from collectors.base import Absent, Family, Value, host_family
 from collectors.files import Files
+from collectors.imex import imex_families
 from collectors.pcie.device import NVSWITCH, PciBus
 
 MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
@@ -26,12 +27,13 @@ _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
 class FabricCollector:
     """Reads /proc, /sys, /run and /usr under `root`.
 
-    A full snapshot also reports whether IMEX runs, which requires a check of every process.
+    A full snapshot also reports whether IMEX runs, which requires a check of every process, and the domain that it serves.
     """
 
     name = "fabric"
 
     def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
+        self._root = root
         self._full_snapshot = full_snapshot
         self._files = Files(root)
         self._bus = PciBus(self._files)
@@ -51,6 +53,7 @@ class FabricCollector:
             yield host_family(
                 "fabric.imex.running", "1", "IMEX, the daemon for GPU memory shared between hosts, runs", self._imex()
             )
+            yield from imex_families(self._root)
 
     def _probed(self, switches: int | Absent) -> Value | Absent:
         if not isinstance(switches, Absent) and not switches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from collectors.base import Absent
@@ -12,9 +13,9 @@ DIRECTORIES = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", 
 DEADLINE_S = 5.0
 
 
-def find_program(root: Path, name: str) -> Path | None:
-    """Return the program in the usual directories under `root`, or None."""
-    for directory in DIRECTORIES:
+def find_program(root: Path, name: str, directories: Sequence[str] = DIRECTORIES) -> Path | None:
+    """Return the program in these directories under `root`, or None."""
+    for directory in directories:
         path = root / directory / name
         try:
             if path.is_file():

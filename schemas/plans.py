@@ -56,6 +56,8 @@ class PlannedHost:
     gpu_model: str = ""
     """Criteria pack named in the inventory; empty: selected by the name of the GPU."""
     gang: str = ""
+    nvlink_domain: str = ""
+    """Name of the NVLink domain that the host shares with others; empty if not in the inventory."""
     fabric_gbps: float = 0.0
     """Line rate of the fabric port of one GPU in Gb/s; 0 if not in the inventory."""
     infiniband_ports: int = 0

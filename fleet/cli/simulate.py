@@ -41,6 +41,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                       help="hosts that launch together (default: %(default)s)")  # fmt: skip
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
                       help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
+    verb.add_argument("--nvlink-domains", action="store_true",
+                      help="the hosts of a rack are one NVLink domain, as in GB200 NVL72")  # fmt: skip
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
                       help="fault to inject; may be repeated; without a host the seed selects one")  # fmt: skip
     verb.add_argument(
@@ -119,6 +121,7 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         profile=options.profile,
         gang=options.gang,
         fabric_gbps=options.fabric_gbps,
+        nvlink_domains=options.nvlink_domains,
         seed=options.seed,
         readings=options.readings,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
+from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
 from fleet.scope_text import describe_scope
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
@@ -58,6 +59,7 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
         problems_of_host, remaining = _problems_of_host(verdicts_of_host)
         problems += problems_of_host
         unexplained += remaining
+    problems = _without_followers(problems)
     problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
     _add_temperatures(problems, verdicts)
     causes = (_cause(group, positions) for group in _joined(problems))
@@ -96,6 +98,29 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
     return problems, remaining
 
 
+def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
+    """Return the problems without those that follow from the problem of another part, which explains their verdicts."""
+    remaining: list[_PartProblem] = []
+    followers: list[tuple[_PartProblem, tuple[object, object]]] = []
+    for item in problems:
+        roots = {(verdict.params.get(FOLLOWS_HOST), verdict.params.get(FOLLOWS_PART)) for verdict in item.shown}
+        root = roots.pop() if len(roots) == 1 else (None, None)
+        if root == (None, None):
+            remaining.append(item)
+        else:
+            followers.append((item, root))
+    by_part = {(item.host, item.part): item for item in remaining if item.problem and item.problem.id in _ROOTS}
+    for item, (host, part) in followers:
+        cause = by_part.get((str(host), str(part)))
+        if cause is None or cause.first.waiver != item.first.waiver:
+            remaining.append(item)
+        else:
+            cause.explained += [*item.shown, *item.explained]
+    return remaining
+
+
+_ROOTS = ("gpu-error", "nvlink-domain")
+"""Problems from which those of other hosts may follow (`FOLLOWS_HOST`)."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
 
 

@@ -132,6 +132,15 @@ PROBLEMS = (
         stops=True,
     ),
     Problem(
+        id="nvlink-domain",
+        title=words.describe,
+        shown_by=("fabric.imex.state", "fabric.imex.node_count", "fabric.imex.connection"),
+        kinds=(VerdictKind.LIMIT,),
+        explains=("fabric.imex.*",),
+        explains_host=("fabric.imex.*", *_NETWORK),
+        stops=True,
+    ),
+    Problem(
         id="wrong-results",
         title=words.wrong_results,
         shown_by=(
@@ -242,6 +251,13 @@ PROBLEMS = (
         confidence=LIKELY,
     ),
     Problem(id="differs", title=words.differs, shown_by=_ALL, kinds=(VerdictKind.PEERS,)),
+    Problem(
+        id="transport",
+        title=words.describe,
+        shown_by=("collective.transport",),
+        explains=_NETWORK,
+        explains_host=_NETWORK,
+    ),
     Problem(
         id="slow-memory",
         title=words.slow,

@@ -71,6 +71,13 @@ _SHOWN = {
     "gpu.remapped_rows.pending": ("has a memory row to be remapped at the next reset",),
     "gpu.memory.unrepairable": ("has memory that cannot be repaired",),
     "gpu.inforom.valid": ("has an InfoROM with wrong checksums",),
+    "collective.transport": ("is without NVLink between hosts: NCCL uses {value} instead of {limit}",),
+    "fabric.imex.state": ("has the IMEX daemon, which joins the hosts of an NVLink domain, in the state {value}",),
+    "fabric.imex.node_count": ("has {value} of the {limit} hosts of its NVLink domain in the configuration of IMEX",),
+    "fabric.imex.connection": (
+        "is not connected by IMEX to {value} other host of its NVLink domain",
+        "is not connected by IMEX to {value} other hosts of its NVLink domain",
+    ),
 }
 """Reading -> what its failure means, for one and for several."""
 

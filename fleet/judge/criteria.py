@@ -18,8 +18,8 @@ from schemas.reports import SEVERITY
 PACKS = Path(__file__).parent / "packs"
 RESERVED_IDS = frozenset(
     {
-        "plan", "gpu-model", "identity-constant", "identity-unique", "digest-majority", "baseline", "localise", "manifest",
-        "manifest-extra", "manifest-link", "rail-switch",
+        "plan", "gpu-model", "identity-constant", "identity-unique", "digest-majority", "nvlink-domain", "baseline",
+        "localise", "manifest", "manifest-extra", "manifest-link", "rail-switch",
     }
 )  # fmt: skip
 """Ids of the verdicts that need no criterion."""
@@ -108,8 +108,8 @@ class Criterion:
     prefer: Value = None
     """With `same_as_fleet`: a value that always passes. If another value is equally common, this one is required."""
     among: str = ""
-    """With `same_as_fleet`: compare within the `device`, within the `host`, or with all hosts of the same `rack`. Default: with
-    the hosts of the same gang."""
+    """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with those of
+    the same NVLink `domain` (hosts in none are not compared). Default: with the hosts of the same gang."""
     group_by: tuple[str, ...] = ()
     """With `same_as_fleet`: names of readings. If parts of one host are compared (`among`, or a host without peers), these are
     the parts whose values of these readings are equal."""
@@ -175,6 +175,8 @@ class Pack:
     """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable.
 
     Only shipped packs that apply to the host count (`HostView.lacks`)."""
+    rack_is_nvlink_domain: bool = False
+    """The GPUs of a rack are in one NVLink domain, unless the inventory names domains."""
 
     @cached_property
     def origins(self) -> frozenset[str]:
@@ -264,6 +266,7 @@ def _read(path: Path) -> Pack:
         datasheet=document.get("datasheet", {}),
         unknown=document.get("unknown", {}),
         lacks=document.get("lacks", {}),
+        rack_is_nvlink_domain=document.get("rack_is_nvlink_domain", False),
     )
 
 

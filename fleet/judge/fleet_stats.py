@@ -6,8 +6,10 @@ from fleet.judge.digests import DigestCounts
 from fleet.judge.evidence import Planned
 from fleet.judge.expectations import DuplicateSerials
 from fleet.judge.host_view import HostView
+from fleet.judge.link_faults import LinkFaults
 from fleet.judge.manifest import HostInventory, host_inventory
 from fleet.judge.missing import SlotMap
+from fleet.judge.nvlink_domains import NvlinkDomains
 from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
 from fleet.judge.stragglers import RankFigures
@@ -29,6 +31,8 @@ class FleetStats:
         self.ranks = RankFigures()
         self.duplicates = DuplicateSerials()
         self.slots = SlotMap()
+        self.domains = NvlinkDomains()
+        self.link_faults = LinkFaults()
         self.paths = NormalPaths()
         self.inventories: list[HostInventory] = []
         """The parts of each host; only if the plan has a manifest."""
@@ -39,6 +43,8 @@ class FleetStats:
         """Add the identities of the host's parts, and its digests. They must be counted on every host."""
         self.duplicates.add(view.host.name, view.evidence, adapters=not view.plan.rehearsal)
         self.slots.add(view)
+        self.domains.add(view)
+        self.link_faults.add(view)
         if view.has_record:
             self.digests.add(view)
         self.links.append(host_links(view))
@@ -61,6 +67,8 @@ class FleetStats:
         self.ranks.update(other.ranks)
         self.duplicates.update(other.duplicates)
         self.slots.update(other.slots)
+        self.domains.update(other.domains)
+        self.link_faults.update(other.link_faults)
         self.paths.update(other.paths)
         self.inventories += other.inventories
         self.links += other.links

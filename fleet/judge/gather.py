@@ -85,8 +85,8 @@ class _Layout:
     steps: list[_Step] = field(default_factory=list)
     """The steps that are applied to each host: all except the shared ones."""
     shared: SharedReadings[_Step]
-    hosts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Gang and rack -> number of its hosts, which all have the shared readings."""
+    hosts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Gang, rack and NVLink domain -> number of its hosts, which all have the shared readings."""
     pending: list[list[Value]] = field(default_factory=list)
     """The values of hosts whose figures and ranks are not added yet."""
 
@@ -127,7 +127,7 @@ class Gatherer:
         if changed := layout.shared.remove_changed(host):
             self._count_shared(layout, changed)
             layout.steps += changed
-        layout.hosts[(view.host.gang, view.host.rack)] += 1
+        layout.hosts[(view.host.gang, view.host.rack, view.nvlink_domain)] += 1
         for step in layout.steps:
             self._add_readings(layout, host, step)
 
@@ -164,8 +164,8 @@ class Gatherer:
                 self._stats.figures.add_figures(key, scope, [number] * hosts)
             if step.criterion is None:
                 continue
-            for (gang, rack), count in layout.hosts.items():
-                group = name_of_group(step.criterion, gang, rack)
+            for (gang, rack, domain), count in layout.hosts.items():
+                group = name_of_group(step.criterion, gang, rack, domain)
                 for part, parts in step.readings.parts:
                     self._stats.groups.add_part(part.in_group(group), parts * count)
 

@@ -47,6 +47,13 @@ class HostView:
         self.expected = plan.expected_of(host)
         self.accepted = AcceptedRecord(evidence.baseline, self.gpus)
 
+    @cached_property
+    def nvlink_domain(self) -> str:
+        """Return the NVLink domain of several hosts in which the host must be; empty if it need not be in one."""
+        if self.host.nvlink_domain:
+            return f"domain {self.host.nvlink_domain}"
+        return f"domain of rack {self.host.rack}" if any(pack.rack_is_nvlink_domain for pack in self.packs) else ""
+
     @property
     def has_record(self) -> bool:
         """Return whether the host has its own record, not only a gang record."""
@@ -191,7 +198,7 @@ class HostView:
             *(host.scopes, host.device, host.gpu_model, bool(host.gang), host.fabric_gbps, self.fabric),
             *(host.infiniband_ports, host.driver_version, host.vbios_version),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items()), tuple(self.names.items())),
-            *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu),
+            *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
             *map(id, self.packs),
         )
 

@@ -19,6 +19,7 @@ _NAME = "a name or a place; the identity of parts is judged by serial, UUID, GUI
 _CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
 _DISKS = "hosts of one order may have different disks"
+_IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
 _STUDY = "a scaling study measures and does not accept"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
@@ -41,6 +42,14 @@ INFORMATIONAL: Mapping[str, str] = {
     "container.toolkit.present": _CONTAINERS,
     "container.toolkit.version": _CONTAINERS,
     "driver.cuda_version": _DRIVER,
+    "fabric.imex.address": _NAME,
+    "fabric.imex.connection": _IMEX,
+    "fabric.imex.domain_state": "fabric.imex.connection, which is judged in an NVLink domain, names the host that degrades it",
+    "fabric.imex.node_address": _NAME,
+    "fabric.imex.node_count": _IMEX,
+    "fabric.imex.node_version": "daemons whose versions do not fit are not connected (fabric.imex.connection)",
+    "fabric.imex.running": "compared in an NVLink domain of several hosts only: elsewhere an idle IMEX is no fault",
+    "fabric.imex.state": _IMEX,
     "fashion_mnist.duration": _SUMMED,
     "gpu.bar1.used": _LOAD,
     "gpu.board_id": _NAME,

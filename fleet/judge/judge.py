@@ -19,6 +19,7 @@ from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
+from fleet.judge.domain_checks import judge_domains
 from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
@@ -27,6 +28,7 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
+from fleet.judge.link_faults import with_link_faults
 from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
@@ -90,12 +92,13 @@ def judge_hosts(
     for view in views:
         of_host = evaluate_host(view, stats, remaining[view.host.name] if remaining else None)
         verdicts += _annotate(view, of_host, stats) if any(item.verdict == FAIL for item in of_host) else of_host
-    verdicts = with_straggler_causes(views, verdicts, stats.ranks)
+    verdicts = with_link_faults(views, with_straggler_causes(views, verdicts, stats.ranks), stats.link_faults)
     with_record = [view for view in views if view.has_record]
     evidence = {view.host.name: view.evidence for view in views}
     return [
         *verdicts,
         *judge_digests(with_record, stats.planned, stats.digests),
+        *judge_domains(with_record, stats.domains),
         *judge_pairs(with_record, verdicts),
         *expectations.duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),

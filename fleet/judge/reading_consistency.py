@@ -55,7 +55,7 @@ CHANGING = (
     # limits of the process that reads them, which differ between an SSH session, a service and a job
     "host.ulimit.*",
     # the state of a part or a service, which criteria judge in each snapshot
-    "*.missing_links", "container.*", "fabric.*.running", "fabric.manager.missing", "fabric.nvswitch.count",
+    "*.missing_links", "container.*", "fabric.*.running", "fabric.imex.*", "fabric.manager.missing", "fabric.nvswitch.count",
     "fabric.nvswitch.probed",
     "gpu.*_pending", "gpu.count", "gpu.ecc.enabled", "gpu.ecc.sram_threshold_exceeded", "gpu.fabric.access_timeout_recovery",
     "gpu.fabric.degraded_bandwidth", "gpu.fabric.incorrect_configuration", "gpu.fabric.route_*", "gpu.fabric.state",

@@ -1,7 +1,7 @@
 """Compare parts that must be alike: each value with the most common value of its group.
 
 A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together). A
-criterion may compare within a rack, within the host, or within a device instead.
+criterion may compare within a rack, within an NVLink domain, within the host, or within a device instead.
 The correct value is not known, so parts in the minority fail. If two values are equally common, the one that the criterion
 prefers counts; without a preference every part fails, and the reason lists the values.
 """
@@ -35,7 +35,7 @@ SLOT_READINGS = "pcie."
 """Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
 """Reading that names the kind of a PCI device, and its value for a drive."""
-HOST, RACK, DEVICE = "host", "rack", "device"
+HOST, RACK, DOMAIN, DEVICE = "host", "rack", "domain", "device"
 """Values of `Criterion.among`."""
 WITHIN_HOST = (HOST, DEVICE)
 _USE_MAJORITY = "; set the value of the majority, and measure again"
@@ -154,13 +154,13 @@ def is_alike(criterion: Criterion, value: Value, reference: Value) -> bool:
 
 
 def group_name(view: HostView, criterion: Criterion) -> str:
-    """Return what the members of a host's group share besides the GPU model: the gang, or the rack."""
-    return name_of_group(criterion, view.host.gang, view.host.rack)
+    """Return what the members of a host's group share besides the GPU model: the gang, the rack, or the NVLink domain."""
+    return name_of_group(criterion, view.host.gang, view.host.rack, view.nvlink_domain)
 
 
-def name_of_group(criterion: Criterion, gang: str, rack: str) -> str:
-    """Return the name of the group of the hosts of this gang and rack."""
-    return f"rack {rack}" if criterion.among == RACK else gang
+def name_of_group(criterion: Criterion, gang: str, rack: str, domain: str) -> str:
+    """Return the name of the group of the hosts of this gang, rack and NVLink domain."""
+    return {RACK: f"rack {rack}", DOMAIN: domain}.get(criterion.among, gang)
 
 
 def _exact(value: Value) -> tuple[bool, Value]:
@@ -313,7 +313,7 @@ def has_observation(view: HostView, criterion: Criterion) -> bool:
 
 def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterator[Verdict]:
     """Yield every verdict of one criterion on one host; none on a part without a comparable one."""
-    if not criterion.same_as_fleet:
+    if not criterion.same_as_fleet or (criterion.among == DOMAIN and not view.nvlink_domain):
         return
     series = _series(view, criterion)
     for items in series:

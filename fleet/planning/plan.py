@@ -213,6 +213,7 @@ def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -
         devices=_devices(name, variables, profile),
         gpu_model=str(variables.get("rackproof_gpu_model", "")),
         gang=gang,
+        nvlink_domain=str(variables.get("rackproof_nvlink_domain", "")),
         fabric_gbps=float(variables.get("rackproof_fabric_gbps", 0)),
         infiniband_ports=int(variables.get("rackproof_infiniband_ports", 0)),
         driver_version=_driver_version(variables),

@@ -46,7 +46,13 @@ def wanted_text(criterion: Criterion) -> str:
 
 
 def _of_peers(criterion: Criterion) -> str:
-    peers = {"": "the fleet", "rack": "the rack", "host": "the host", "device": "the same part"}[criterion.among]
+    peers = {
+        "": "the fleet",
+        "rack": "the rack",
+        "domain": "the NVLink domain",
+        "host": "the host",
+        "device": "the same part",
+    }[criterion.among]
     same = {"eq": "same as", "ge": "at least that of", "le": "at most that of"}[criterion.operator]
     tolerance = f" within {criterion.within * 100:g} %" if criterion.within else ""
     if criterion.prefer is None:

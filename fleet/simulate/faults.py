@@ -125,6 +125,8 @@ class Fault:
     """From the number of the GPU to the effect on launches of the gang."""
     is_unreachable: bool = False
     """Whether the host takes part in no launch."""
+    breaks_domain: bool = False
+    """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
 
 
 # --- a GPU in its host
@@ -445,6 +447,15 @@ def _delay_what_follows(host: FaultyHost, stage: str, seconds: float) -> None:
         document["ended"] = time_after(document["ended"], seconds)
 
 
+def _fabric_unhealthy(host: FaultyHost) -> None:
+    host.set_reading("gpu.fabric.state", "unhealthy", late=False)
+
+
+def _wrong_clique(host: FaultyHost) -> None:
+    for gpu in host.planned.devices:
+        host.set_reading("gpu.fabric.clique_id", 7, f"gpu={gpu}", late=False)
+
+
 def _on_every_rail(speed: float) -> Callable[[int], Effect]:
     return lambda _gpu: Effect(speed=speed)
 
@@ -462,6 +473,8 @@ FAULTS: Mapping[str, Fault] = {
         Fault("pcie_narrow", "PCIe link x8 instead of x16", apply=_pcie_narrow),
         Fault("pcie_replays", "many more PCIe replays than on a healthy link", apply=_pcie_replays),
         Fault("nvlink_down", "one NVLink of the GPU down", apply=_nvlink_down),
+        Fault("fabric_unhealthy", "registration with the NVLink fabric completed, but the fabric is unhealthy",
+              apply=_fabric_unhealthy),
         Fault("thermal", "thermal slowdown under load: clock limited, GEMM slow", apply=_thermal),
         Fault("slow_gpu", "GPU computes 14 % slower; no reading shows why", apply=_slow_gpu),
         Fault("slow_hbm", "GPU memory 6 % slower", apply=_slow_hbm),
@@ -476,6 +489,10 @@ FAULTS: Mapping[str, Fault] = {
         Fault("slow_host", "half the bandwidth to every other host", apply=_no_change, of_gpu=False,
               in_gang=_on_every_rail(0.5)),
         Fault("wrong_driver", "driver version that no other host has", apply=_wrong_driver, of_gpu=False),
+        Fault("imex_down", "IMEX does not work on the host (needs --nvlink-domains)", apply=_no_change, of_gpu=False,
+              breaks_domain=True),
+        Fault("wrong_clique", "GPUs in another clique than the rest of the NVLink domain (needs --nvlink-domains)",
+              apply=_wrong_clique, of_gpu=False, breaks_domain=True),
         Fault("hung", "benchmarks do not finish: ended at the deadline", apply=_hung,
               in_gang=lambda _: Effect(ended_by="rank_silent")),
         Fault("unreachable", "SSH not reachable from the start", apply=_unreachable, of_gpu=False, is_unreachable=True),

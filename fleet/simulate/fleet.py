@@ -18,6 +18,7 @@ from fleet.simulate import records
 from fleet.simulate.faults import FAULTS, Effect, Fault, FaultyHost
 from fleet.simulate.gangs import gang_records
 from fleet.simulate.gpu_data import draw_levels, read_gpu_data
+from fleet.simulate.nvlink_domains import join_domain
 from fleet.simulate.records import ALL, RecordShape, host_values, members_json, ranks_json, time_values
 from fleet.simulate.template import GANG, HOST, Template
 from schemas import documents
@@ -50,6 +51,8 @@ class Fleet:
     gang: str = "rack"
     """The value of `rackproof_gang`: rack, all or none."""
     fabric_gbps: float = 400.0
+    nvlink_domains: bool = False
+    """Whether the hosts of a rack are one NVLink domain."""
     seed: int = 0
     readings: str = ALL
 
@@ -70,6 +73,7 @@ class Fleet:
                 "rackproof_gang": self.gang,
                 "rackproof_fabric_gbps": self.fabric_gbps,
                 "rackproof_profile": self.profile,
+                **({"rackproof_nvlink_domain": rack_name} if self.nvlink_domains else {}),
             }
         return hosts
 
@@ -135,6 +139,8 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
                 f"--fault {request}: {kind} is a fault of a whole host: leave out :{':'.join(position[1:])}"
             )
         host = _choose_host(request, position, names, free)
+        if FAULTS[kind].breaks_domain and not plan.host(host).nvlink_domain:
+            raise UsageError(f"--fault {request}: {host} is in no NVLink domain; add --nvlink-domains")
         devices = plan.host(host).devices
         gpu = position[1] if len(position) > 1 else str(generator.choice(devices))
         if len(position) > 2 or not gpu.isdecimal() or int(gpu) not in devices:
@@ -172,6 +178,9 @@ class RunWriter:
     def __post_init__(self) -> None:
         self.data = read_gpu_data(self.fleet.model)
         self.numbers = {host.name: number for number, host in enumerate(self.plan.hosts)}
+        self.racks = {
+            rack: number for number, rack in enumerate(dict.fromkeys(host.rack for host in self.plan.hosts), 1)
+        }
         self.run = {"run_id": self.plan.run_id, "nonce": self.plan.nonce}
         times = records.timing(self.plan, self.data)
         self.relaunch_s = times.after_gang - times.gang + RELAUNCH_GAP_S
@@ -190,7 +199,8 @@ class RunWriter:
         gang_texts = self._gang_texts(gang, hosts) if gang else {}
         for host in hosts:
             texts: dict[str, str | None] = {"host": self._host_text(host), "gang": gang_texts.get(host.name)}
-            if injections := self.faults.get(host.name, ()):
+            injections = self.faults.get(host.name, ())
+            if injections or host.nvlink_domain:
                 texts, events = self._with_faults(host, injections, texts)
                 all_events += events
             self._write_record(record_name(host.name), texts["host"])
@@ -212,6 +222,8 @@ class RunWriter:
             twin=(self.numbers[host.name] + 1) % len(self.plan.hosts),
             documents={name: json.loads(text) for name, text in texts.items() if text},
         )
+        if host.nvlink_domain:
+            self._join_domain(host, faulty_host.documents)
         for injection in injections:
             faulty_host.gpu = injection.gpu
             injection.fault.apply(faulty_host)
@@ -219,6 +231,19 @@ class RunWriter:
         at = records.time_after(self.plan.created, 4.0)
         events = [{"at": at, **event} for event in faulty_host.events]
         return {"gang": None, **changed, **faulty_host.texts}, events
+
+    def _join_domain(self, host: PlannedHost, host_documents: Mapping[str, Doc]) -> None:
+        """Put the host into the NVLink domain of its rack."""
+        members = [other.name for other in self.plan.hosts if other.nvlink_domain == host.nvlink_domain]
+        kinds = {name: [item.fault for item in self.faults.get(name, ())] for name in members}
+        join_domain(
+            host_documents,
+            members,
+            host.name,
+            self.racks[host.rack],
+            down={name for name, faults in kinds.items() if FAULTS["imex_down"] in faults},
+            is_whole=not any(fault.breaks_domain for faults in kinds.values() for fault in faults),
+        )
 
     def _host_text(self, host: PlannedHost) -> str:
         """Return the record of a healthy host."""

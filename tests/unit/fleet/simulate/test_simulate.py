@@ -161,6 +161,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "pcie_narrow": "pcie-width uniform-pcie-width host-to-device device-to-host",
     "pcie_replays": "pcie-replay",
     "nvlink_down": "nvlink-active nvlink-missing uniform-nvlink-up uniform-nvlink-speed peer-copy",
+    "fabric_unhealthy": "fabric-state",
     "thermal": "hw-thermal-time stress-hw-thermal stress-bf16 stress-power gemm-bf16 straggler-compute gemm-fp32-vs-fleet",
     "slow_gpu": "stress-work-per-cycle work-per-cycle-vs-fleet stress-bf16 gemm-bf16 gemm-fp32-vs-fleet straggler-compute",
     "slow_hbm": "hbm-copy memory-vs-fleet",
@@ -173,6 +174,8 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "slow_nic": "localise",
     "slow_host": "localise",
     "wrong_driver": "uniform-driver",
+    "imex_down": "nvlink-domain",
+    "wrong_clique": "rack-nvlink-partition",
     "hung": "localise plan",
     "unreachable": "plan",
     "no_record": "plan",
@@ -188,6 +191,7 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "pcie_narrow": "pcie-link",
     "pcie_replays": "pcie-link",
     "nvlink_down": "nvlink",
+    "fabric_unhealthy": "nvlink",
     "thermal": "hot",
     "slow_gpu": "slow-compute",
     "slow_hbm": "slow-memory",
@@ -200,6 +204,8 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "slow_nic": "slow-network",
     "slow_host": "slow-network",
     "wrong_driver": "differs",
+    "imex_down": "nvlink-domain",
+    "wrong_clique": "differs",
     "hung": "stopped-launch",
     "unreachable": "no-record",
     "no_record": "no-record",
@@ -224,7 +230,7 @@ EXPECTED_REASONS = {
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
     """Return the host of each fault, and the run. Each fault is on a different host. The first host of each rack has none."""
     racks = -(-len(FAULTS) // 7)
-    chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks)
+    chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True)
     plan = chosen.plan("faulty", CREATED)
     candidates = [host.name for host in plan.hosts if not host.name.endswith("h01")]
     host_of_fault = dict(zip(FAULTS, candidates, strict=False))

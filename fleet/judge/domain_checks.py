@@ -1,0 +1,188 @@
+"""Judge NVLink domains of several hosts: whether each GPU is in one, IMEX joins its hosts, and NCCL uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from fleet.judge.host_view import HostView
+from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
+from fleet.judge.nvlink_domains import (
+    CLUSTER,
+    CONNECTION,
+    NO_DOMAIN,
+    READY,
+    STATE,
+    NvlinkDomains,
+    last_values,
+    measured,
+)
+from schemas.records import ERROR, MEASURED, Observation, Value
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.scopes import HOST, Scope
+from schemas.stages import GANG
+
+CRITERION = "nvlink-domain"
+NODES, TRANSPORT = "fabric.imex.node_count", "collective.transport"
+MULTI_NODE = "P2P/MNNVL"
+"""NCCL's name of its transport over NVLink between hosts; a suffix such as /read may follow."""
+_CONFIGURED = ("version_mismatch", "node_map_mismatch")
+"""States of a connection that a wrong version or configuration causes."""
+_CHECK_TRANSPORT = (
+    "check NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE in the environment, nvidia-imex-ctl -N, and that processes may use "
+    "/dev/nvidia-caps-imex-channels"
+)
+_SOURCES = {
+    CLUSTER: "NVIDIA Mission Control, high-speed fabric management: the GPUs of an NVL72 rack report the UUID of its domain",
+    STATE: "NVIDIA/DCGM DcgmImexManager: READY is the state of a daemon that works",
+    NODES: "NVIDIA IMEX guide: the node configuration file lists every host of the domain",
+    CONNECTION: "NVIDIA IMEX guide, nvidia-imex-ctl -N: C is a connection that is ready for operation",
+    TRANSPORT: "NVIDIA/nccl src/transport/p2p.cc, src/mnnvl.cc: ranks of one clique share memory over NVLink (P2P/MNNVL)",
+}
+
+
+def judge_domains(views: Iterable[HostView], domains: NvlinkDomains) -> Iterator[Verdict]:
+    """Yield the verdicts on hosts that are in an NVLink domain of several hosts; none on other hosts."""
+    launches: set[tuple[str, ...]] = set()
+    for view in views:
+        if view.nvlink_domain and view.has_record:
+            yield from _judge_membership(view)
+            yield from _judge_imex(view, domains)
+            transports = [item for item in view.observations[TRANSPORT] if _is_of_gang(item)]
+            if (
+                transports and view.members(GANG) not in launches
+            ):  # one verdict on a launch, not one on each of its hosts
+                launches.add(view.members(GANG))
+                yield from _judge_transport(view, transports[-1], domains)
+
+
+def _is_of_gang(item: Observation) -> bool:
+    return item.status == MEASURED and item.stage == GANG and Scope.parse(item.scope).is_gang
+
+
+def _judge_membership(view: HostView) -> Iterator[Verdict]:
+    """Yield a verdict on each GPU: it must report a domain. A part without a fabric is judged only if the inventory names one."""
+    where = f"the inventory has the host in NVLink {view.nvlink_domain}"
+    uuids = last_values(view, CLUSTER)
+    for scope in view.host.scopes:
+        if scope in uuids:
+            passed = uuids[scope] != NO_DOMAIN
+            reason = f"found {uuids[scope]}" if passed else f"the GPU is in no NVLink domain, but {where}"
+            yield _verdict(view, CLUSTER, scope, PASS if passed else FAIL, reason, uuids[scope], action="reboot")
+        elif view.host.nvlink_domain and scope not in view.unmeasured_gpus:
+            why = next(
+                (item.reason for item in reversed(view.observations[CLUSTER]) if item.scope == scope), "not read"
+            )
+            yield _verdict(view, CLUSTER, scope, INCONCLUSIVE, f"{where}, but the GPU reports none: {why}")
+
+
+def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
+    """Yield the verdicts on IMEX. If only the GPU model implies the domain, a host without IMEX is not judged: a scheduler may
+    start it with each job."""
+    member = domains.member(view)
+    observed = view.observations[STATE]
+    if member.is_ready is None:
+        if view.host.nvlink_domain or any(item.status == ERROR for item in observed):
+            yield _without_imex(view, observed)
+        return
+    bad = [item.value for item in measured(view, STATE) if item.value != READY]
+    state = bad[-1] if bad else READY
+    yield _verdict(
+        view, STATE, HOST, FAIL if bad else PASS, f"found {state}, wanted {READY}", state, READY, "recover_imex_domain"
+    )
+    yield from _judge_node_count(view)
+    if not member.address:
+        unread = [item for item in view.observations[CONNECTION] if item.status == ERROR]
+        why = unread[-1].reason if unread else "its own address is not known"
+        yield _verdict(view, CONNECTION, HOST, INCONCLUSIVE, f"its connections could not be read: {why}")
+    elif member.peers or domains.broken(view):
+        yield _judge_connections(view, domains.broken(view), member.peers)
+
+
+def _without_imex(view: HostView, observed: list[Observation]) -> Verdict:
+    last = observed[-1] if observed else None
+    reason = f"{last.status}: {last.reason}" if last else "not read"
+    if last is None or last.status == ERROR:
+        return _verdict(view, STATE, HOST, INCONCLUSIVE, reason)
+    detail = f"IMEX is not set up ({last.reason}), but the inventory has the host in NVLink {view.nvlink_domain}"
+    return _verdict(view, STATE, HOST, FAIL, detail, "absent", READY, "configure", detail)
+
+
+def _judge_node_count(view: HostView) -> Iterator[Verdict]:
+    """Yield the verdict on the number of hosts that IMEX has in the domain, if the inventory names the domain."""
+    planned = sum(host.nvlink_domain == view.host.nvlink_domain for host in view.plan.hosts)
+    counts = [item.value for item in measured(view, NODES) if isinstance(item.value, int)]
+    if view.host.nvlink_domain and planned > 1 and counts:
+        passed = counts[-1] >= planned
+        where = f"NVLink {view.nvlink_domain}"
+        reason = f"found {counts[-1]} hosts in the configuration of IMEX; the inventory has {planned} in {where}"
+        yield _verdict(
+            view, NODES, HOST, PASS if passed else FAIL, reason, counts[-1], planned, "configure", operator="ge"
+        )
+
+
+def _judge_connections(view: HostView, broken: Mapping[str, str], peers: int) -> Verdict:
+    if not broken:
+        return _verdict(view, CONNECTION, HOST, PASS, f"no broken connection to its {peers} peers is its own", 0, 0)
+    shown = ", ".join(f"{other} ({state.replace('_', ' ')})" for other, state in sorted(broken.items())[:4])
+    more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
+    action = "configure" if any(state in _CONFIGURED for state in broken.values()) else "recover_imex_domain"
+    detail = f"not connected: {shown}{more}"
+    return _verdict(view, CONNECTION, HOST, FAIL, detail, len(broken), 0, action, detail)
+
+
+def _judge_transport(view: HostView, item: Observation, domains: NvlinkDomains) -> Iterator[Verdict]:
+    """Yield the verdict on NCCL's transport in a launch whose ranks are all in one partition of one domain."""
+    members = view.members(GANG)
+    cliques = domains.cliques(view.nvlink_domain, members)
+    if len(members) < 2 or len(cliques) != 1 or NO_DOMAIN in {uuid for uuid, _ in cliques}:
+        return  # other verdicts report hosts that are not in the domain
+    if all(name.startswith(MULTI_NODE) for name in str(item.value).split("+")):
+        yield _verdict(view, TRANSPORT, item.scope, PASS, f"found {item.value}", item.value, MULTI_NODE, stage=GANG)
+        return
+    culprit = domains.host_at_fault(view.nvlink_domain)
+    cause = f"IMEX does not connect {culprit} to the others" if culprit else _CHECK_TRANSPORT
+    if view.host.environment.get("NCCL_MNNVL_ENABLE") == "0":
+        cause = "rackproof_environment sets NCCL_MNNVL_ENABLE=0"
+    detail = f"NCCL does not use NVLink between the hosts of {view.nvlink_domain}; {cause}"
+    verdict = _verdict(
+        view, TRANSPORT, item.scope, FAIL, f"found {item.value}, wanted {MULTI_NODE}: {detail}", item.value, MULTI_NODE,
+        "configure", detail, stage=GANG,
+    )  # fmt: skip
+    follows = {FOLLOWS_HOST: culprit, FOLLOWS_PART: HOST} if culprit else {}
+    yield replace(verdict, params=follows)
+
+
+def _verdict(
+    view: HostView,
+    name: str,
+    scope: str,
+    verdict: str,
+    reason: str,
+    value: Value = None,
+    limit: Value = None,
+    action: str = "none",
+    detail: str = "",
+    *,
+    operator: str = "eq",
+    stage: str = "",
+) -> Verdict:
+    return Verdict(
+        host=view.host.name,
+        scope=scope,
+        serial=view.serial(scope),
+        name=name,
+        stage=stage,
+        verdict=verdict,
+        criterion=CRITERION,
+        kind=VerdictKind.MISSING if verdict == INCONCLUSIVE else VerdictKind.LIMIT,
+        value=value,
+        limit=limit,
+        operator=operator if limit is not None else "",
+        unit="1" if value is not None else "",
+        reason=reason,
+        detail=detail,
+        action=action if verdict == FAIL else "none",
+        source=_SOURCES[name],
+        basis="published",
+    )

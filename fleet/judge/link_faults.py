@@ -1,0 +1,77 @@
+"""Attribute XIDs 145 to the GPU whose NVLink died.
+
+On NVL72, one dead link of a GPU (XID 149, fatal) makes every other GPU of its NVLink domain report XID 145: 63 GPUs in a case of
+November 2025 (marin-community/marin issue 9086). One GPU is at fault, not 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fleet.judge.host_view import HostView
+from schemas.records import MEASURED
+from schemas.reports import FAIL, Verdict
+from schemas.scopes import Scope
+
+COUNT, FATAL, LAST_SEEN = "xid.count", "xid.fatal", "xid.last_seen"
+DEAD_LINK, FOLLOWING = "149", "145"
+FOLLOWS_HOST, FOLLOWS_PART = "follows_host", "follows_part"
+"""Parameters of a failure that follows from that of another part: its host and its scope."""
+
+Part = tuple[str, str]
+"""Host and scope of a GPU."""
+
+
+class LinkFaults:
+    """The GPUs with a dead NVLink, by NVLink domain. Those of different hosts can be merged in any order."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, set[Part]] = {}
+
+    def add(self, view: HostView) -> None:
+        """Add the GPUs of a host."""
+        for item in view.observations[FATAL]:
+            scope = Scope.parse(item.scope)
+            if item.status == MEASURED and item.value and scope.get("xid") == DEAD_LINK:
+                self._parts.setdefault(_domain(view), set()).add((view.host.name, scope.device))
+
+    def update(self, other: LinkFaults) -> None:
+        """Add the GPUs of other hosts."""
+        for domain, parts in other._parts.items():
+            self._parts.setdefault(domain, set()).update(parts)
+
+    def root(self, view: HostView) -> Part | None:
+        """Return the GPU with a dead link in the host's domain, preferably one of the host itself; None if there is none."""
+        parts = self._parts.get(_domain(view), ())
+        return min(parts, key=lambda part: (part[0] != view.host.name, part), default=None)
+
+
+def _domain(view: HostView) -> str:
+    return view.nvlink_domain or f"host {view.host.name}"
+
+
+def with_link_faults(views: Iterable[HostView], verdicts: Sequence[Verdict], faults: LinkFaults) -> list[Verdict]:
+    """Return the verdicts. Failures that XIDs 145 cause name the GPU with the dead link in their parameters and detail."""
+    roots: Mapping[str, tuple[HostView, Part]] = {
+        view.host.name: (view, root) for view in views if (root := faults.root(view)) is not None
+    }
+    return [_with_root(verdict, *roots[verdict.host]) if verdict.host in roots else verdict for verdict in verdicts]
+
+
+def _with_root(verdict: Verdict, view: HostView, root: Part) -> Verdict:
+    if verdict.verdict != FAIL or (verdict.host, verdict.part_scope) == root or not _is_follower(view, verdict):
+        return verdict
+    host, scope = root
+    why = f"follows from the dead NVLink of {scope.replace('=', ' ')} of {host} (XID {DEAD_LINK})"
+    detail = "; ".join(filter(None, (why, verdict.detail)))
+    params = {**verdict.params, FOLLOWS_HOST: host, FOLLOWS_PART: scope}
+    return replace(verdict, reason=f"{verdict.reason}; {why}", detail=detail, params=params)
+
+
+def _is_follower(view: HostView, verdict: Verdict) -> bool:
+    """Return whether XIDs 145, and on the host with the dead link also 149, are the only reason for the failure."""
+    if verdict.name == LAST_SEEN:
+        codes = {Scope.parse(item.scope).get("xid") for item in view.observations[COUNT] if item.status == MEASURED}
+        return bool(codes) and codes <= {FOLLOWING, DEAD_LINK}
+    return verdict.name in (COUNT, FATAL) and Scope.parse(verdict.scope).get("xid") == FOLLOWING

@@ -1,0 +1,148 @@
+"""NVLink domains of several hosts (GB200 NVL72): what each host reports, and which one breaks the connections of IMEX.
+
+IMEX is the daemon by which the hosts of a domain share GPU memory. Each reports its connections to all others, so one broken
+host shows on every host of its domain. The failure is attributed to the host at the end of most broken connections.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fleet.judge.host_view import HostView
+from schemas.records import MEASURED, Observation, Value
+
+NO_DOMAIN = "00000000-0000-0000-0000-000000000000"
+"""Cluster UUID of a GPU that is in no NVLink domain of several hosts, as on every HGX host."""
+CLUSTER, CLIQUE = "gpu.fabric.cluster_uuid", "gpu.fabric.clique_id"
+STATE, CONNECTION = "fabric.imex.state", "fabric.imex.connection"
+READY, CONNECTED = "ready", "connected"
+
+Edge = tuple[str, str]
+"""The addresses of two hosts in the IMEX domain, sorted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainMember:
+    """What a host reports about its NVLink domain."""
+
+    address: str
+    """Its address in the IMEX domain; empty if not reported."""
+    is_ready: bool | None
+    """Whether its daemon works; None if not reported."""
+    broken: Mapping[str, str]
+    """Address of another host -> state of the connection to it, for those that are not connected."""
+    peers: int
+    """Number of other hosts with a reading of the connection to them."""
+    cliques: frozenset[tuple[Value, Value]]
+    """Cluster UUID and clique of its GPUs."""
+
+
+class NvlinkDomains:
+    """The members of each NVLink domain. Those of different hosts can be merged in any order."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, dict[str, DomainMember]] = {}
+        self._culprits: dict[str, dict[str, dict[str, str]]] = {}
+        """Domain -> address -> address of the other end -> state of each broken connection that is attributed to it."""
+
+    def add(self, view: HostView) -> None:
+        """Add a host, if it is in a domain and has a record."""
+        if view.nvlink_domain and view.has_record:
+            self._members.setdefault(view.nvlink_domain, {})[view.host.name] = _member(view)
+            self._culprits.clear()
+
+    def update(self, other: NvlinkDomains) -> None:
+        """Add the members of other hosts."""
+        for name, members in other._members.items():
+            self._members.setdefault(name, {}).update(members)
+        self._culprits.clear()
+
+    def member(self, view: HostView) -> DomainMember:
+        """Return what a host reports."""
+        return self._members[view.nvlink_domain][view.host.name]
+
+    def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
+        """Return cluster UUID and clique of the GPUs of these hosts; a host that reports none counts as one without a domain."""
+        members = self._members.get(domain, {})
+        nothing = frozenset({(NO_DOMAIN, None)})
+        return {pair for host in hosts for pair in (members[host].cliques if host in members else nothing) or nothing}
+
+    def broken(self, view: HostView) -> dict[str, str]:
+        """Return the broken connections that are attributed to this host: name or address of the other end -> state."""
+        members = self._members[view.nvlink_domain]
+        names = {member.address: host for host, member in members.items() if member.address}
+        broken = self._attributed(view.nvlink_domain).get(self.member(view).address, {})
+        return {names.get(address, address): state for address, state in broken.items()}
+
+    def host_at_fault(self, domain: str) -> str:
+        """Return the host with most broken connections, or whose daemon does not work; empty if there is none."""
+        counts = {address: len(broken) for address, broken in self._attributed(domain).items()}
+        faulty = {
+            host: counts.get(member.address, 0)
+            for host, member in sorted(self._members[domain].items())
+            if member.is_ready is False or member.address in counts
+        }
+        return max(faulty, key=lambda host: faulty[host], default="")
+
+    def _attributed(self, domain: str) -> dict[str, dict[str, str]]:
+        if domain not in self._culprits:
+            self._culprits[domain] = _attribute(self._members[domain].values())
+        return self._culprits[domain]
+
+
+def _member(view: HostView) -> DomainMember:
+    addresses = {item.scope: str(item.value) for item in measured(view, "fabric.imex.node_address")}
+    connections = measured(view, CONNECTION)
+    own = [str(item.value) for item in measured(view, "fabric.imex.address")]
+    states = [item.value for item in measured(view, STATE)]
+    uuids, cliques = (last_values(view, name) for name in (CLUSTER, CLIQUE))
+    return DomainMember(
+        address=own[-1] if own else "",
+        is_ready=all(state == READY for state in states) if states else None,
+        broken={
+            addresses.get(item.scope, item.scope): str(item.value) for item in connections if item.value != CONNECTED
+        },
+        peers=len({item.scope for item in connections}),
+        cliques=frozenset((uuid, cliques.get(scope)) for scope, uuid in uuids.items()),
+    )
+
+
+def measured(view: HostView, name: str) -> list[Observation]:
+    """Return the measured observations of that name."""
+    return [item for item in view.observations[name] if item.status == MEASURED]
+
+
+def last_values(view: HostView, name: str) -> dict[str, Value]:
+    """Return scope -> the last measured value."""
+    return {item.scope: item.value for item in measured(view, name)}
+
+
+def _attribute(members: Iterable[DomainMember]) -> dict[str, dict[str, str]]:
+    """Return the broken connections by the host at fault.
+
+    First those of hosts whose daemon does not work, then those of the host with most broken connections, until none is left. A
+    connection between two hosts without any other broken connection is attributed to both.
+    """
+    states: dict[Edge, str] = {}
+    not_ready = []
+    for member in members:
+        for peer, state in member.broken.items() if member.address else ():
+            first, second = sorted((member.address, peer))
+            # The state that a host cannot read (`invalid`) says less than that of the other end.
+            if states.get((first, second), "invalid") in ("invalid", "not_reported"):
+                states[first, second] = state
+        if member.is_ready is False and member.address:
+            not_ready.append(member.address)
+    attributed: dict[str, dict[str, str]] = defaultdict(dict)
+    while states:
+        counts = Counter(address for edge in states for address in edge)
+        culprit = next((address for address in not_ready if counts[address]), "")
+        culprit = culprit or max(sorted(counts), key=lambda address: counts[address])
+        for edge in [edge for edge in states if culprit in edge]:
+            other = edge[edge[0] == culprit]
+            attributed[culprit][other] = state = states.pop(edge)
+            if counts[culprit] == 1 and culprit not in not_ready:
+                attributed[other][culprit] = state
+    return attributed

@@ -1,0 +1,71 @@
+"""Make the hosts of a simulated rack one NVLink domain: its cluster UUID, the connections of IMEX, and NCCL's transport.
+
+No record of a rack with a domain exists. The readings have the form that NVIDIA's programs give them. The figures stay those of
+the model, which has no NVLink between hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from schemas.readings import READINGS
+
+Doc = dict[str, Any]
+CLIQUE = 32766
+"""Clique of the default partition."""
+TRANSPORT = "P2P/MNNVL"
+FULL_PHASES = ("before", "after")
+
+
+def join_domain(
+    documents: Mapping[str, Doc], members: Sequence[str], host: str, rack: int, down: Collection[str], *, is_whole: bool
+) -> None:
+    """Change the records of a host as if it were in the NVLink domain of its rack.
+
+    Args:
+        documents: records of the host.
+        members: the hosts of the domain, in the order of IMEX.
+        host: the host.
+        rack: number of the rack.
+        down: hosts whose IMEX does not work.
+        is_whole: whether all ranks are in one clique with IMEX, so that NCCL uses NVLink between hosts.
+    """
+    readings = _imex_readings(members, host, down)
+    identity = {"gpu.fabric.cluster_uuid": f"51400000-0000-4000-8000-{rack:012x}", "gpu.fabric.clique_id": CLIQUE}
+    for document in documents.values():
+        for snapshot in document["snapshots"]:
+            for metric in snapshot["metrics"]:
+                if metric["name"] in identity:
+                    metric["values"] = dict.fromkeys(metric.get("values", {}), identity[metric["name"]])
+            if snapshot["phase"] in FULL_PHASES:
+                snapshot["metrics"] += [
+                    {"name": name, "unit": READINGS[name].unit, "values": dict(values)}
+                    for name, values in readings.items()
+                ]
+        if is_whole and "gang" in document:
+            _use_nvlink(document["observations"])
+
+
+def _imex_readings(members: Sequence[str], host: str, down: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    def connection(other: str) -> str:
+        return "invalid" if host in down else "never_connected" if other in down else "connected"
+
+    return {
+        "fabric.imex.state": {"host": "unavailable" if host in down else "ready"},
+        "fabric.imex.domain_state": {"host": "degraded" if down else "up"},
+        "fabric.imex.node_count": {"host": len(members)},
+        "fabric.imex.address": {"host": host},
+        "fabric.imex.node_address": {f"imex={number}": name for number, name in enumerate(members)},
+        "fabric.imex.connection": {
+            f"imex={number}": connection(name) for number, name in enumerate(members) if name != host
+        },
+    }
+
+
+def _use_nvlink(observations: Sequence[Doc]) -> None:
+    for item in observations:
+        if item["name"] == "collective.transport":
+            item["value"] = TRANSPORT
+        elif "transport" in item.get("params", {}):
+            item["params"]["transport"] = TRANSPORT
