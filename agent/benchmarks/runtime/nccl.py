@@ -19,12 +19,25 @@ FLOAT32, SUM = 7, 0
 """ncclFloat32 and ncclSum of nccl.h."""
 SUCCESS, IN_PROGRESS = 0, 7
 ID_BYTES = 128
+LONGEST_MESSAGE = 400
 
 Call = Callable[[], None]
 
 
 class NcclError(RuntimeError):
     """A call of NCCL failed or did not finish in time."""
+
+
+def error_text(library: ctypes.CDLL, code: int) -> str:
+    """Return NCCL's text of an error code, and the library's last message, which names the cause.
+
+    An example: `MNNVL (cliqueSize 72) is available but not working on this system. Check the IMEX configuration`.
+    """
+    text: str = library.ncclGetErrorString(code).decode(errors="replace")
+    last = library.ncclGetLastError(None) if hasattr(library, "ncclGetLastError") else None
+    message = " ".join((last or b"").decode(errors="replace").split())[:LONGEST_MESSAGE]
+    printable = "".join(character for character in message if character.isprintable())
+    return f"{text}: {printable}" if printable else text
 
 
 class _UniqueId(ctypes.Structure):
@@ -80,13 +93,15 @@ class Communicator:
         if not context.min_max_over_ranks(int(library is not None))[0] or library is None:
             raise NcclError(problem)
         library.ncclGetErrorString.restype = ctypes.c_char_p
+        if hasattr(library, "ncclGetLastError"):  # 2.13 and later
+            library.ncclGetLastError.restype = ctypes.c_char_p
         store = PrefixStore(name, context.store)
         return cls(library, store, context.rank, context.world_size, context.timeout_s)
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code not in (SUCCESS, IN_PROGRESS):
-            raise NcclError(f"{name}: {self._library.ncclGetErrorString(code).decode()}")
+            raise NcclError(f"{name}: {error_text(self._library, code)}")
 
     def close(self) -> None:
         """Free the communicator."""
@@ -99,7 +114,7 @@ class Communicator:
         self._library.ncclCommAbort(self._handle)
         if code.value in (SUCCESS, IN_PROGRESS):
             return ""
-        return f"NCCL: {self._library.ncclGetErrorString(code.value).decode()}"
+        return f"NCCL: {error_text(self._library, code.value)}"
 
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
         """Return a function that starts the operation on these buffers (fp32) on the current stream; the root is rank 0.
@@ -135,7 +150,7 @@ class Communicator:
         def call() -> None:
             code = function(*arguments)
             if code not in good:
-                raise NcclError(f"{name}: {self._library.ncclGetErrorString(code).decode()}")
+                raise NcclError(f"{name}: {error_text(self._library, code)}")
 
         return call
 

@@ -6,6 +6,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from agent.benchmarks.memory import integrity
 from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.nccl import error_text
 from agent.run.work_directory import read_excluded_ranks
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
@@ -423,7 +425,16 @@ h1:9:9 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo 4 proto 2 time 36000.1
 """
 
 
+NCCL_MNNVL = """\
+t1:9:12 [0] NCCL INFO MNNVL 1 cliqueId 7ffe cliqueSize 72 cliqueRank 0
+t1:9:12 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] via P2P/MNNVL
+t1:9:12 [0] NCCL INFO Channel 01/0 : 3[3] -> 4[0] via P2P/MNNVL/read/CE
+"""
+"""Ranks of one NVLink domain, in the form of NCCL 2.21 and later (src/init.cc or src/mnnvl.cc, src/transport/p2p.cc)."""
+
+
 def test_nccl_log_is_parsed() -> None:
+    assert nccl_log.parse_transport(NCCL_MNNVL) == "P2P/MNNVL+P2P/MNNVL/read/CE"
     assert nccl_log.parse_transport(NCCL_2_28) == "P2P/CUMEM"
     assert nccl_log.parse_channels(NCCL_2_28) == (24, 0)
     assert nccl_log.parse_choice(NCCL_2_28) == {"algorithm": "RING", "protocol": "LL"}
@@ -436,6 +447,25 @@ def test_unknown_nccl_log_yields_nothing() -> None:
     assert nccl_log.parse_transport("NCCL INFO something new") == ""
     assert nccl_log.parse_channels("NCCL INFO something new") is None
     assert nccl_log.parse_choice("NCCL INFO something new") == {}
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (b"MNNVL (cliqueSize 72) is available\nbut not working", "MNNVL (cliqueSize 72) is available but not working"),
+        (b"\x1b[2J\xff", "[2J\ufffd"),
+        (b"x" * 5000, "x" * 400),
+    ],
+)
+def test_error_of_nccl_has_its_last_message(last: bytes, expected: str) -> None:
+    library: Any = SimpleNamespace(ncclGetErrorString=lambda code: b"system error", ncclGetLastError=lambda comm: last)
+    assert error_text(library, 2) == f"system error: {expected}"
+
+
+@pytest.mark.parametrize("more", [{}, {"ncclGetLastError": lambda comm: None}, {"ncclGetLastError": lambda comm: b""}])
+def test_error_of_nccl_without_a_message_is_its_text(more: dict[str, Any]) -> None:
+    library: Any = SimpleNamespace(ncclGetErrorString=lambda code: b"system error", **more)
+    assert error_text(library, 2) == "system error"
 
 
 def test_store_wait_times_out(tmp_path: Path) -> None:
