@@ -88,9 +88,11 @@ def types(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 
 def _pci_address(files: Files, disk: str) -> Value | Absent:
     """Return the PCI address of a disk. With NVMe multipath, a disk is no PCI device, but its controllers are."""
-    controllers = files.glob(f"{_BLOCK}/{disk}/device/nvme*")
-    addresses = [pci_address(files, path) for path in (f"{_BLOCK}/{disk}", *controllers)]
-    return next((address for address in addresses if not isinstance(address, Absent)), addresses[0])
+    address = pci_address(files, f"{_BLOCK}/{disk}")
+    if isinstance(address, Absent):
+        controllers = (pci_address(files, path) for path in files.glob(f"{_BLOCK}/{disk}/device/nvme*"))
+        return next((other for other in controllers if not isinstance(other, Absent)), address)
+    return address
 
 
 def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | Absent:

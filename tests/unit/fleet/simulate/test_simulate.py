@@ -305,7 +305,8 @@ def test_fault_is_one_cause_with_the_right_part(
     (cause,) = (cause for cause in of_host if kind == "duplicate_serial" or cause.problem != "identity")
     assert cause.problem == EXPECTED_PROBLEMS[kind]
     whole_host = not FAULTS[kind].of_gpu or kind == "missing_gpu"
-    assert cause.part == ("nic=rail1" if kind == "slow_nic" else "host" if whole_host else f"gpu={GPU}")
+    of_parts = {"slow_nic": "nic=rail1", "wrong_clique": "gpu=0"}  # the first of its GPUs, which are all in the clique
+    assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
 
 
 EXPECTED_PACKAGES = {
