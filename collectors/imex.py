@@ -13,8 +13,9 @@ from pathlib import Path
 
 from collectors.base import HOST, Absent, Family, Value, empty_families
 from collectors.files import Files
-from collectors.imex_domain import NOT_REPORTED, ImexDomain, ImexNode, clean_text, parse_json, parse_text
+from collectors.imex_domain import NOT_REPORTED, ImexDomain, ImexNode, parse_json, parse_text
 from collectors.programs import DIRECTORIES, find_program, run_program
+from collectors.wiring.neighbor import clean_text
 
 PROGRAM = "nvidia-imex-ctl"
 PLACES = (*DIRECTORIES, "opt/nvidia/imex/bin", "usr/local/nvidia/imex/bin")

@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from collectors.wiring.neighbor import clean_text
+
 STATES = frozenset({"up", "degraded", "down"})
 CONNECTED, NOT_REPORTED = "connected", "not_reported"
 _CODES = {
@@ -37,12 +39,6 @@ class ImexDomain:
 
     state: str
     nodes: dict[int, ImexNode]
-
-
-def clean_text(text: object, longest: int = 200) -> str:
-    """Return text of a program in one line of at most `longest` characters, without control characters."""
-    printable = "".join(character if character.isprintable() else " " for character in str(text)[: 4 * longest])
-    return " ".join(printable.split())[:longest]
 
 
 def parse_json(text: str) -> ImexDomain:

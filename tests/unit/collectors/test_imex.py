@@ -13,6 +13,7 @@ from collectors.base import Absent, Value, scope
 from collectors.fabric import FabricCollector
 from collectors.imex import imex_families
 from collectors.imex_domain import parse_json, parse_text
+from collectors.wiring.neighbor import MAX_TEXT
 from tests.fakes.host import program
 
 DATA = Path(__file__).parents[2] / "data/imex"
@@ -109,7 +110,7 @@ def test_early_r570_reports_no_versions(tmp_path: Path) -> None:
         ("!M!", "node_map_mismatch"),
         ("R", "recovering"),
         ("A", "authenticating"),
-        ("?\x1b[2J", "? [2j"),
+        ("?\x1b[2J", "?[2j"),
     ],
 )
 def test_each_code_of_the_table_has_its_word(code: str, state: str) -> None:
@@ -153,7 +154,7 @@ def test_program_that_hangs_is_an_error_and_not_run_again(tmp_path: Path, monkey
     ("script", "reason"),
     [
         ("echo 'Permission denied' >&2; exit 1", "exit code 1: 'Permission denied'"),
-        ("printf 'what\\033[2J\\n'", "not a state of the daemon: 'what [2J'"),
+        ("printf 'what\\033[2J\\n'", "not a state of the daemon: 'what[2J'"),
         ("true", "not a state of the daemon: ''"),
         ('[ "$*" = -q ] && echo READY || printf "{\\"nodes\\": 3"', "no connectivity table: '{\"nodes\": 3'"),
         ('[ "$*" = -q ] && echo READY || exit 7', "exit code 7"),
@@ -200,9 +201,9 @@ def test_other_json_is_refused(document: str) -> None:
 def test_text_of_other_hosts_is_capped_and_has_no_control_characters() -> None:
     nodes = {"0": {"host": "a\x1b[2J" + "b" * 5000, "version": "1\n2", "status": "READY"}}
     node = parse_json(json.dumps({"nodes": nodes, "status": "UP"})).nodes[0]
-    assert len(node.address) == 200
+    assert len(node.address) == MAX_TEXT
     assert node.address.isprintable()
-    assert node.version == "1 2"
+    assert node.version == "12"
 
 
 def test_scrape_does_not_run_the_program(tmp_path: Path) -> None:
