@@ -75,6 +75,8 @@ THIRD_PARTY_PROGRAMS = (
         "smpquery",
         "ib_write_bw",
         "ib_write_lat",
+        "all_reduce_perf",
+        "nvidia-imex-ctl",
         "nvidia-smi",
         "oc",
         "podman",
