@@ -14,6 +14,7 @@ from collectors.host import HostCollector
 from collectors.infiniband import InfinibandCollector
 from collectors.network import NetworkCollector
 from collectors.nvml import NvmlCollector
+from collectors.optics import OpticsCollector
 from collectors.pcie import PcieCollector
 from collectors.software import SoftwareCollector
 from collectors.storage import StorageCollector
@@ -44,6 +45,7 @@ COLLECTORS: Mapping[str, Callable[[CollectorOptions], Collector]] = {
     "infiniband": lambda options: InfinibandCollector(options.root, options.full_snapshot),
     "network": lambda options: NetworkCollector(options.root, options.full_snapshot, options.identity),
     "wiring": lambda options: WiringCollector(options.root, options.full_snapshot),
+    "optics": lambda options: OpticsCollector(options.root, options.full_snapshot),
     "fabric": lambda options: FabricCollector(options.root, options.full_snapshot),
     "xid": lambda options: XidCollector(options.root / "dev/kmsg", options.full_snapshot),
     "storage": lambda options: StorageCollector(options.root, options.full_snapshot, options.identity),

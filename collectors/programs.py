@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -53,8 +54,16 @@ def run_program(
             errors="replace",
             timeout=deadline_s,
             check=False,
+            env={**os.environ, "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
         return Absent.error(f"{path.name} {arguments[0]}: no answer within {deadline_s:g} s")
     except OSError as error:
         return Absent.error(f"{path.name} {arguments[0]}: {error.strerror}")
+
+
+def error_message(process: subprocess.CompletedProcess[str]) -> str:
+    """Return the first line of the error output, or else of the output, printable and cut to 200 characters."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", process.stderr.strip() or process.stdout.strip())
+    line = next((line for line in text.splitlines() if line.strip()), "no output")
+    return "".join(character for character in line if character.isprintable()).strip()[:200]

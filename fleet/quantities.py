@@ -16,6 +16,8 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "B/s": ((1e8, "GB/s"), (1e5, "MB/s"), (1e2, "kB/s"), (0, "B/s")),
     "FLOP/s": ((1e11, "TFLOP/s"), (1e8, "GFLOP/s"), (1e5, "MFLOP/s"), (0, "FLOP/s")),
     "s": ((1, "s"), (1e-3, "ms"), (0, "µs")),
+    "W": ((0.1, "W"), (1e-4, "mW"), (0, "µW")),
+    "A": ((0.5, "A"), (0, "mA")),
     "Hz": ((1e6, "MHz"), (0, "Hz")),
     "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
     "FLOP/cycle": ((1e3, "kFLOP/cycle"), (0, "FLOP/cycle")),
@@ -29,12 +31,17 @@ _FACTORS = {
     "MFLOP/s": 1e6,
     "ms": 1e-3,
     "µs": 1e-6,
+    "mW": 1e-3,
+    "µW": 1e-6,
+    "mA": 1e-3,
     "MHz": 1e6,
     "TFLOP/s/W": 1e12,
     "GFLOP/s/W": 1e9,
     "kFLOP/cycle": 1e3,
 }
-_PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
+PER_HOUR = "1/h"
+"""Unit of the rate of a counter."""
+_PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": ""}
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -22,6 +22,8 @@ PROMETHEUS_SUFFIX = {
     "B": "_bytes",
     "B/s": "_bytes_per_second",
     "s": "_seconds",
+    "V": "_volts",
+    "A": "_amperes",
 }
 """SI unit in the record -> Prometheus' base unit in the name of the exported series."""
 

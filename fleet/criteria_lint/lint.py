@@ -42,6 +42,8 @@ TRUTHS = frozenset(
 )
 TEXTS = frozenset({"collective.transport", "digest.value"})
 LEAST_OF_EXPECTED = 0.75
+LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
+"""Optical powers, which healthy parts have within decibels of each other, and their least share of the median (10 dB)."""
 MUST_JUDGE = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
@@ -201,6 +203,7 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         return
     # The basis `model` derives a floor from other parts. Such a floor finds only gross faults, for example half the rate.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
+    least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     remedy = f"keep within {(1 - least) * 100:.0f} % of it, or correct the expectation"
     if criterion.operator in FLOORS and fraction < least:
         yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)

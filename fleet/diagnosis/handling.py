@@ -57,7 +57,14 @@ _INSPECT_HOST = Handling(
     "replace the part that differs, or contact the vendor of the host.",
 )
 _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration management or BMC."
+_MODULE = Handling(
+    "Inspect and clean both ends of the fibre, reseat the module and the cable; the host may stay on. Then read the port again: "
+    "ethtool -m INTERFACE, or mlxlink -d ADAPTER -m -c.",
+    "swap the module with that of a healthy port, then the cable, and replace what the fault moves with. The cause names vendor, "
+    "part number and serial of the module.",
+)
 HANDLING = {
+    **{(problem, action, ""): _MODULE for problem in ("module", "port") for action in ("reseat", "inspect_hardware")},
     ("gpu-fell-off-bus", "reboot", ""): Handling(
         "Drain the host and reboot it. If the GPU is still missing, power the host off and on.",
         "reseat the GPU. If it falls off the bus once more, return it (RMA).",

@@ -39,6 +39,11 @@ _COMPUTE = (
 _COPIES = ("host_copy.*", "dataloader.*", "checkpoint.*")
 _PEERS = ("peer_copy.*", "collective.*", "gpu.peer.*")
 _WIRING = ("network.switch*", "infiniband.switch*")
+_PORT = (
+    "port.*",
+    *(f"infiniband.{name}" for name in ("*err*", "link_*", "*state", "active", "rate", "width", "narrowed")),
+    *(f"network.{name}" for name in ("rx_*", "carrier*", "operstate", "speed")),
+)
 _NETWORK = ("pairs.*", "collective.*", "gang.*")
 
 
@@ -204,6 +209,28 @@ PROBLEMS = (
             "pcie.port.aer.*",
         ),
         explains=("gpu.pcie.*", "pcie.*", *_COPIES),
+    ),
+    Problem(
+        id="module",
+        title=words.module,
+        shown_by=("optics.module.fault", "optics.tx_fault", "optics.rx_los", "optics.*.alarm"),
+        explains=("optics.*", *_PORT),
+        explains_host=_NETWORK,
+    ),
+    Problem(
+        id="port",
+        title=words.module,
+        shown_by=(
+            "port.fec_uncorrectable",
+            "port.link_*",
+            "port.symbol_*",
+            "port.*_ber",
+            "port.status_opcode",
+            "port.module_errors",
+            "port.pause_storms",
+            "optics.*",
+        ),
+        explains=("optics.*", *_PORT),
     ),
     Problem(
         id="hot",

@@ -52,6 +52,18 @@ _FIGURES = {
     "verbs.message_rate": "RDMA message rate",
     "verbs.mtu": "RDMA MTU",
 }
+_MODULE_FLAGS = {
+    "optics.module.fault": "has a module that switched itself off because of a fault",
+    "optics.rx_los": "has a module that receives no signal",
+    "optics.tx_fault": "has a module whose transmitter failed",
+}
+_MODULE_QUANTITIES = {
+    "rx_power": "received light",
+    "tx_power": "sent light",
+    "bias": "laser current",
+    "temperature": "temperature",
+    "voltage": "supply voltage",
+}
 _COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
 _SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "sharing")
 """Parameters that distinguish the figures of a benchmark."""
@@ -153,6 +165,21 @@ def distance(verdict: Verdict) -> float:
     if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
         return 0.0
     return max(0.0, (limit - value if verdict.operator in ("ge", "gt") else value - limit) / abs(limit))
+
+
+def module(shown: Sequence[Verdict]) -> str:
+    """Return what is wrong with the module at a port, or with the port, and on which lanes."""
+    first = shown[0]
+    lanes = {Scope.parse(verdict.scope).get("lane") for verdict in shown if verdict.name == first.name} - {""}
+    where = f" on lane{'s' if len(lanes) > 1 else ''} {', '.join(sorted(lanes, key=int))}" if lanes else ""
+    if first.name in _MODULE_FLAGS:
+        return f"{_MODULE_FLAGS[first.name]}{where}"
+    _, quantity_name, *level = first.name.split(".")
+    if level in (["alarm"], ["warning"]) and isinstance(first.value, str):
+        side = {"low": "below", "high": "above"}.get(first.value, "beyond")
+        what = _MODULE_QUANTITIES.get(quantity_name, quantity_name)
+        return f"has a module whose {what}{where} is {side} the module's own {level[0]} limit"
+    return describe(shown) + where
 
 
 def hot(shown: Sequence[Verdict]) -> str:

@@ -36,9 +36,9 @@ FRACTIONS = frozenset({"host.load"})
 LEAST = {"Cel": 2.0, "W": 1.0}
 """Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A part
 without a sensor reports 0."""
-BOUNDS = {"network.mtu": (68.0, 65_536.0)}
+BOUNDS = {"network.mtu": (68.0, 65_536.0), "optics.rx_power": (0.0, 1.0), "optics.tx_power": (0.0, 1.0)}
 """Reading -> lowest and highest possible value. For an MTU: the lowest is from RFC 791, the highest is that of the loopback
-interface."""
+interface. Modules send a few milliwatts."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")

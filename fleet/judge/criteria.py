@@ -119,6 +119,9 @@ class Criterion:
     """The criterion applies only to runs that accept new parts (`is_acceptance`)."""
     delta: bool = False
     """Compare the increase of a counter over the run, not its value."""
+    per_hour: bool = False
+    """Compare the rate of a counter per hour: with `delta` over the run, else before the run, since the counter was cleared
+    (`counter_rate`)."""
     optional: bool = False
     """A reading that the part does not support, or a fleet too small to compare with, gives no verdict."""
     best_of_run: bool = False

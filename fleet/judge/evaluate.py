@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from fleet.judge import baseline, outliers
 from fleet.judge.absence import with_absence
-from fleet.judge.change import change, net_change
+from fleet.judge.change import change, net_change, number
+from fleet.judge.counter_rate import describe_age, hours_before, hours_between
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.fabric_ports import TOTALS
@@ -17,7 +18,7 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.judge.refusals import may_be_transient
-from fleet.quantities import SIGNS, format_pair, quantity
+from fleet.quantities import PER_HOUR, SIGNS, format_pair, quantity
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
@@ -184,6 +185,8 @@ def _judge_measured(
         detail = outliers.explanation(criterion, peers, quantity(peers.median, criterion.unit))
     if criterion.delta:
         return _judge_change(view, criterion, measured, limit)
+    if criterion.per_hour:
+        return _judge_rate(view, criterion, measured, limit)
     if criterion.variable.endswith("_version"):
         limit = _full_version(str(limit), measured)
     chosen = _deciding_observation(criterion, measured, limit)
@@ -245,14 +248,39 @@ def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Obser
         return _verdict(view, criterion, last, net_change(measured), limit, "")
     increase = change(measured)
     chosen = replace(increase.reading, stage=increase.stage)
-    if not holds(criterion.operator, increase.total, limit):
+    total = increase.total
+    if criterion.per_hour and isinstance(total, int | float):
+        hours = hours_between(view, measured[0], last)
+        if hours is None:
+            return _without_uptime(view, criterion, last)
+        total /= hours
+    if not holds(criterion.operator, total, limit):
         detail = "; ".join(text for text in (increase.where, increase.drop) if text)
-        return _verdict(view, criterion, chosen, increase.total, limit, detail)
+        return _verdict(view, criterion, chosen, total, limit, detail)
     if increase.drop:
         reason = f"{increase.drop}: the counter was reset, and increments just before the reset are lost"
         verdict = view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
         return replace(verdict, kind=VerdictKind.CONTRADICTORY)
-    return _verdict(view, criterion, chosen, increase.total, limit, "")
+    return _verdict(view, criterion, chosen, total, limit, "")
+
+
+def _judge_rate(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
+    """Return the verdict on the rate at which a counter rose before the run, by its first reading."""
+    first, last = measured[0], measured[-1]
+    count, hours = number(first.value), hours_before(view, first)
+    if not count:
+        return _verdict(view, criterion, first, 0.0, limit, "")
+    if hours is None:
+        return _without_uptime(view, criterion, last)
+    increase = change(measured).total if len(measured) > 1 else 0
+    detail = describe_age(hours, count, number(increase))
+    rate = count / hours
+    return _verdict(view, criterion, first, rate, limit, "" if holds(criterion.operator, rate, limit) else detail)
+
+
+def _without_uptime(view: HostView, criterion: Criterion, last: Observation) -> Verdict:
+    reason = "the uptime of the host is not known, and neither is the rate of the counter"
+    return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
 
 
 def _deciding_observation(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
@@ -280,7 +308,7 @@ def _verdict(
         value=value,
         limit=limit,
         operator=criterion.operator,
-        unit=criterion.unit,
+        unit=_unit(criterion),
         reason=f"{comparison} ({detail})" if detail else comparison,
         detail=detail,
         action="none" if passed else criterion.actions.get(str(value), criterion.action),
@@ -310,9 +338,13 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
 
 def describe_comparison(criterion: Criterion, value: Value, limit: Value) -> str:
     """Return the comparison in words: `found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
-    value_text, limit_text = format_pair(value, limit, criterion.unit)
+    value_text, limit_text = format_pair(value, limit, _unit(criterion))
     verb = "changed by" if criterion.delta else "found"
     return f"{verb} {value_text}, wanted {SIGNS[criterion.operator]} {limit_text}"
+
+
+def _unit(criterion: Criterion) -> str:
+    return PER_HOUR if criterion.per_hour else criterion.unit
 
 
 def holds(comparison: str, value: Value, limit: Value) -> bool:

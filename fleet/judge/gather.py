@@ -19,7 +19,7 @@ from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
-from fleet.judge.outliers import FigureKey
+from fleet.judge.outliers import FigureKey, model_readings
 from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
@@ -269,7 +269,7 @@ class Gatherer:
                 elif names:
                     chosen.append((criterion, names))
             elif criterion.vs_fleet:
-                compared += names
+                compared += [*names, *(name for name in model_readings(criterion) if names and name in metrics)]
         if compared:
             chosen.append((None, tuple(dict.fromkeys(compared))))
         steps = [

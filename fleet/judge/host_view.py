@@ -154,6 +154,12 @@ class HostView:
             and self._values("fabric.nvswitch.count") <= {0}
         )
 
+    @cached_property
+    def module_models(self) -> Mapping[str, str]:
+        """Return the scope of each port with a module -> the part number of the module in the last snapshot that has it."""
+        metrics = (metric for _, metric in self.observations.metrics.get("optics.module.part_number", ()))
+        return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
+
     def _values(self, name: str) -> set[Value]:
         """Return the values of a reading in all scopes and snapshots."""
         return {value for _, metric in self.observations.metrics.get(name, ()) for value in metric.values.values()}

@@ -32,6 +32,7 @@ from fleet.judge.link_faults import with_link_faults
 from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
+from fleet.judge.modules import with_module
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.presence import judge_presence
@@ -207,6 +208,6 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     annotated = []
     for verdict in with_culprits(view, verdicts):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
-        verdict = _with_log_lifetime(with_missing_gpus(view, verdict, stats.slots))
+        verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
         annotated.append(with_drift_time(view, verdict))
     return annotated

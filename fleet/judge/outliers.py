@@ -34,13 +34,18 @@ KINDS = {
     "peer": ("pair of GPUs", "pairs of GPUs"),
     "gang": ("gang", "gangs"),
     "link": ("link", "links"),
+    "lane": ("lane", "lanes"),
     "port": ("port", "ports"),
     "partner": ("pair of ports", "pairs of ports"),
 }
 """Kind of scope -> its name in singular and plural."""
 
+MODULE_READINGS, MODULE_MODEL = "optics.", "optics.module.part_number"
+"""Prefix of readings of modules at ports, and the reading of their model. They are compared with modules of the same model."""
+UNKNOWN_MODULE = "an unknown module"
+
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
-"""GPU model, name, stage, kind of scope and settings, which comparable figures share."""
+"""Model of the GPU or module, name, stage, kind of scope and settings, which comparable figures share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +118,7 @@ class FleetFigures:
             value = observation.value
             if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value):
                 latest[(self.key(view, observation), observation.scope)] = observation
-        return latest
+        return {item: observation for item, observation in latest.items() if item[0][0] != UNKNOWN_MODULE}
 
     def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
         """Add the numbers of the parts of several hosts that have the same scope."""
@@ -172,8 +177,15 @@ class FleetFigures:
         """Return the key that a figure of this host shares with its peers."""
         scope = Scope.parse(item.scope)
         name = view.names.get(scope.device)
+        if item.name.startswith(MODULE_READINGS):
+            name = view.module_models.get(item.scope.partition(",lane=")[0], UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
         return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items())
+
+
+def model_readings(criterion: Criterion) -> tuple[str, ...]:
+    """Return the readings that decide which parts a criterion compares with each other, besides the model of the GPUs."""
+    return (MODULE_MODEL,) if criterion.vs_fleet and criterion.name.startswith(MODULE_READINGS) else ()
 
 
 def compared_names(view: HostView) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fleet.judge import expectations, outliers
 from fleet.judge.bounded_cache import BoundedCache
+from fleet.judge.counter_rate import deciding_readings
 from fleet.judge.criteria import Criterion
 from fleet.judge.drift import is_drift
 from fleet.judge.evaluate import COMPARE, holds, is_applicable, is_unlinked, limit_of, series
@@ -255,7 +256,8 @@ class PassCounter:
 
         If not, its verdicts are kept in `remaining`, unless equal readings failed before: then they are still to be evaluated.
         """
-        view, criterion, names = values.view, step.criterion, step.names or ()
+        view, criterion = values.view, step.criterion
+        names = deciding_readings(view, criterion, step.names or ())
         if step.readings:
             passes = step.readings.count_passes(view, self._positions[view.host.name])
             if passes is not None:
@@ -327,6 +329,8 @@ class PassCounter:
         for step in steps:
             if step.names is None or values.readings_key(step.names) is None:
                 continue
+            if deciding_readings(view, step.criterion, step.names) != step.names:
+                continue  # they differ from host to host, as the uptime does
             step.passes = self._evaluate(view, step.criterion)
             if all(verdict.verdict == PASS for verdict in step.passes):
                 names[step] = step.names
@@ -378,6 +382,8 @@ class PassCounter:
         if not is_applicable(view, criterion):
             return in_full if view.must_match(criterion) else None
         readings = tuple(name for name in view.observations.metrics if criterion.matches_name(name))
+        if readings:
+            readings += tuple(name for name in outliers.model_readings(criterion) if name in view.observations.metrics)
         results = any(map(criterion.matches_name, view.observations.benchmark_names()))
         if from_benchmark(criterion.name):
             return in_full if readings else self._benchmark_step(values, criterion, positions)

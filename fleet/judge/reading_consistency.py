@@ -30,6 +30,8 @@ LASTING_LABELS = ("host", "gpu", "cpu", "numa", "runtime")
 """Device kinds whose readings are in every snapshot."""
 REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
 """Device kinds that may be replaced by another one of the same name while the host runs."""
+OF_MODULES = ("optics.", "port.")
+"""Readings of the modules at ports, which are replaced, and lose their link, while the host runs."""
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
 LOG_READ = "xid.last_seen"
@@ -63,8 +65,8 @@ CHANGING = (
     "gpu.pcie.width", "gpu.peer.link", "gpu.persistence.enabled", "gpu.recovery_action", "gpu.remapped_rows.*",
     "gpu.retired_pages.*", "host.persistence_daemon", "host.kernel.bad_page",
     "host.kernel.machine_check", "host.kernel.oops", "host.kernel.soft_lockup", "host.kernel.tainted", "host.memory.poisoned",
-    "infiniband.*", "kernel.event.*", "network.*", "pcie.device_count", "pcie.narrowed", "pcie.width", "storage.*", "sxid.*",
-    "xid.*",
+    "infiniband.*", "kernel.event.*", "network.*", "optics.*", "pcie.device_count", "pcie.narrowed", "pcie.width",
+    "port.*", "storage.*", "sxid.*", "xid.*",
 )  # fmt: skip
 """Readings that may change while the host runs; counters do too. All others describe a part or its configuration."""
 RESIZED = ("host.memory.total", "host.numa.memory_total")
@@ -186,7 +188,7 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
                 continue
             metric = here[name]
             for scope in sorted(scopes - metric.values.keys() - metric.absent.keys()):
-                if _is_there(name, scope, present, is_log_read=is_log_read):
+                if _is_there(name, scope, present, is_log_read=is_log_read) and not _has_port(metric, scope):
                     yield name, scope, when, snapshot.stage
 
 
@@ -199,6 +201,13 @@ def _is_there(name: str, scope: str, present: set[str], *, is_log_read: bool) ->
     if parsed.kind in EVENT_LABELS:
         return is_log_read and name == ALL_EVENTS
     return scope in present or parsed.device_kind in LASTING_LABELS
+
+
+def _has_port(metric: Metric, scope: str) -> bool:
+    """Return whether a reading of a module has the port of this scope: the lanes of a module come and go with it."""
+    port = scope.partition(",lane=")[0]
+    is_of_module = metric.name.startswith(OF_MODULES)
+    return is_of_module and any(Scope.parse(port).contains(other) for other in (*metric.values, *metric.absent))
 
 
 def _agreed(readings: Sequence[Mapping[str, Value]]) -> dict[str, Value]:

@@ -62,6 +62,8 @@ LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
 PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
 OTHER_PARTS = ("network.bond.", "pcie.acs.")
 """Readings of parts that no reading lists: a bond is not an adapter, and ACS is a setting of bridges."""
+OF_PORTS, PORT_DEVICES = ("optics.", "port."), ("hca", "nic")
+"""Readings of ports and modules, and the devices that a port may belong to: an adapter, or an Ethernet interface."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
@@ -189,6 +191,9 @@ def _shapes(name: str) -> frozenset[tuple[str, ...]] | None:
         return frozenset({()}) if name.startswith(COLLECTOR) else None
     if name.startswith(NVLINK):  # some drivers report each link, others their sum
         return frozenset({("gpu",), ("gpu", "link")})
+    if name.startswith(OF_PORTS):
+        inner = tuple(label for label in reading.labels if label not in PORT_DEVICES)
+        return frozenset((device, *inner) for device in PORT_DEVICES)
     if not OCCURRENCES & {*reading.labels}:
         return frozenset({reading.labels})
     named = range(len(reading.labels) + 1)

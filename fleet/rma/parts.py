@@ -12,6 +12,13 @@ from schemas.scopes import Scope
 PART_ACTIONS = ("rma", "inspect_hardware", "reseat")
 """Actions that need work on the part itself."""
 GPU, HOST = "gpu", "host"
+MODULE: Mapping[str, str] = {
+    "module_vendor": "optics.module.vendor",
+    "module_part_number": "optics.module.part_number",
+    "module_serial": "optics.module.serial",
+    "module_firmware": "optics.module.firmware_version",
+}
+"""Identifiers of the module or cable at a port of the part. Only ports with a module have them."""
 IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
     GPU: {
         "model": "gpu.name",
@@ -30,11 +37,13 @@ IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
         "serial": "infiniband.hca.node_guid",
         "firmware": "infiniband.hca.firmware_version",
         "pci_address": "infiniband.hca.pci_address",
+        **MODULE,
     },
     "nic": {
         "model": "network.driver",
         "serial": "network.address",
         "pci_address": "network.pci_address",
+        **MODULE,
     },
     "disk": {
         "model": "storage.disk.model",
@@ -134,9 +143,11 @@ def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> t
     """Return the last measured value of each identifier, and the reason for identifiers without one."""
     key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
     identifiers: dict[str, str] = {}
-    missing = dict.fromkeys(key_by_reading.values(), "not observed")
+    missing = dict.fromkeys((key for key in key_by_reading.values() if key not in MODULE), "not observed")
+    ports = _failed_ports(part)
     for item in observations:
-        if item.scope == part.scope and item.name in key_by_reading:
+        is_of_module = item.name.startswith("optics.module.") and any(is_within(item.scope, port) for port in ports)
+        if item.name in key_by_reading and (item.scope == part.scope or is_of_module):
             key = key_by_reading[item.name]
             if item.status == MEASURED:
                 identifiers[key] = str(item.value)
@@ -146,6 +157,13 @@ def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> t
         identifiers["serial"] = part.serial
     ordered = {key: identifiers[key] for key in IDENTITY_READINGS.get(part.kind, {}) if key in identifiers}
     return {**ordered, **identifiers}, {key: reason for key, reason in missing.items() if key not in identifiers}
+
+
+def _failed_ports(part: FailedPart) -> list[str]:
+    """Return the ports of the part that have a finding; the part itself if none is known."""
+    scopes = (Scope.parse(finding.scope) for finding in part.findings)
+    ports = [f"{scope.device},port={scope.get('port')}" for scope in scopes if scope.get("port")]
+    return ports or [part.scope]
 
 
 def _action_rank(action: str) -> int:

@@ -21,7 +21,7 @@ from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
 from schemas.records import to_json
-from tests.fakes import host, links, nvml, wiring
+from tests.fakes import host, links, nvml, optics, wiring
 
 SYNCHRONIZED = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
@@ -42,7 +42,7 @@ BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n
 
 
 def tree(root: Path) -> Path:
-    """Build a healthy host with eight GPUs, four NVSwitches, eight adapters and two disks."""
+    """Build a healthy host with eight GPUs, four NVSwitches, eight adapters with optical modules and two disks."""
     links.tree(root)
     host.tree(root, gpus=None)
     links.write(root, "proc/1/comm", "systemd\n")
@@ -54,6 +54,7 @@ def tree(root: Path) -> Path:
     links.write(root, "dev/kmsg", BOOTED)
     wiring.programs(root)
     (root / SMART).write_bytes(HEALTHY_LOG)
+    optics.programs(root)
     return root
 
 

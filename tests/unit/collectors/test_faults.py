@@ -25,7 +25,7 @@ from agent.sampling.snapshot import utc_now
 from fleet.judge.criteria import Pack, read_pack, read_packs
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
-from tests.fakes import host, links, nvml, whole
+from tests.fakes import host, links, nvml, optics, whole
 
 Change = Callable[[Path], object]
 GPU_3_LOG_ADDRESS = links.GPUS[3].removesuffix(".0")
@@ -143,6 +143,37 @@ def ib_counter(counter: str, value: int) -> Change:
 
 def nic_file(path: str, content: str) -> Change:
     return lambda root: (links.interface(root, links.PLAIN_INTERFACE) / path).write_text(content)
+
+
+IB_PORT, ROCE_PORT = f"hca={links.IB[2]},port=1", f"hca={links.ROCE},port=1"
+
+
+def module(capture: str) -> Change:
+    """Replace the module of the RoCE port."""
+    return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", optics.ethtool(capture))
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    assert old in text, old
+    return text.replace(old, new)
+
+
+def module_value(old: str, new: str) -> Change:
+    """Change one value of the module of the RoCE port."""
+    text = replaced(optics.ethtool(optics.MODULES[links.ROCE_INTERFACE]), old, new)
+    return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", text)
+
+
+def mlxlink_value(old: str, new: str) -> Change:
+    """Change one value of the InfiniBand port."""
+    text = replaced(optics.mlxlink(optics.HEALTHY_LINK), old, new)
+    return lambda root: optics.set_link(root, links.IB[2], text)
+
+
+def statistic(old: str, new: str) -> Change:
+    """Change one counter of the RoCE interface."""
+    text = replaced(optics.ethtool(optics.STATISTICS[links.ROCE_INTERFACE]), old, new)
+    return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "statistics", text)
 
 
 def port_file(path: str, content: str) -> Change:
@@ -467,6 +498,59 @@ FAULTS = [
     ),
     fault("ethernet transmit errors", "network-transmit-errors", later=nic_file("statistics/tx_errors", "101\n")),
     fault("half duplex", "network-half-duplex", before=nic_file("duplex", "half\n")),
+    # modules and the physical layer
+    fault("module in fault", "optics-module-fault optics-temperature-alarm optics-temperature-warning",
+        before=module("qsfpdd-400g-module-fault-tec.v6.15.txt"), scope=ROCE_PORT),
+    fault("dark lane of a module", "optics-rx-power-alarm optics-rx-power-warning optics-rx-los optics-rx-power-vs-fleet",
+        before=module("qsfp28-sr4-lane3-dark.v6.15.json"), scope=f"{ROCE_PORT},lane=3"),
+    fault("hot module", "optics-temperature-warning", before=module("qsfp28-hot-warning.v6.15.txt"), scope=ROCE_PORT),
+    *(
+        fault(f"module beyond its limits: {quantity}", f"optics-{quantity}-alarm optics-{quantity}-warning {also}".strip(),
+            before=module_value(old, new))
+        for quantity, old, new, also in (
+            ("temperature", '"module_temperature": 41.5', '"module_temperature": 81', ""),
+            ("voltage", '"module_voltage": 3.28', '"module_voltage": 2.5', ""),
+            ("tx-power", "[ 0.871,", "[ 4.5,", ""),
+            ("bias", "[ 7.2,", "[ 1.5,", ""),
+        )
+    ),
+    fault("transmitter fault of a lane", "optics-tx-fault", before=module_value('"tx_fault": [ false', '"tx_fault": [ true')),
+    fault("lane with little light", "optics-rx-power-vs-fleet", before=mlxlink_value("1.886,1.989", "1.886,-9.12"),
+        scope=f"{IB_PORT},lane=2"),
+    fault("module hotter than the others", "optics-temperature-vs-fleet", before=mlxlink_value("52 [", "70 ["), scope=IB_PORT),
+    fault("blocks that fec cannot correct", "port-fec-uncorrectable",
+        later=mlxlink_value('Effective Physical Errors" : "0"', 'Effective Physical Errors" : "1"'), scope=IB_PORT),
+    fault("blocks that fec could not correct before the run", "port-fec-uncorrectable-rate",
+        before=mlxlink_value('Effective Physical Errors" : "0"', 'Effective Physical Errors" : "30"'), scope=IB_PORT),
+    fault("symbol errors", "port-symbol-errors", later=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "121"'),
+        scope=IB_PORT),
+    fault("symbol errors before the run", "port-symbol-error-rate",
+        before=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "3000"'), scope=IB_PORT),
+    fault("few symbol errors before the run", "",
+        before=mlxlink_value('Symbol Errors" : "0"', 'Symbol Errors" : "2800"')),
+    fault("link went down", "port-link-downs",
+        later=mlxlink_value('Link Down Counter" : "0"', 'Link Down Counter" : "1"'), scope=IB_PORT),
+    fault("link recovered from errors", "port-link-recoveries",
+        later=mlxlink_value('Link Error Recovery Counter" : "0"', 'Link Error Recovery Counter" : "6"'), scope=IB_PORT),
+    fault("shorted cable", "port-module-errors",
+        later=statistic("module_bad_shorted: 0", "module_bad_shorted: 1"), scope=ROCE_PORT),
+    fault("pause storm", "port-pause-storms",
+        later=statistic("tx_pause_storm_error_events: 0", "tx_pause_storm_error_events: 1"), scope=ROCE_PORT),
+    fault("bit errors before fec", "port-raw-ber", before=mlxlink_value("2E-10", "3E-4"), scope=IB_PORT),
+    fault("bit errors after fec", "port-effective-ber",
+        before=mlxlink_value('Effective Physical BER" : "15E-255"', 'Effective Physical BER" : "3E-13"'), scope=IB_PORT),
+    fault("symbol errors after fec", "port-symbol-ber",
+        before=mlxlink_value('Symbol BER" : "15E-255"', 'Symbol BER" : "7E-12"'), scope=IB_PORT),
+    fault("bad signal integrity", "port-status",
+        before=mlxlink_value('Status Opcode" : "0"', 'Status Opcode" : "15"'), scope=IB_PORT),
+    fault("infiniband symbol errors before the run", "infiniband-symbol-error-rate", before=ib_counter("symbol_error", 60_000)),
+    fault("ethernet crc errors before the run", "network-crc-error-rate",
+        before=nic_file("statistics/rx_crc_errors", "20000\n")),
+    *(
+        fault(f"{counter} {when}", f"infiniband-{counter.replace('_', '-')}{suffix}", **{phase: ib_counter(counter, count)})
+        for counter in ("local_ack_timeout_err", "packet_seq_err", "roce_adp_retrans")
+        for when, suffix, phase, count in (("before the run", "-rate", "before", 4_000_000), ("during the run", "", "later", 301))
+    ),
 ]  # fmt: skip
 
 

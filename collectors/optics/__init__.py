@@ -1,0 +1,5 @@
+"""Modules (transceivers, active and passive cables) and the physical layer of Ethernet and InfiniBand ports."""
+
+from collectors.optics.collector import OpticsCollector
+
+__all__ = ["OpticsCollector"]

@@ -1,0 +1,199 @@
+"""Read the module and the physical layer of every Ethernet, InfiniBand and RoCE port, with ethtool and mlxlink.
+
+A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`), another Ethernet port that of the
+`network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an Ethernet interface;
+mlxlink reads adapters of NVIDIA. Of a RoCE port, both read, and ethtool has precedence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from collectors import infiniband, network
+from collectors.base import Absent, Family, Labels, ReadingError, empty_families
+from collectors.deadline import call_with_deadline
+from collectors.files import Files
+from collectors.optics import mlxlink
+from collectors.optics.ethtool import Ethtool
+from collectors.optics.module import FLAGS, LANE, MODULE, NO_LINK, Module, Readings, absent_module
+from collectors.optics.port import COUNTERS, LINK, OF_LANE, PortReadings, absent_port, merge
+from collectors.programs import error_message, find_program, run_program
+
+DEADLINE_S, PROGRAM_DEADLINE_S = 16.0, 8.0
+"""For all ports together, and for one call of mlxlink. A module answers over a slow bus, and a stuck bus blocks the caller."""
+NVIDIA = "0x15b3"
+VIRTUAL_DRIVERS = frozenset({"ena", "gve", "hv_netvsc", "virtio_net", "vmxnet3"})
+VIRTUAL_FUNCTIONS = frozenset({"0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"})
+"""PCI device IDs of virtual functions of ConnectX-4 to ConnectX-8 (Linux, mlx5/core/main.c). In a virtual machine they look like
+adapters; mlxlink takes 10 s for one and reads nothing."""
+_TOOLS = ("mlxlink", "mstlink")
+_UNITS = {"temperature": "Cel", "voltage": "V", "rx_power": "W", "tx_power": "W", "bias": "A"}
+_NAMES = {
+    "temperature": "Temperature of the module", "voltage": "Supply voltage of the module", "rx_power": "Power received",
+    "tx_power": "Power sent", "bias": "Bias current of the laser",
+}  # fmt: skip
+KINDS = {
+    "optics.module.vendor": ("1", "Vendor of the module or cable"),
+    "optics.module.part_number": ("1", "Part number of the module or cable"),
+    "optics.module.serial": ("1", "Serial of the module or cable"),
+    "optics.module.firmware_version": ("1", "Firmware of the module"),
+    "optics.module.type": ("1", "Type of the module"),
+    "optics.module.state": ("1", "State of the module (CMIS)"),
+    "optics.module.fault": ("1", "The module reports a fault and has switched off"),
+    **{f"optics.{name}": (_UNITS[name], _NAMES[name]) for name in (*MODULE, *LANE)},
+    **{
+        f"optics.{name}.alarm": ("1", f"{_NAMES[name]}: side of the module's alarm limits") for name in (*MODULE, *LANE)
+    },
+    **{
+        f"optics.{name}.warning": ("1", f"{_NAMES[name]}: side of the module's warning limits")
+        for name in (*MODULE, *LANE)
+    },
+    "optics.rx_los": ("1", "The lane receives no signal"),
+    "optics.tx_fault": ("1", "The transmitter of the lane has a fault"),
+    **{f"port.{name}": kind for name, kind in LINK.items()},
+    **{f"port.{name}": ("1", text) for name, text in COUNTERS.items()},
+}
+_OF_LANE = frozenset(f"optics.{name}{end}" for name in LANE for end in ("", ".alarm", ".warning")) | {
+    *(f"optics.{name}" for name in FLAGS), *(f"port.{name}" for name in OF_LANE),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """A port, and the names under which tools know it; an empty name if a tool cannot read it."""
+
+    labels: Labels
+    interface: str
+    adapter: str
+    has_link: bool
+    is_virtual: bool = False
+    """The driver of the interface is that of a virtual machine: it has no module and no FEC."""
+
+
+class OpticsCollector:
+    """Reads the ports under `root`; only for a full snapshot, because a module takes up to a second."""
+
+    name = "optics"
+
+    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
+        self._root = root
+        self._files = Files(root)
+        self._full_snapshot = full_snapshot
+
+    def collect(self) -> Iterable[Family]:
+        ports = self._ports() if self._full_snapshot else []
+        if not ports:
+            return []
+        labels = (*sorted({next(iter(port.labels)) for port in ports}), "port")
+        families = empty_families(KINDS, (f"port.{name}" for name in COUNTERS))
+        for name, family in families.items():
+            family.labels = (*labels, "lane") if name in _OF_LANE else labels
+        ethtool = Ethtool(find_program(self._root, "ethtool"))
+        found = (find_program(self._root, tool) for tool in _TOOLS)
+        tool = next((path for path in found if path), None)
+        readers = {number: partial(self._read, port, ethtool, tool) for number, port in enumerate(ports)}
+        for number, result in call_with_deadline(readers, DEADLINE_S).items():
+            module, link = (absent_module(result), absent_port(result)) if isinstance(result, Absent) else result
+            for prefix, readings in (("optics", module), ("port", link)):
+                for (name, lane), value in readings.items():
+                    scope = {**ports[number].labels, "lane": lane} if lane else ports[number].labels
+                    families[f"{prefix}.{name}"].add(scope, value)
+        return families.values()
+
+    def _ports(self) -> list[Port]:
+        """Return the ports that a tool can read. An adapter without an interface that is not of NVIDIA (EFA) has none."""
+        files, ports = self._files, []
+        try:
+            interfaces = files.names(network.CLASS)
+        except FileNotFoundError:
+            interfaces = []
+        nics = [name for name in interfaces if network.is_nic(files, name)]
+        for hca in infiniband.adapters(files):
+            for number in infiniband.ports(files, hca):
+                path = f"{infiniband.CLASS}/{hca}/ports/{number}"
+                interface = files.read(f"{path}/gid_attrs/ndevs/0", str, missing="none", refused="none")
+                port = Port(
+                    labels={"hca": hca, "port": number},
+                    interface=interface if isinstance(interface, str) and interface in nics else "",
+                    adapter=hca if number == "1" and self._is_readable(f"{infiniband.CLASS}/{hca}/device") else "",
+                    has_link="LinkUp" in str(files.read(f"{path}/phys_state", str)),
+                )
+                ports += [port] if port.interface or port.adapter else []
+        known = {port.interface for port in ports}
+        for nic in nics:
+            if nic not in known:
+                path = f"{network.CLASS}/{nic}"
+                port = Port(
+                    labels={"nic": nic, "port": "1"},
+                    interface=nic,
+                    adapter="",
+                    has_link=files.read(f"{path}/carrier", str, refused="down") == "1",
+                    is_virtual=files.target_name(f"{path}/device/driver") in VIRTUAL_DRIVERS,
+                )
+                ports.append(port)
+        return ports
+
+    def _is_readable(self, device: str) -> bool:
+        """Return whether mlxlink can read the adapter."""
+        vendor, identity = (self._files.read(f"{device}/{name}", str) for name in ("vendor", "device"))
+        return vendor == NVIDIA and identity not in VIRTUAL_FUNCTIONS
+
+    def _read(self, port: Port, ethtool: Ethtool, tool: Path | None) -> tuple[Readings, PortReadings]:
+        """Return the readings of the module and of the port."""
+        modules: list[Module | Absent] = []
+        links: list[PortReadings] = []
+        if port.is_virtual:
+            modules.append(Absent.unsupported("the interface is virtual and has no module"))
+            links.append(ethtool.statistics(port.interface))
+        elif port.interface:
+            modules.append(ethtool.module(port.interface, has_link=port.has_link))
+            links += [ethtool.fec(port.interface, has_link=port.has_link), ethtool.statistics(port.interface)]
+        if port.adapter:
+            rows = _mlxlink(tool, port.adapter)
+            modules.append(_module(rows))
+            link = absent_port(rows) if isinstance(rows, Absent) else mlxlink.port_of(rows)
+            links.append(
+                {key: value for key, value in link.items() if key[0] != "counter_age"} if port.interface else link
+            )
+        none = Absent.unsupported("the tools for this port do not report it" if port.has_link else NO_LINK)
+        return _best_module(modules, has_link=port.has_link), merge(*links, absent_port(none, without=OF_LANE))
+
+
+def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
+    """Return the readings of the first module that has measurements, or else of any, or else the most severe reason."""
+    known = [module for module in modules if isinstance(module, Module)]
+    best = next((module for module in known if module.lanes), known[0] if known else None)
+    if best:
+        return best.readings(has_link=has_link)
+    reasons = sorted((item for item in modules if isinstance(item, Absent)), key=lambda item: item.status)
+    return absent_module(reasons[0])
+
+
+def _module(rows: mlxlink.Rows | Absent) -> Module | Absent:
+    try:
+        return rows if isinstance(rows, Absent) else mlxlink.module_of(rows)
+    except ReadingError as error:
+        return error.absent
+
+
+def _mlxlink(tool: Path | None, adapter: str) -> mlxlink.Rows | Absent:
+    """Return the rows of mlxlink; `unsupported` if it is not installed or does not know the adapter."""
+    if tool is None:
+        return Absent.unsupported("no mlxlink or mstlink (MFT, mstflint)")
+    call = partial(run_program, tool, "-d", adapter, "-m", "-c", deadline_s=PROGRAM_DEADLINE_S)
+    result = call("--json")
+    if not isinstance(result, Absent) and result.returncode and "json" in error_message(result).lower():
+        result = call()  # old versions write text only
+    if isinstance(result, Absent):
+        return result
+    if result.returncode == 0:
+        try:
+            return mlxlink.parse_rows(result.stdout)
+        except ReadingError as error:
+            return error.absent
+    if "not supported" in error_message(result):
+        return Absent.unsupported(f"{tool.name}: {error_message(result)}")
+    return Absent.error(f"{tool.name} -d {adapter}: exit code {result.returncode}: {error_message(result)}")

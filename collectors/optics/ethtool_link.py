@@ -1,0 +1,76 @@
+"""Parse `ethtool --show-fec` and the rows of `ethtool -S` that describe the physical layer and congestion."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from collectors.base import Absent
+from collectors.optics.module import clean_text
+from collectors.optics.port import PortReadings
+
+SUMS: Mapping[str, tuple[str, ...]] = {
+    "symbol_errors": ("rx_symbol_err_phy", "rx_pcs_symbol_err"),
+    "link_downs": ("link_down_events_phy", "link_down_events"),
+    "fec_corrected": ("rx_fec_corrected_blocks",),
+    "fec_uncorrectable": ("rx_fec_uncorrectable_blocks",),
+    "corrected_bits": ("rx_corrected_bits_phy", "rx_corrected_bits"),
+    "module_errors": ("module_(?:bus_stuck|high_temp|bad_shorted)",),
+    "pfc_received": (r"rx_prio\d_pause", "rx_pfc_frames"),
+    "pfc_sent": (r"tx_prio\d_pause", "tx_pfc_frames"),
+    "pause_storms": ("tx_pause_storm_error_events",),
+    "ecn_marked": ("rx_ecn_mark",),
+    "rx_discards": ("rx_discards_phy", "rx_total_discard_pkts"),
+    "tx_discards": ("tx_discards_phy", "tx_total_discard_pkts"),
+    "out_of_buffer": ("rx_out_of_buffer",),
+    "allowance_exceeded": (r"\w+_allowance_exceeded",),
+}
+"""Counter of a port -> patterns of rows of `ethtool -S` (mlx5, bnxt, ena). The rows of the first that matches are added up."""
+_LANE_ERRORS = re.compile(r"rx_err_lane_(\d{1,2})_phy")
+_NO_ROW = Absent.unsupported("the driver does not count it (ethtool -S)")
+
+
+def parse_statistics(output: str) -> PortReadings:
+    """Return the counters in the output of `ethtool -S`; those that the driver does not have are `unsupported`."""
+    rows: dict[str, int] = {}
+    for line in output.splitlines():
+        name, _, value = line.strip().rpartition(": ")  # names of rings contain `: `
+        if value.isdecimal():
+            rows[name] = int(value)
+    readings: PortReadings = {}
+    for counter, patterns in SUMS.items():
+        found = ([rows[name] for name in rows if re.fullmatch(pattern, name)] for pattern in patterns)
+        numbers = next((numbers for numbers in found if numbers), None)
+        readings[counter, ""] = _NO_ROW if numbers is None else sum(numbers)
+    lanes = {int(match[1]) + 1: rows[name] for name in rows if (match := _LANE_ERRORS.fullmatch(name))}
+    for lane, count in lanes.items():
+        readings["raw_errors", str(lane)] = count
+    if not lanes:
+        readings["raw_errors", ""] = _NO_ROW
+    return readings
+
+
+def parse_fec(output: str) -> PortReadings:
+    """Return FEC mode and counters in the output of `ethtool -I --show-fec`, with `-j` or without."""
+    if output.lstrip().startswith("["):
+        try:
+            document: Any = json.loads(output)[0]
+        except (ValueError, IndexError, KeyError, RecursionError) as error:
+            return {("fec_mode", ""): Absent.error(f"ethtool --show-fec: not JSON: {error}")}
+        statistics = document.get("statistics", {}) if isinstance(document, dict) else {}
+        active = document.get("active", []) if isinstance(document, dict) else []
+        totals = {name: item.get("total") for name, item in statistics.items() if isinstance(item, dict)}
+        mode = " ".join(map(str, active)) if isinstance(active, list) else str(active)
+    else:
+        found = re.search(r"^Active FEC encodings?: *(.*)$", output, re.MULTILINE)
+        mode = found[1] if found else ""
+        totals = {name: int(count) for name, count in re.findall(r"^  (\w+_blocks): (\d+)$", output, re.MULTILINE)}
+    mode = clean_text(mode)
+    readings: PortReadings = {}
+    readings["fec_mode", ""] = mode or Absent.unsupported("the driver reports no FEC mode")
+    for name in ("corrected", "uncorrectable"):
+        if isinstance(count := totals.get(f"{name}_blocks"), int) and not isinstance(count, bool):
+            readings[f"fec_{name}", ""] = count
+    return readings

@@ -1,0 +1,175 @@
+"""Parse the output of `mlxlink -m -c`, of NVIDIA MFT or as `mstlink` of mstflint, as JSON or as text.
+
+All values are texts. `N/A` has three meanings: no link, no module, not supported. mlxlink exits 0 even if the link is down.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from collectors.base import Absent, ReadingError, Value
+from collectors.optics.module import ALARM, NO_LIGHT_W, NO_LINK, Module, clean_text
+from collectors.optics.port import PortReadings
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ROW = re.compile(r"^(\S.*?) *: *(.*)$")
+NO_ERROR = "15E-255"
+"""Bit error rate of a port that has counted no error."""
+_MAX_LANES = 16
+IDENTITY = {
+    "Vendor Name": "vendor", "Vendor Part Number": "part_number", "Vendor Serial Number": "serial", "Identifier": "type",
+    "FW Version": "firmware_version",
+}  # fmt: skip
+STATES = {"Ready state": "ModuleReady", "LowPwr state": "ModuleLowPwr", "Fault state": "ModuleFault"}
+"""Module state of mlxlink -> the name of CMIS, as ethtool writes it."""
+RATES = {"raw_ber": "Raw Physical BER", "effective_ber": "Effective Physical BER", "symbol_ber": "Symbol BER"}
+COUNTERS = {
+    "symbol_errors": "Symbol Errors", "fec_uncorrectable": "Effective Physical Errors", "link_downs": "Link Down Counter",
+    "link_recoveries": "Link Error Recovery Counter",
+}  # fmt: skip
+_NOT_REPORTED = Absent.unsupported("mlxlink does not report it")
+
+Rows = Mapping[str, str]
+
+
+def parse_rows(output: str) -> Rows:
+    """Return key -> text; values of lanes are separated by commas. Keys are unique over the sections.
+
+    Raises:
+        ReadingError: the output is neither JSON of a successful call nor text with a link state.
+    """
+    text = _ANSI.sub("", output)
+    if not text.lstrip().startswith("{"):
+        rows = {match[1]: match[2].strip() for line in text.splitlines() if (match := _ROW.match(line))}
+    else:
+        rows = dict(_json_rows(text))
+    if "State" not in rows:
+        raise ReadingError(Absent.error("mlxlink: no link state in its output"))
+    return rows
+
+
+def _json_rows(text: str) -> Rows:
+    try:
+        document = json.loads(text)
+        status, sections = document["status"], document["result"]["output"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ReadingError(Absent.error(f"mlxlink: not its JSON: {type(error).__name__}: {error}"[:200])) from error
+    if not isinstance(status, dict) or status.get("code") != 0:
+        message = status.get("message") if isinstance(status, dict) else status
+        raise ReadingError(Absent.error(f"mlxlink: {clean_text(str(message))}"))
+    rows = {}
+    for section in sections.values() if isinstance(sections, dict) else ():
+        for key, value in section.items() if isinstance(section, dict) else ():
+            rows[str(key)] = _joined(value)
+    return rows
+
+
+def _joined(value: Any) -> str:
+    if isinstance(value, Mapping):
+        items = value.get("values", ())
+        return ",".join(map(str, items)) if isinstance(items, list) else ""
+    return str(value)
+
+
+def has_link(rows: Rows) -> bool:
+    """Return whether the link is up."""
+    return rows.get("State") == "Active" or rows.get("Physical state") in ("LinkUp", "ETH_AN_FSM_ENABLE")
+
+
+def module_of(rows: Rows) -> Module:
+    """Return the module. Raises ReadingError with the status `unsupported` if there is none."""
+    module = Module()
+    for key, name in IDENTITY.items():
+        if text := _text(rows.get(key)):
+            module.identity[name] = clean_text(text)
+    if not module.identity.get("vendor") and not module.identity.get("part_number"):
+        raise ReadingError(Absent.unsupported("no module"))
+    if state := _text(rows.get("Module State")):
+        module.identity["state"] = STATES.get(state, clean_text(state))
+    _add_quantity(module, "temperature", rows.get("Temperature [C]"), lambda value: value)
+    _add_quantity(module, "voltage", rows.get("Voltage [mV]"), lambda value: value / 1e3)
+    _add_quantity(module, "bias", rows.get("Bias Current [mA]"), lambda value: value / 1e3)
+    _add_quantity(module, "rx_power", rows.get("Rx Power Current [dBm]"), watts)
+    _add_quantity(module, "tx_power", rows.get("Tx Power Current [dBm]"), watts)
+    for key, name in (("Rx LOS [per lane]", "rx_los"), ("Tx Fault [per lane]", "tx_fault")):
+        flags = (rows.get(key) or "").split(",")
+        if all(flag.strip() in ("0", "1") for flag in flags):
+            module.flags[name] = [flag.strip() == "1" for flag in flags][:_MAX_LANES]
+    return module
+
+
+def watts(dbm: float) -> float:
+    """Convert dBm to W; no light is 0."""
+    power = 10 ** (dbm / 10) * 1e-3 if dbm < 100 else math.inf
+    return power if power > NO_LIGHT_W * 1.000001 else 0.0
+
+
+def _add_quantity(module: Module, quantity: str, text: str | None, convert: Any) -> None:
+    """Add `52 [-5..75]` or, for lanes, `1.886,1.989 [-10.41..6]`: values, and the limits at which the module raises an alarm."""
+    match = re.fullmatch(r"([-+\d.,einfEINF ]+?)(?: *\[(-?[\d.]+)\.\.(-?[\d.]+)\])?", (text or "").strip())
+    try:
+        values = [convert(float(item)) for item in match[1].split(",")] if match else []
+        limits = [convert(float(limit)) for limit in match.groups()[1:] if limit] if match else []
+    except ValueError:
+        return
+    if not values or not all(map(math.isfinite, values)):
+        return
+    if len(limits) == 2:
+        module.add_limits(quantity, ALARM, limits[0], limits[1])
+    if quantity in ("temperature", "voltage"):
+        module.values[quantity] = values[0]
+    else:
+        module.lanes[quantity] = values[:_MAX_LANES]
+
+
+def port_of(rows: Rows) -> PortReadings:
+    """Return the readings of the port. Without a link, counters are `unsupported`, never 0, and the status is the reason."""
+    opcode, status = _text(rows.get("Status Opcode")), clean_text(_text(rows.get("Recommendation")))
+    is_up = has_link(rows)
+    none = (
+        _NOT_REPORTED if is_up else Absent.unsupported(f"{NO_LINK}: {status or 'no reason reported'} (opcode {opcode})")
+    )
+    readings: PortReadings = {("fec_mode", ""): clean_text(_text(rows.get("FEC"))) or none}
+    for name, key in RATES.items():
+        readings[name, ""] = _rate(rows.get(key), none)
+    for name, key in COUNTERS.items():
+        readings[name, ""] = _count(rows.get(key), none)
+    errors = _text(rows.get("Raw Physical Errors Per Lane")).split(",")[:_MAX_LANES]
+    counts = {("raw_errors", str(lane)): _count(text, none) for lane, text in enumerate(errors, 1)}
+    has_counts = any(not isinstance(count, Absent) for count in counts.values())
+    readings |= counts if has_counts else {("raw_errors", ""): none}
+    minutes = _number(rows.get("Time Since Last Clear [Min]"))
+    readings["counter_age", ""] = none if minutes is None else minutes * 60
+    readings["status_opcode", ""] = int(opcode) if is_up and opcode.isdecimal() else none
+    readings["status", ""] = status if is_up and status else none
+    return readings
+
+
+def _text(value: str | None) -> str:
+    """Return the text; empty for `N/A`."""
+    text = (value or "").strip()
+    return "" if text in ("N/A", "N/A,N/A,N/A,N/A") else text
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(_text(value))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _rate(value: str | None, none: Absent) -> Value | Absent:
+    if _text(value) == NO_ERROR:
+        return 0.0
+    number = _number(value)
+    return none if number is None or number > 1 else number
+
+
+def _count(value: str | None, none: Absent) -> Value | Absent:
+    text = _text(value)
+    return int(text) if text.isascii() and text.isdecimal() else none

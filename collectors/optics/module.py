@@ -1,0 +1,155 @@
+"""What a module reports about itself, whichever tool read it: identity, power, temperature, and how they compare with its limits.
+
+The limits are in the EEPROM of the module (SFF-8472, SFF-8636, CMIS). Its alarm flags are not used: they are latched until they
+are read, and ethtool reads those of CMIS lanes with a wrong mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collectors.base import Absent, Value
+
+MAX_TEXT = 64
+NO_LINK = "the port has no link"
+NO_LIGHT_W = 1e-7
+"""Power up to which there is no light: tools print it as -40 dBm (0.0001 mW), as 0 mW or as -inf dBm."""
+MODULE, LANE = ("temperature", "voltage"), ("rx_power", "tx_power", "bias")
+"""Quantities of the whole module, and of each lane."""
+FLAGS = ("rx_los", "tx_fault")
+"""What the module reports of each lane as a flag that is not latched by ethtool or mlxlink."""
+IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "state")
+LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
+ALARM, WARNING = "alarm", "warning"
+_NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
+NONE, LOW, HIGH = "none", "low", "high"
+"""Values of `optics.*.alarm` and `optics.*.warning`: on which side of the module's limits the value is."""
+
+Readings = dict[tuple[str, str], "Value | Absent"]
+"""Name without the leading `optics.`, and lane (empty: the module) -> value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Low and high limit of a quantity."""
+
+    low: float
+    high: float
+
+    def side(self, value: float) -> str:
+        """Return on which side of the limits the value is."""
+        return LOW if value < self.low else HIGH if value > self.high else NONE
+
+
+@dataclass(kw_only=True)
+class Module:
+    """One module. Lanes count from 1. Powers in W, bias currents in A, temperature in °C, voltage in V."""
+
+    identity: dict[str, str] = field(default_factory=dict)
+    """Keys: IDENTITY. Only what the module reports."""
+    values: dict[str, float] = field(default_factory=dict)
+    """Quantity of MODULE -> value."""
+    lanes: dict[str, list[float]] = field(default_factory=dict)
+    """Quantity of LANE -> value of each lane."""
+    flags: dict[str, list[bool]] = field(default_factory=dict)
+    """Name of FLAGS -> flag of each lane."""
+    limits: dict[tuple[str, str], Limits] = field(default_factory=dict)
+    """Quantity and ALARM or WARNING -> limits. Limits that are not a range are left out."""
+    is_unreadable: bool = False
+    """The memory page with the measurements could not be read."""
+
+    def add_limits(self, quantity: str, level: str, low: float | None, high: float | None) -> None:
+        """Add limits, unless they are missing or not a range, such as two zeros on a module that has none."""
+        if low is not None and high is not None and low < high:
+            self.limits[quantity, level] = Limits(low=low, high=high)
+
+    @property
+    def _state(self) -> str:
+        return self.identity.get("state", "")
+
+    @property
+    def _of_lanes(self) -> Mapping[str, Sequence[float]]:
+        return {**self.lanes, **self.flags}
+
+    @property
+    def _lane_count(self) -> int:
+        return max(map(len, self._of_lanes.values()), default=0)
+
+    def _is_used(self, lane: int) -> bool:
+        """Return whether the lane has light, current or a flag; a lane of the cage that the module does not have has neither."""
+        return any(lane < len(values) and values[lane] for values in self._of_lanes.values())
+
+    def readings(self, *, has_link: bool) -> Readings:
+        """Return every reading of the module; each quantity or flag that it does not report has the reason."""
+        readings: Readings = {}
+        for name in IDENTITY:
+            known = self.identity.get(name)
+            readings[f"module.{name}", ""] = known or _NOT_REPORTED
+        readings["module.fault", ""] = self._state == FAULT if self._state else _NOT_REPORTED
+        if self.is_unreadable:
+            return readings | _all_absent(Absent.error("the page of the module with its measurements cannot be read"))
+        for quantity in MODULE:
+            value = self.values.get(quantity, _NOT_REPORTED)
+            readings |= self._with_sides(quantity, "", value)
+        for name in (*LANE, *FLAGS):
+            readings |= self._lane_readings(name, has_link=has_link)
+        return readings
+
+    def _with_sides(self, quantity: str, lane: str, value: Value | Absent) -> Readings:
+        sides: Readings = {(quantity, lane): value if isinstance(value, Absent) else float(f"{value:.6g}")}
+        for level in (ALARM, WARNING):
+            limits = self.limits.get((quantity, level))
+            missing = Absent.unsupported(f"neither module nor tool reports {level} limits")
+            side = limits.side(float(value)) if limits and not isinstance(value, Absent | str) else missing
+            sides[f"{quantity}.{level}", lane] = value if isinstance(value, Absent) else side
+        return sides
+
+    def _lane_readings(self, name: str, *, has_link: bool) -> Readings:
+        """Return a reading of each lane, or one of the port if the module reports no lane."""
+        lanes = self._of_lanes
+        if name not in lanes:
+            return dict.fromkeys(_names(name), _NOT_REPORTED)
+        reason = self._reason_against(name, has_link=has_link)
+        readings: Readings = {}
+        for index in range(self._lane_count):
+            is_known = index < len(lanes[name]) and self._is_used(index) and not reason
+            absent = Absent.unsupported(reason or "the lane is not in use")
+            value: Value | Absent = lanes[name][index] if is_known else absent
+            lane = str(index + 1)
+            readings |= {(name, lane): value} if name in FLAGS else self._with_sides(name, lane, value)
+        return readings
+
+    def _reason_against(self, name: str, *, has_link: bool) -> str:
+        """Return why the lanes have no meaningful value: the module is in low power or faulty, or nothing is connected."""
+        if self._state in (LOW_POWER, FAULT):
+            return f"the module is in the state {self._state}"
+        received = self.lanes.get("rx_power", [])
+        is_dark = bool(received) and not any(value > NO_LIGHT_W for value in received)
+        is_lost = all(self.flags.get("rx_los") or [False])
+        if not has_link and name in ("rx_power", "rx_los") and (is_dark or is_lost):
+            return f"{NO_LINK}, and no lane receives light"
+        return ""
+
+
+def _names(name: str) -> Iterator[tuple[str, str]]:
+    yield name, ""
+    if name not in FLAGS:
+        yield f"{name}.{ALARM}", ""
+        yield f"{name}.{WARNING}", ""
+
+
+def _all_absent(absent: Absent) -> Readings:
+    return {key: absent for name in (*MODULE, *LANE, *FLAGS) for key in _names(name)}
+
+
+def absent_module(absent: Absent) -> Readings:
+    """Return every reading of a module that could not be read, with the reason."""
+    names = [*(f"module.{name}" for name in IDENTITY), "module.fault"]
+    return {**{(name, ""): absent for name in names}, **_all_absent(absent)}
+
+
+def clean_text(text: str) -> str:
+    """Return a text of a module without control characters and padding, cut to MAX_TEXT characters."""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(printable.split()).strip("_ ")[:MAX_TEXT]

@@ -1,0 +1,63 @@
+"""The readings of a port's physical layer, whichever tool read them: FEC, bit error rates, error counters."""
+
+from __future__ import annotations
+
+from collectors.base import Absent, Value
+
+LINK = {
+    "fec_mode": ("1", "Forward error correction (FEC) in use"),
+    "raw_ber": ("ratio", "Bit error rate before FEC, since the counters were cleared"),
+    "effective_ber": ("ratio", "Bit error rate after FEC, since the counters were cleared"),
+    "symbol_ber": ("ratio", "Symbol error rate after FEC, since the counters were cleared"),
+    "counter_age": ("s", "Time since the counters of the port were cleared"),
+    "status_opcode": ("1", "What the firmware of the adapter says about the link; 0: no issue"),
+    "status": ("1", "The same in words"),
+}
+"""Name without the leading `port.` -> unit and help."""
+COUNTERS = {
+    "fec_corrected": "Blocks that FEC corrected",
+    "fec_uncorrectable": "Blocks with errors that FEC could not correct",
+    "corrected_bits": "Bits that FEC corrected",
+    "raw_errors": "Errors of the lane before FEC",
+    "symbol_errors": "Symbol errors after FEC",
+    "link_downs": "Times that the link went down",
+    "link_recoveries": "Times that the link recovered from errors without going down",
+    "module_errors": "Times that the adapter found the module too hot, its cable shorted or its bus stuck",
+    "pfc_received": "Pause frames of priorities (PFC) received",
+    "pfc_sent": "Pause frames of priorities (PFC) sent",
+    "pause_storms": "Times that the adapter stopped to send pause frames, because it had sent them for too long",
+    "ecn_marked": "Packets received with a congestion mark (ECN)",
+    "rx_discards": "Packets discarded on receipt for lack of buffers",
+    "tx_discards": "Packets discarded before they were sent",
+    "out_of_buffer": "Packets dropped for lack of a receive buffer of the host",
+    "allowance_exceeded": "Packets delayed or dropped because the cloud instance exceeded its allowance",
+}
+"""Name without the leading `port.` -> help. The unit is 1."""
+OF_LANE = frozenset({"raw_errors"})
+
+PortReadings = dict[tuple[str, str], "Value | Absent"]
+"""Name without the leading `port.`, and lane (empty: the port) -> value."""
+
+
+def absent_port(absent: Absent, *, without: frozenset[str] = frozenset()) -> PortReadings:
+    """Return every reading of a port with the reason why there is none, except those named in `without`."""
+    return {(name, ""): absent for name in (*LINK, *COUNTERS) if name not in without}
+
+
+def merge(*sources: PortReadings) -> PortReadings:
+    """Return the readings of several tools: the first measured value of each, or else the most severe reason."""
+    merged: PortReadings = {}
+    measured_names: set[str] = set()
+    for source in sources:
+        names = {name for (name, _), value in source.items() if not isinstance(value, Absent)} - measured_names
+        merged |= {key: value for key, value in source.items() if key[0] in names}
+        measured_names |= names
+    for source in sources:
+        for key, value in source.items():
+            known = merged.get(key)
+            is_worse = (
+                isinstance(value, Absent) and isinstance(known, Absent) and value.status == "error" != known.status
+            )
+            if key[0] not in measured_names and (known is None or is_worse):
+                merged[key] = value
+    return merged

@@ -1,0 +1,61 @@
+"""The rate of a counter per hour: before the run, since it was cleared, and during the run.
+
+A counter that is high but does not move shows what happened earlier; only the time over which it counted gives it a meaning.
+"""
+
+from __future__ import annotations
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.host_view import HostView
+from fleet.quantities import number, quantity
+from schemas.records import Observation
+
+UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
+BASES = (UPTIME, COUNTER_AGE)
+"""Readings on which rates depend."""
+HOUR_S = 3600.0
+LEAST_AGE_S, LEAST_RUN_S = HOUR_S, 300.0
+"""Shortest times to which counts are related: a link counts errors while it trains, and a launch that ends cuts connections."""
+
+
+def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the readings that decide a verdict: `names`, and for the rate of a counter that is not 0 also its time."""
+    metrics = (metric for name in names for _, metric in view.observations.metrics[name])
+    if not criterion.per_hour or not any(metric.values and metric.greatest for metric in metrics):
+        return names
+    return (*names, *(name for name in BASES if name in view.observations.metrics))
+
+
+def hours_before(view: HostView, reading: Observation) -> float | None:
+    """Return for how many hours the counter had counted at this reading, at least LEAST_AGE_S; None if it is not known.
+
+    That is the time since the counters of the port were cleared, or else the uptime of the host.
+    """
+    seconds = _reading_at(view, COUNTER_AGE, reading.scope, reading) if reading.name.startswith("port.") else None
+    seconds = _reading_at(view, UPTIME, "host", reading) if seconds is None else seconds
+    return None if seconds is None else max(seconds, LEAST_AGE_S) / HOUR_S
+
+
+def hours_between(view: HostView, first: Observation, last: Observation) -> float | None:
+    """Return the hours between two readings of the run, at least LEAST_RUN_S; None if the uptime is not known."""
+    times = [_reading_at(view, UPTIME, "host", item) for item in (first, last)]
+    if times[0] is None or times[1] is None:
+        return None
+    return max(times[1] - times[0], LEAST_RUN_S) / HOUR_S
+
+
+def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float | None:
+    """Return another reading of the same snapshot, if it is a number."""
+    for snapshot, metric in view.observations.metrics.get(name, ()):
+        if (snapshot.stage, snapshot.phase) == (at.stage, at.params.get("phase")):
+            value = metric.values.get(scope)
+            return float(value) if isinstance(value, int | float) else None
+    return None
+
+
+def describe_age(hours: float, count: float, increase: float) -> str:
+    """Return in words how much was counted before the run, over which time, and how much the run added."""
+    days = hours / 24
+    time = f"{number(days, 3)} days" if days >= 2 else f"{number(hours, 3)} h"
+    added = f"{quantity(increase, '1')} more during the run" if increase else "unchanged during the run"
+    return f"{quantity(count, '1')} counted in {time} before the run, {added}"

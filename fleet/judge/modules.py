@@ -1,0 +1,50 @@
+"""Name the module or cable at the port of a failed verdict, because it is the part that is reseated or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fleet.judge.host_view import HostView
+from schemas.reports import FAIL, Verdict
+from schemas.scopes import Scope
+
+OF_PORTS = ("optics.", "port.", "infiniband.", "network.")
+"""Prefixes of readings of ports."""
+_IDENTITY = ("optics.module.vendor", "optics.module.part_number", "optics.module.serial")
+_INTERFACE = "infiniband.interface"
+
+
+def with_module(view: HostView, verdict: Verdict) -> Verdict:
+    """Return the verdict. If it fails a port, add vendor, part number and serial of the module at the port, if they are known."""
+    if verdict.verdict != FAIL or not verdict.name.startswith(OF_PORTS):
+        return verdict
+    module = next(filter(None, (_module_at(view, port) for port in _ports(view, verdict.scope))), "")
+    if not module:
+        return verdict
+    detail = "; ".join(filter(None, (verdict.detail, module)))
+    return replace(verdict, reason=f"{verdict.reason}; {module}", detail=detail)
+
+
+def _ports(view: HostView, scope: str) -> Iterator[str]:
+    """Yield the scopes under which the port may have a module: an Ethernet interface may be the port of an adapter."""
+    labels = Scope.parse(scope).labels
+    if "hca" in labels:
+        yield f"hca={labels['hca']},port={labels.get('port', '1')}"
+    elif "nic" in labels:
+        yield f"nic={labels['nic']},port=1"
+        for _, metric in view.observations.metrics.get(_INTERFACE, ()):
+            yield from (port for port, interface in metric.values.items() if interface == labels["nic"])
+
+
+def _module_at(view: HostView, port: str) -> str:
+    """Return `module ACME AC-400, serial X1`; empty if nothing is known. A module that was replaced counts as the last one."""
+    known: dict[str, str] = {}
+    for name in _IDENTITY:
+        for _, metric in view.observations.metrics.get(name, ()):
+            if port in metric.values:
+                known[name] = str(metric.values[port])
+    vendor, number, serial = (known.get(name, "") for name in _IDENTITY)
+    kind = " ".join(filter(None, (vendor, number)))
+    texts = [kind, f"serial {serial}" if serial else ""]
+    return f"module {', '.join(filter(None, texts))}" if kind or serial else ""

@@ -1,0 +1,465 @@
+"""Modules and ports: every captured output of ethtool and mlxlink is parsed, and a missing value has its reason, never a zero."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectors.base import Absent, ReadingError, Value, scope
+from collectors.optics import OpticsCollector
+from collectors.optics.ethtool_link import parse_fec, parse_statistics
+from collectors.optics.ethtool_module import parse_module
+from collectors.optics.mlxlink import has_link, module_of, parse_rows, port_of
+from collectors.optics.module import MAX_TEXT, Readings, clean_text
+from collectors.optics.port import absent_port, merge
+from tests.fakes import links, optics
+from tests.fakes.host import program
+
+MODULE_CAPTURES = sorted(path.name for path in (optics.DATA / "ethtool").glob("*.v*.*"))
+LINK_CAPTURES = sorted(path.name for path in (optics.DATA / "mlxlink").glob("c*"))
+VENDORS = {"ACMEOPTICS", "ACMECOPPER", "ACMEAOC"}
+COPPER = ("osfp-800g-dac-flat", "qsfp28-dac-no-dom", "sfp28-dac")
+OFF_SIDES: Mapping[str, dict[tuple[str, str], str]] = {
+    "osfp-800g-lane5-dark": {("rx_power.alarm", "5"): "low", ("rx_power.warning", "5"): "low"},
+    "qsfp28-hot-warning": {("temperature.warning", ""): "high"},
+    "qsfp28-sr4-lane3-dark": {("rx_power.alarm", "3"): "low", ("rx_power.warning", "3"): "low"},
+    "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
+    "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
+}
+"""Capture without its version -> values that are beyond the module's limits; in the other captures none is. The capture with
+the low warning has its flag set, but its values are within the thresholds: the flag is latched until it is read."""
+
+
+def kind(capture: str) -> str:
+    """Return the name of a capture without version and format."""
+    return re.sub(r"\.v\d.*$", "", capture)
+
+
+def read(capture: str, *, up: bool = True) -> Readings:
+    return parse_module(optics.ethtool(capture)).readings(has_link=up)
+
+
+def measured(readings: Mapping[tuple[str, str], Value | Absent]) -> dict[tuple[str, str], Value]:
+    return {key: value for key, value in readings.items() if not isinstance(value, Absent)}
+
+
+# ---- ethtool -m ----
+
+
+@pytest.mark.parametrize("capture", MODULE_CAPTURES)
+def test_each_module_has_its_identity(capture: str) -> None:
+    readings = read(capture)
+    assert readings["module.vendor", ""] in VENDORS
+    assert re.fullmatch(r"A[A-Z0-9]+-[A-Z0-9-]+", str(readings["module.part_number", ""]))
+    assert re.fullmatch(r"A[A-Z]\d{10}", str(readings["module.serial", ""]))
+    assert re.match(r"SFP$|QSFP28|QSFP\+|QSFP-DD|OSFP", str(readings["module.type", ""]))
+
+
+@pytest.mark.parametrize("capture", MODULE_CAPTURES)
+def test_values_beyond_the_limits_of_the_module_are_found_and_no_other(capture: str) -> None:
+    sides = {key: value for key, value in measured(read(capture)).items() if key[0].endswith((".alarm", ".warning"))}
+    assert {key: value for key, value in sides.items() if value != "none"} == OFF_SIDES.get(kind(capture), {})
+    assert bool(sides) is not kind(capture).startswith((*COPPER, "qsfp56-aoc-no-thresholds"))
+
+
+@pytest.mark.parametrize("name", sorted({kind(capture) for capture in MODULE_CAPTURES}))
+def test_versions_and_formats_of_the_same_module_agree(name: str) -> None:
+    captures = [capture for capture in MODULE_CAPTURES if kind(capture) == name]
+    first = measured(read(captures[0]))
+    for capture in captures[1:]:
+        other = measured(read(capture))
+        flags = {key for key in first.keys() ^ other.keys() if key[0] not in ("rx_los", "tx_fault")}
+        assert not flags, f"{captures[0]} and {capture} differ in {flags}"
+        for key in first.keys() & other.keys():
+            value = other[key]
+            expected = pytest.approx(first[key], abs=1e-7) if isinstance(value, float) else first[key]
+            assert value == expected, (key, capture)
+
+
+@pytest.mark.parametrize("capture", [item for item in MODULE_CAPTURES if kind(item).startswith(COPPER)])
+def test_copper_cable_has_no_temperature_and_no_light(capture: str) -> None:
+    values = {name for name, _ in measured(read(capture)) if not name.startswith("module.")}
+    assert not values
+
+
+def test_powers_are_in_watts_and_currents_in_amperes() -> None:
+    readings = read("osfp-800g-healthy.v6.15.txt")
+    assert readings["rx_power", "1"] == 0.0012882
+    assert readings["tx_power", "8"] == 0.0015849
+    assert readings["bias", "8"] == 0.0818
+    assert (readings["temperature", ""], readings["voltage", ""]) == (52.0, 3.26)
+    assert readings["module.firmware_version", ""] == "46.120"
+
+
+@pytest.mark.parametrize("capture", ["qsfp28-sr4-lane3-dark.v6.15.json", "qsfp28-sr4-lane3-dark.v6.15.txt"])
+def test_dark_lane_is_zero_and_has_lost_its_signal(capture: str) -> None:
+    readings = read(capture)
+    assert (readings["rx_power", "3"], readings["rx_los", "3"], readings["tx_fault", "3"]) == (0.0, True, False)
+
+
+def test_module_in_low_power_has_no_dark_lanes() -> None:
+    readings = read("qsfpdd-400g-lowpwr.v6.15.txt")
+    assert readings["module.fault", ""] is False
+    assert readings["tx_power", "1"] == Absent.unsupported("the module is in the state ModuleLowPwr")
+
+
+def test_module_fault_is_reported() -> None:
+    assert read("qsfpdd-400g-module-fault-tec.v6.15.txt")["module.fault", ""] is True
+
+
+def test_port_without_link_and_without_any_light_is_not_dark() -> None:
+    text = re.sub(
+        r"(?m)^(\tRcvr signal.*: ).*$", r"\g<1>0.0000 mW / -inf dBm", optics.ethtool("qsfp28-sr4-healthy.v6.7.txt")
+    )
+    dark, unused = (parse_module(text).readings(has_link=up) for up in (True, False))
+    assert [dark["rx_power.alarm", str(lane)] for lane in range(1, 5)] == ["low"] * 4
+    reason = Absent.unsupported("the port has no link, and no lane receives light")
+    assert [unused["rx_power.alarm", str(lane)] for lane in range(1, 5)] == [reason] * 4
+    assert unused["tx_power", "1"] == dark["tx_power", "1"]
+
+
+def test_one_dark_lane_of_a_port_without_link_is_a_fault() -> None:
+    assert read("qsfp28-sr4-lane3-dark.v6.15.txt", up=False)["rx_power.alarm", "3"] == "low"
+
+
+def test_lanes_that_the_module_does_not_have_are_not_dark() -> None:
+    text = re.sub(
+        r"(?m)^(\t\S.*\(Channel [5-8]\) *: ).*$",
+        lambda match: match[1] + ("0.000 mA" if "bias" in match[1] else "0.0000 mW / -inf dBm"),
+        optics.ethtool("osfp-800g-healthy.v6.15.txt"),
+    )
+    readings = parse_module(text).readings(has_link=True)
+    assert readings["rx_power.alarm", "4"] == "none"
+    assert readings["rx_power.alarm", "5"] == Absent.unsupported("the lane is not in use")
+
+
+def test_unreadable_page_is_an_error() -> None:
+    text = optics.ethtool("qsfp28-sr4-healthy.v6.7.txt").replace("3.2800 V", "6.5535 V")
+    readings = parse_module(text).readings(has_link=True)
+    assert isinstance(readings["temperature", ""], Absent)
+    assert readings["temperature", ""].status == "error"
+    assert readings["module.vendor", ""] == "ACMEOPTICS"
+
+
+@pytest.mark.parametrize(
+    ("output", "status"),
+    [
+        ("Offset\t\tValues\n------\t\t------\n0x0000:\t\t19 50 00 07\n", "unsupported"),
+        ("", "error"),
+        ("[ ]", "error"),
+        ('[ { "identifier": 17, ', "error"),
+        ("garbage\x00\x1b[31m\n" * 1000, "error"),
+        ("[" * 100_000, "error"),
+    ],
+)
+def test_output_without_a_module_has_a_reason(output: str, status: str) -> None:
+    with pytest.raises(ReadingError) as caught:
+        parse_module(output)
+    assert caught.value.absent.status == status
+
+
+@given(st.text(max_size=300))
+def test_hostile_texts_of_a_module_are_cut_and_printable(text: str) -> None:
+    cleaned = clean_text(text)
+    assert len(cleaned) <= MAX_TEXT
+    assert cleaned.isprintable()
+
+
+@given(st.sampled_from(MODULE_CAPTURES), st.data())
+def test_damaged_output_never_raises_another_exception(capture: str, data: st.DataObject) -> None:
+    text = optics.ethtool(capture)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 80)))
+    damaged = text[:start] + data.draw(st.text(max_size=20)) + text[end:]
+    with contextlib.suppress(ReadingError):  # the reading gets the reason
+        parse_module(damaged).readings(has_link=True)
+
+
+# ---- ethtool -S and --show-fec ----
+
+
+def test_statistics_of_mlx5_with_a_bad_cable() -> None:
+    readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-bad-cable.txt"))
+    assert readings["symbol_errors", ""] == 812
+    assert readings["link_downs", ""] == 6
+    assert [readings["raw_errors", str(lane)] for lane in range(1, 5)] == [1201, 8211231, 1100, 1043]
+
+
+def test_statistics_of_healthy_mlx5() -> None:
+    readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-healthy.txt"))
+    values = {name: value for (name, lane), value in measured(readings).items() if not lane and value}
+    assert values == {"corrected_bits": 5821, "ecn_marked": 12, "pfc_received": 44}
+
+
+def test_names_of_bnxt_rings_with_a_colon_are_not_mistaken_for_counters() -> None:
+    readings = parse_statistics(optics.ethtool("ethtool-S-bnxt-healthy.txt"))
+    values = {name: value for (name, _), value in measured(readings).items() if value}
+    assert values == {"link_downs": 1, "fec_corrected": 4411, "corrected_bits": 5521}
+    assert readings["fec_uncorrectable", ""] == 0
+
+
+def test_cloud_instance_has_only_its_allowance() -> None:
+    readings = parse_statistics(optics.ethtool("ethtool-S-ena.txt"))
+    assert measured(readings) == {("allowance_exceeded", ""): 912}
+    assert readings["symbol_errors", ""] == Absent.unsupported("the driver does not count it (ethtool -S)")
+
+
+@pytest.mark.parametrize(
+    ("capture", "corrected", "uncorrectable"),
+    [("show-fec-stats-rs.txt", 88211, 0), ("show-fec-stats.json", 88211, 3), ("show-fec-rs.txt", None, None)],
+)
+def test_fec(capture: str, corrected: int | None, uncorrectable: int | None) -> None:
+    readings = parse_fec(optics.ethtool(capture))
+    assert readings["fec_mode", ""] == "RS"
+    assert (readings.get(("fec_corrected", "")), readings.get(("fec_uncorrectable", ""))) == (corrected, uncorrectable)
+
+
+@pytest.mark.parametrize("output", ["", "[ broken", "[ ]", '[ { "active": {} } ]', '[ "RS" ]'])
+def test_fec_mode_that_is_not_reported_has_a_reason(output: str) -> None:
+    value = parse_fec(output)["fec_mode", ""]
+    assert isinstance(value, Absent) or value == "{}"
+
+
+# ---- mlxlink ----
+
+
+@pytest.mark.parametrize("capture", LINK_CAPTURES)
+def test_each_mlxlink_output_says_whether_there_is_a_link(capture: str) -> None:
+    rows = parse_rows(optics.mlxlink(capture))
+    assert has_link(rows) is ("no-cable" not in capture)
+    counts = {name for name, _ in measured(port_of(rows))}
+    assert bool(counts) is has_link(rows)
+
+
+def test_healthy_port_has_no_error_and_the_sentinel_is_zero() -> None:
+    readings = port_of(parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")))
+    assert readings["raw_ber", ""] == 2e-10
+    assert (readings["effective_ber", ""], readings["symbol_ber", ""], readings["fec_uncorrectable", ""]) == (
+        0.0,
+        0.0,
+        0,
+    )
+    assert readings["counter_age", ""] == pytest.approx(1432.7 * 60)
+    assert readings["status_opcode", ""] == 0
+
+
+def test_bad_signal_shows_in_rates_counters_and_status() -> None:
+    rows = parse_rows(optics.mlxlink("cx7-ndr-bad-signal.mft431.json"))
+    readings = port_of(rows)
+    expected = {"effective_ber": 3e-13, "symbol_ber": 7e-12, "symbol_errors": 48211, "fec_uncorrectable": 912, "link_downs": 3,
+                "status_opcode": 15, "status": "Bad signal integrity"}  # fmt: skip
+    assert {name: readings[name, ""] for name in expected} == expected
+    assert readings["raw_errors", "2"] == 9120034
+    module = module_of(rows).readings(has_link=True)
+    assert module["rx_power", "2"] == pytest.approx(1.2246e-4, rel=1e-3)
+    assert module["rx_power.alarm", "2"] == "none"
+
+
+def test_port_without_a_cable_has_no_counters_and_names_the_reason() -> None:
+    rows = parse_rows(optics.mlxlink("cx7-no-cable.mft431.json"))
+    with pytest.raises(ReadingError) as caught:
+        module_of(rows)
+    assert caught.value.absent == Absent.unsupported("no module")
+    readings = port_of(rows)
+    assert not measured(readings)
+    assert readings["symbol_errors", ""] == Absent.unsupported("the port has no link: Cable is unplugged (opcode 1024)")
+
+
+def test_text_with_colours_is_read_as_text_without() -> None:
+    coloured, plain = (parse_rows(optics.mlxlink(f"cx6dx-200g-roce.{kind}.txt")) for kind in ("text-with-ansi", "text"))
+    assert port_of(coloured) == port_of(plain)
+    assert module_of(plain).identity["serial"] == "MT2601VS00001"
+
+
+def test_copper_cable_of_mlxlink_has_no_measurements() -> None:
+    readings = module_of(parse_rows(optics.mlxlink("cx7-ndr-dac-no-ddm.mft431.json"))).readings(has_link=True)
+    assert {name for name, _ in measured(readings)} == {
+        "module.vendor", "module.part_number", "module.serial", "module.type",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        optics.mlxlink("error-no-device.stdout.txt"), "", "{}", "{" * 50_000,
+        '{"status": {"code": 1, "message": "x"}, "result": {}}',
+        '{"status": {"code": 1, "message": "FW is not running"}, "result": {"output": {}}}', "null", "[]",
+    ],
+)  # fmt: skip
+def test_output_that_is_no_link_is_an_error(output: str) -> None:
+    with pytest.raises(ReadingError) as caught:
+        parse_rows(output)
+    assert caught.value.absent.status == "error"
+
+
+@given(st.sampled_from(LINK_CAPTURES), st.data())
+def test_damaged_mlxlink_output_never_raises_another_exception(capture: str, data: st.DataObject) -> None:
+    text = optics.mlxlink(capture)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 80)))
+    with contextlib.suppress(ReadingError):  # the reading gets the reason
+        rows = parse_rows(text[:start] + data.draw(st.text(max_size=20)) + text[end:])
+        port_of(rows)
+        module_of(rows).readings(has_link=True)
+
+
+# ---- merging and collecting ----
+
+
+def test_first_tool_that_measured_a_reading_wins_and_errors_win_over_unsupported() -> None:
+    first = {
+        ("symbol_errors", ""): 1,
+        ("raw_ber", ""): Absent.unsupported("none"),
+        ("raw_errors", ""): Absent.unsupported("none"),
+    }
+    second = {("symbol_errors", ""): 2, ("raw_ber", ""): Absent.error("broken"), ("raw_errors", "1"): 7}
+    merged = merge(first, second, absent_port(Absent.unsupported("no tool"), without=frozenset({"raw_errors"})))
+    assert merged["symbol_errors", ""] == 1
+    assert merged["raw_ber", ""] == Absent.error("broken")
+    assert ("raw_errors", "") not in merged
+    assert merged["raw_errors", "1"] == 7
+    assert merged["link_downs", ""] == Absent.unsupported("no tool")
+
+
+def collect(root: Path) -> dict[str, dict[str, Value | Absent]]:
+    """Return name -> scope -> value."""
+    families = OpticsCollector(root, full_snapshot=True).collect()
+    return {family.name: {scope(labels): value for labels, value in family.readings} for family in families}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    links.tree(tmp_path, gpus=1)
+    optics.programs(tmp_path)
+    return tmp_path
+
+
+def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None:
+    readings = collect(root)
+    assert list(readings["optics.module.serial"]) == [
+        "hca=mlx5_0,port=1",
+        f"hca={links.ROCE},port=1",
+        f"nic={links.PLAIN_INTERFACE},port=1",
+    ]
+    assert readings["optics.module.serial"][f"hca={links.ROCE},port=1"] == "AX2601000001"
+    assert readings["port.fec_mode"][f"hca={links.ROCE},port=1"] == "RS"
+    assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10  # only mlxlink has it
+    assert isinstance(
+        readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent
+    )  # its counters are those of ethtool
+
+
+def test_exporter_reads_no_module(root: Path) -> None:
+    assert not list(OpticsCollector(root).collect())
+
+
+def test_host_without_ports_is_asked_for_nothing(tmp_path: Path) -> None:
+    program(tmp_path / optics.ETHTOOL, "touch /nonexistent/called; exit 1")
+    assert collect(tmp_path) == {}
+
+
+def test_host_without_the_programs_has_the_reason_and_no_error(root: Path) -> None:
+    (root / optics.ETHTOOL).unlink()
+    (root / optics.MLXLINK).unlink()
+    values = [value for readings in collect(root).values() for value in readings.values()]
+    assert values
+    assert all(isinstance(value, Absent) and value.status == "unsupported" for value in values)
+
+
+def refuse(root: Path, message: str, interface: str = links.PLAIN_INTERFACE) -> dict[str, Value | Absent]:
+    """Let ethtool fail with a message; return the readings of the interface's port."""
+    (root / "message").write_text(message)
+    program(root / optics.ETHTOOL, 'cat "${0%/usr/sbin/ethtool}/message" >&2; exit 1')
+    return {
+        name: of_name[f"nic={interface},port=1"]
+        for name, of_name in collect(root).items()
+        if f"nic={interface},port=1" in of_name
+    }
+
+
+@pytest.mark.parametrize(
+    ("capture", "up", "status"),
+    [
+        ("error-not-supported.stderr.txt", True, "unsupported"),
+        ("error-no-device.stderr.txt", True, "unsupported"),
+        ("error-no-module.stderr.txt", True, "error"),
+        ("error-no-module.stderr.txt", False, "unsupported"),
+        ("error-invalid.stderr.txt", False, "unsupported"),
+        ("error-invalid.stderr.txt", True, "error"),
+    ],
+)
+def test_refusal_of_ethtool_has_its_status(root: Path, capture: str, up: bool, status: str) -> None:
+    (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
+    serial = refuse(root, optics.ethtool(capture))["optics.module.serial"]
+    assert isinstance(serial, Absent)
+    assert serial.status == status
+
+
+def test_missing_permission_is_an_error_that_names_the_remedy(root: Path) -> None:
+    serial = refuse(root, "netlink error: Operation not permitted\n")["optics.module.serial"]
+    assert serial == Absent.error("ethtool: netlink error: Operation not permitted: run as root on the host")
+
+
+def test_old_ethtool_without_json_is_read_as_text(root: Path) -> None:
+    optics.set_output(root, links.PLAIN_INTERFACE, "module", optics.ethtool("sfp28-aoc-healthy.v6.7.txt"))
+    program(
+        root / optics.ETHTOOL,
+        'case "$*" in *-j*) echo "ethtool: JSON output not available for this subcommand" >&2; exit 1;; *-m*) what=module;;'
+        ' *-S*) what=statistics;; *) what=fec;; esac; for interface; do :; done; exec cat "$0.d/$interface.$what"',
+    )
+    readings = collect(root)
+    assert readings["optics.rx_power"][f"nic={links.PLAIN_INTERFACE},port=1,lane=1"] == 0.0005754
+    assert readings["port.fec_mode"][f"nic={links.PLAIN_INTERFACE},port=1"] == "RS"
+
+
+def test_old_mlxlink_without_json_is_read_as_text(root: Path) -> None:
+    optics.set_link(root, "mlx5_0", optics.mlxlink("cx6dx-200g-roce.text-with-ansi.txt"))
+    program(
+        root / optics.MLXLINK,
+        'case "$*" in *--json*) echo "-E- Unknown argument: --json" >&2; exit 1;; esac; exec cat "$0.d/$2"',
+    )
+    assert collect(root)["port.raw_ber"]["hca=mlx5_0,port=1"] == 1e-9
+
+
+def test_failing_mlxlink_is_an_error_with_its_message(root: Path) -> None:
+    (root / "out").write_text(optics.mlxlink("error-no-device.stdout.txt"))
+    (root / "err").write_text(optics.mlxlink("error-no-device.stderr.txt"))
+    program(root / optics.MLXLINK, 'cat "${0%/usr/bin/mlxlink}/out"; cat "${0%/usr/bin/mlxlink}/err" >&2; exit 1')
+    value = collect(root)["port.raw_ber"]["hca=mlx5_0,port=1"]
+    expected = 'mlxlink -d mlx5_0: exit code 1: -E- Failed to open device: "mlx5_9", No such file or directory'
+    assert value == Absent.error(expected)
+
+
+def test_program_that_hangs_costs_only_its_port(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectors.optics.collector.PROGRAM_DEADLINE_S", 0.2)
+    program(root / optics.MLXLINK, 'case "$2" in mlx5_0) exec sleep 60;; esac; exec cat "$0.d/$2"')
+    readings = collect(root)
+    hung = readings["port.raw_ber"]["hca=mlx5_0,port=1"]
+    assert isinstance(hung, Absent)
+    assert hung.status == "error"
+    assert "no answer within 0.2 s" in hung.reason
+    assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10
+
+
+@pytest.mark.parametrize("identity", ["0x101e", "0x101c"])
+def test_virtual_function_in_a_virtual_machine_is_not_read(root: Path, identity: str) -> None:
+    (links.pci(root, links.HCAS[0]) / "device").write_text(f"{identity}\n")
+    assert "hca=mlx5_0,port=1" not in collect(root)["port.raw_ber"]
+
+
+def test_virtual_interface_is_not_asked_for_a_module(root: Path) -> None:
+    driver = links.pci(root, links.PLAIN_NIC) / "driver"
+    driver.unlink()
+    driver.symlink_to("../../../bus/pci/drivers/ena")
+    optics.set_output(root, links.PLAIN_INTERFACE, "statistics", optics.ethtool("ethtool-S-ena.txt"))
+    readings = collect(root)
+    port = f"nic={links.PLAIN_INTERFACE},port=1"
+    assert readings["optics.module.serial"][port] == Absent.unsupported("the interface is virtual and has no module")
+    assert isinstance(readings["port.fec_mode"][port], Absent)
+    assert readings["port.allowance_exceeded"][port] == 912
