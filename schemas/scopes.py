@@ -71,6 +71,10 @@ class Scope:
         """Return whether `other` is this scope or lies below it."""
         return other == self.text or other.startswith(f"{self.text},")
 
+    def around(self, kind: str) -> str:
+        """Return the scope without its narrowest label, if that is of this kind: `gpu=0` around the `link` of `gpu=0,link=3`."""
+        return self.text.rpartition(",")[0] if self.kind == kind and "," in self.text else self.text
+
     def on(self, device: str) -> str:
         """Return the same scope on another device: `gpu=1,link=3` for `gpu=0,link=3`."""
         return f"{device},{self.below}" if self.below else device

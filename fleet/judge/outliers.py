@@ -178,7 +178,7 @@ class FleetFigures:
         scope = Scope.parse(item.scope)
         name = view.names.get(scope.device)
         if item.name.startswith(MODULE_READINGS):
-            name = view.module_models.get(item.scope.partition(",lane=")[0], UNKNOWN_MODULE)
+            name = view.module_models.get(scope.around("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
         return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items())
 

@@ -716,7 +716,7 @@ OTHER_HARDWARE = {
 
 def test_every_criterion_on_readings_has_a_fault() -> None:
     covered = {criterion for case in FAULTS for criterion in case.values[0].failing}
-    packs_with_readings = ("gpu-health", "host-health", "link-health", "xid")
+    packs_with_readings = ("gpu-health", "host-health", "link-health", "optics", "xid")
     required = {item.id for item in read_pack("h100-sxm").criteria if item.origin in packs_with_readings}
     assert required - covered == set(OTHER_HARDWARE)
     assert len(FAULTS) >= 40

@@ -62,11 +62,13 @@ THIRD_PARTY_PROGRAMS = (
         "cp",
         "curl",
         "docker",
+        "ethtool",
         "export",
         "git",
         "grep",
         "install",
         "kubectl",
+        "mlxlink",
     ),
     *(
         "ibnetdiscover",

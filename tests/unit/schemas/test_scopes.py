@@ -81,3 +81,9 @@ def test_no_other_code_splits_scopes() -> None:
         if split.search(line) and path.name != "scopes.py"
     ]
     assert matches == []
+
+
+def test_scope_around_a_label() -> None:
+    assert Scope.parse("hca=a,port=1,lane=3").around("lane") == "hca=a,port=1"
+    assert Scope.parse("hca=a,port=1").around("lane") == "hca=a,port=1"
+    assert Scope.parse("lane=3").around("lane") == "lane=3"

@@ -1,0 +1,153 @@
+"""Modules are compared with those of their part number, counters by their rate, and a failed port names its module.
+
+Each case is judged three ways (`hosts_with_findings`): with all verdicts, by counting passes, and by `judge`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.evidence import Evidence
+from fleet.judge.judge import judge
+from schemas.records import Metric, Value
+from schemas.reports import FAIL, Verdict
+from tests.unit.fleet.judge.small_fleet import criterion, pack
+from tests.unit.fleet.judge.test_passes import (
+    NAMES,
+    ODD,
+    PLAN,
+    assert_gathered,
+    fleet,
+    hosts_with_findings,
+    with_readings,
+)
+
+PORT = "hca=mlx5_0,port=1"
+LIGHT = criterion(
+    "optics.rx_power", id="light", operator="ge", fleet_fraction=0.25, optional=True, unit="W", scope="lane"
+)
+RATE = criterion("port.symbol_errors", id="rate", operator="le", value=120, per_hour=True, optional=True, scope="port")
+RISING = criterion(
+    "port.symbol_errors", id="rising", operator="le", value=3600, per_hour=True, delta=True, optional=True, scope="port"
+)
+HOURS_UP = 100
+FIRST_S, LAST_S = HOURS_UP * 3600.0, HOURS_UP * 3600.0 + 2.0
+
+
+def metric(name: str, unit: str = "1", **scopes: Value) -> Metric:
+    """Return a reading of the port; `lane_1` stands for its lane 1, `port` for the port itself, `host` for the host."""
+    named = {"host": "host", "port": PORT}
+    values = {named.get(key) or f"{PORT},{key.replace('_', '=')}": value for key, value in scopes.items()}
+    return Metric(name=name, unit=unit, values=values)
+
+
+def light(watts: float, part_number: str = "AO-400", lanes: int = 2) -> list[Metric]:
+    """Return the readings of a module whose first lane receives this power, and the others 1 mW."""
+    powers = {"lane_1": watts, **{f"lane_{lane}": 1e-3 for lane in range(2, lanes + 1)}}
+    module = [("vendor", "ACME"), ("part_number", part_number), ("serial", "S1")]
+    return [
+        metric("optics.rx_power", "W", **powers),
+        *(metric(f"optics.module.{key}", port=text) for key, text in module),
+    ]
+
+
+def counted(first: int, last: int | None = None, *, age_s: float | None = None) -> tuple[list[Metric], list[Metric]]:
+    """Return the readings of the first and of the last snapshot of a port that has counted so many symbol errors."""
+    age = [] if age_s is None else [metric("port.counter_age", "s", port=age_s)]
+    return (
+        [metric("host.uptime", "s", host=FIRST_S), metric("port.symbol_errors", port=first), *age],
+        [
+            metric("host.uptime", "s", host=LAST_S),
+            metric("port.symbol_errors", port=first if last is None else last),
+            *age,
+        ],
+    )
+
+
+def with_metrics(first: list[Metric], last: list[Metric] | None = None) -> Any:
+    return with_readings(tuple(first), tuple(last or first))
+
+
+def fleet_of(healthy: Any, odd: Any) -> dict[str, Evidence]:
+    return fleet(**{name: odd if name == ODD else healthy for name in NAMES})
+
+
+def verdicts(evidence: dict[str, Evidence], *rules: Criterion) -> list[Verdict]:
+    """Return the failed verdicts by the rules."""
+    ids = {rule.id for rule in rules}
+    return [item for item in judge(PLAN, evidence, [pack(*rules)]) if item.criterion in ids and item.verdict == FAIL]
+
+
+@pytest.mark.parametrize(("watts", "found"), [(1e-3, []), (2.6e-4, []), (2.4e-4, [ODD]), (0.0, [ODD])])
+def test_lane_with_little_light_fails_and_its_module_is_named(watts: float, found: list[str]) -> None:
+    evidence = fleet_of(with_metrics(light(1e-3)), with_metrics(light(watts)))
+    assert hosts_with_findings(evidence, LIGHT) == found
+    assert_gathered(PLAN, evidence, [pack(LIGHT)])
+    failed = verdicts(evidence, LIGHT)
+    assert [(item.host, item.scope) for item in failed] == [(host, f"{PORT},lane=1") for host in found]
+    assert all("module ACME AO-400, serial S1" in item.reason for item in failed)
+
+
+def test_modules_of_other_part_numbers_are_not_compared() -> None:
+    evidence = fleet_of(with_metrics(light(1e-3)), with_metrics(light(1e-5, "AO-100-LR", lanes=1)))
+    assert hosts_with_findings(evidence, LIGHT) == []
+    assert_gathered(PLAN, evidence, [pack(LIGHT)])
+
+
+def test_modules_of_unknown_part_number_are_not_compared() -> None:
+    evidence = fleet_of(with_metrics(light(1e-3)[:1]), with_metrics(light(1e-5)[:1]))
+    assert hosts_with_findings(evidence, LIGHT) == []
+    assert_gathered(PLAN, evidence, [pack(LIGHT)])
+
+
+@pytest.mark.parametrize(
+    ("count", "found", "age_s"),
+    [
+        (0, [], None),
+        (120 * HOURS_UP, [], None),
+        (120 * HOURS_UP + 1, [ODD], None),
+        (100, [], 60.0),  # counters cleared a minute ago: an hour is the least
+        (121, [ODD], 60.0),
+        (241, [ODD], 7200.0),
+    ],
+)
+def test_high_counter_that_does_not_move_fails_by_its_rate(count: int, found: list[str], age_s: float | None) -> None:
+    evidence = fleet_of(with_metrics(*counted(0, age_s=age_s)), with_metrics(*counted(count, age_s=age_s)))
+    assert hosts_with_findings(evidence, RATE, RISING) == found
+
+
+def test_rate_names_count_time_and_that_it_does_not_move() -> None:
+    evidence = fleet_of(with_metrics(*counted(0)), with_metrics(*counted(40_000)))
+    (failed,) = verdicts(evidence, RATE, RISING)
+    assert failed.criterion == "rate"
+    assert failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ") == (
+        "found 400 an hour, wanted ≤ 120 an hour (40 000 counted in 4.17 days before the run, unchanged during the run)"
+    )
+    assert (failed.value, failed.unit) == (400.0, "1/h")
+
+
+def test_counter_that_moves_is_a_finding_on_its_stage() -> None:
+    evidence = fleet_of(with_metrics(*counted(5)), with_metrics(*counted(5, 2005)))
+    assert hosts_with_findings(evidence, RATE, RISING) == [ODD]
+    (failed,) = verdicts(evidence, RATE, RISING)
+    assert (failed.criterion, failed.stage) == ("rising", "benchmark")
+    reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert "changed by 24 000 an hour" in reason  # related to five minutes at least
+    assert "2000 in stage benchmark" in reason
+
+
+def test_equal_counters_on_hosts_with_other_uptimes_are_judged_one_by_one() -> None:
+    """Two hosts have the same counter; only the one that was booted recently has a high rate."""
+    recent = [metric("host.uptime", "s", host=3600.0), metric("port.symbol_errors", port=5000)]
+    evidence = fleet_of(with_metrics(*counted(5000)), with_metrics(recent))
+    assert hosts_with_findings(evidence, RATE) == [ODD]
+
+
+def test_rate_without_an_uptime_is_inconclusive() -> None:
+    no_uptime = [metric("port.symbol_errors", port=5)]
+    evidence = fleet_of(with_metrics(*counted(5)), with_metrics(no_uptime))
+    assert hosts_with_findings(evidence, RATE) == [ODD]
+    assert not verdicts(evidence, RATE)
