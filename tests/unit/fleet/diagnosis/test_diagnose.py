@@ -307,6 +307,39 @@ def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
     assert "power supplies" in handling(cause).now
 
 
+def test_dark_lane_explains_what_follows_at_its_port_and_in_its_gang() -> None:
+    port = "hca=mlx5_2,port=1"
+    verdicts = [
+        failed("port.symbol_errors", port, action="reseat"),
+        failed("infiniband.symbol_error", port, action="reseat"),
+        failed("optics.rx_power", f"{port},lane=3", value=0.0, limit=2e-4, unit="W", action="reseat"),
+        failed("optics.rx_power.alarm", f"{port},lane=3", value="low", limit="none", action="reseat"),
+        failed("optics.rx_power.alarm", f"{port},lane=1", value="low", limit="none", action="reseat"),
+        failed("collective.all_reduce.busbw", "gang=r1"),
+        failed("port.symbol_errors", "hca=mlx5_3,port=1", action="reseat"),
+    ]
+    causes = diagnose(verdicts, GANGS)
+    assert {item[:3] for item in summary(causes)} == {("module", "a", "hca=mlx5_2"), ("port", "a", "hca=mlx5_3")}
+    (module,) = (cause for cause in causes if cause.problem == "module")
+    assert "received light on lanes 1, 3 is below the module's own alarm limit" in module.title
+    assert len(module.verdicts) == 6
+    assert "clean both ends of the fibre" in handling(module).now
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "value", "text"),
+    [
+        ("optics.module.fault", "port=1", True, "switched itself off"),
+        ("optics.rx_los", "port=1,lane=2", True, "receives no signal on lane 2"),
+        ("optics.temperature.warning", "port=1", "high", "temperature is above the module's own warning limit"),
+        ("port.fec_uncorrectable", "port=1", 3, "port fec uncorrectable"),
+    ],
+)
+def test_title_of_a_module_says_what_is_wrong(name: str, scope: str, value: Any, text: str) -> None:
+    (cause,) = diagnose([failed(name, f"nic=eth0,{scope}", value=value, limit="none", action="reseat")], {})
+    assert text in cause.title
+
+
 def test_accuracy_that_is_too_low_is_a_wrong_result_and_not_slow() -> None:
     (cause,) = diagnose([failed("fashion_mnist.accuracy", "host", value=0.3, limit=0.9, action="inspect_hardware")], {})
     assert cause.problem == "wrong-results"

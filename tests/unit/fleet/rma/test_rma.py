@@ -251,6 +251,28 @@ def test_adapter_is_returned_by_its_node_guid(run: Path) -> None:
     assert (part_document["part"]["kind"], part_document["slot"]["place"]) == ("hca", "hca=mlx5_0")
 
 
+def test_package_of_an_adapter_names_the_module_at_its_failed_port(run: Path) -> None:
+    record = slow_record(PLAN, "h2")
+    port, other = "hca=mlx5_0,port=1", "hca=mlx5_0,port=2"
+    modules = {"vendor": "ACME", "part_number": "AO-400", "serial": "S1", "firmware_version": "46.1"}
+    metrics = [
+        Metric(name=f"optics.module.{name}", unit="1", values={port: value, other: f"other {value}"})
+        for name, value in modules.items()
+    ]
+    metrics.append(Metric(name="optics.rx_los", unit="1", values={f"{port},lane=1": True, f"{other},lane=1": False}))
+    snapshots = tuple(replace(taken, metrics=(*taken.metrics, *metrics)) for taken in record.snapshots)
+    documents.write(run / "hosts" / "h2.json", to_json(replace(record, snapshots=snapshots)))
+    main(["report", str(run)])
+    main(["rma", str(run)])
+    part = next(
+        document["part"]
+        for path in (run / "rma").glob("*/part.json")
+        if (document := json.loads(path.read_text()))["part"]["kind"] == "hca"
+    )
+    named = {"module_vendor": "ACME", "module_part_number": "AO-400", "module_serial": "S1", "module_firmware": "46.1"}
+    assert {key: part[key] for key in named} == named
+
+
 def test_accepted_run_has_no_package_and_unreported_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
