@@ -21,7 +21,8 @@ def programs(root: Path) -> None:
     # The last argument is the interface; the second is the device.
     program(
         root / ETHTOOL,
-        'for interface; do :; done; case "$*" in *-m*) what=module;; *-S*) what=statistics;; *--show-fec*) what=fec;; *) exit 1;; esac; '
+        'for interface; do :; done; case "$*" in *-m*) what=module;; *-S*) what=statistics;; *--show-fec*) what=fec;; '
+        "*) exit 1;; esac; "
         'exec cat "$0.d/$interface.$what"',
     )
     program(root / MLXLINK, 'exec cat "$0.d/$2"')
