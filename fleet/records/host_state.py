@@ -25,6 +25,7 @@ SERIALS = {
     "host.system.serial": "host",
     "infiniband.hca.node_guid": "InfiniBand adapter",
     "network.address": "NIC",
+    "optics.module.serial": "module",
     "storage.disk.serial": "disk",
 }
 """Reading -> kind of the part whose serial it reports."""

@@ -40,8 +40,10 @@ def wanted_text(criterion: Criterion) -> str:
     if criterion.same_as_fleet is not None:
         text = _of_peers(criterion) if criterion.same_as_fleet else "not compared"
     text += " of new parts" if criterion.new_part else ""
-    text += " an hour" if criterion.per_hour else ""
-    text += " change over the run" if criterion.delta else " before the run" if criterion.per_hour else ""
+    if criterion.per_hour:
+        text += f" an hour {'over' if criterion.delta else 'before'} the run"
+    elif criterion.delta:
+        text += " change over the run"
     text += ", best value of the run" if criterion.best_of_run else ""
     return text + (" if present" if criterion.optional else "")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.simulate.modules import module_on_degrading_cable, module_with_dark_lane
 from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
 from schemas.catalogue import BENCHMARKS, DURATION
@@ -456,6 +457,25 @@ def _wrong_clique(host: FaultyHost) -> None:
         host.set_reading("gpu.fabric.clique_id", 7, f"gpu={gpu}", late=False)
 
 
+def _dark_lane(host: FaultyHost) -> None:
+    for _, snapshot in _full_snapshots(host):
+        snapshot["metrics"] += module_with_dark_lane()
+
+
+def _degrading_cable(host: FaultyHost) -> None:
+    """Let the error counters of one port grow in each launch of the host."""
+    launches = 0
+    for document, snapshot in _full_snapshots(host):
+        launches += snapshot["phase"] == "after" and not FaultyHost.is_early(document, snapshot)
+        snapshot["metrics"] += module_on_degrading_cable(launches)
+
+
+def _full_snapshots(host: FaultyHost) -> Iterator[tuple[Doc, Doc]]:
+    """Yield each snapshot that has every reading, with its document, in the order of time."""
+    for document in host.documents.values():
+        yield from ((document, snapshot) for snapshot in document["snapshots"] if snapshot["phase"] != "during")
+
+
 def _on_every_rail(speed: float) -> Callable[[int], Effect]:
     return lambda _gpu: Effect(speed=speed)
 
@@ -486,6 +506,8 @@ FAULTS: Mapping[str, Fault] = {
         Fault("missing_observations", "no observations of one GPU in some benchmarks", apply=_missing_observations),
         Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth", apply=_no_change,
               in_gang=lambda gpu: Effect(speed=0.6, rails=(gpu,))),
+        Fault("dark_lane", "a module of the host receives no light on one lane", apply=_dark_lane, of_gpu=False),
+        Fault("degrading_cable", "a port of the host loses data in each launch", apply=_degrading_cable, of_gpu=False),
         Fault("slow_host", "half the bandwidth to every other host", apply=_no_change, of_gpu=False,
               in_gang=_on_every_rail(0.5)),
         Fault("wrong_driver", "driver version that no other host has", apply=_wrong_driver, of_gpu=False),

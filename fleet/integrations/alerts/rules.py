@@ -279,6 +279,8 @@ def _expression(criterion: Criterion, matchers: Sequence[str]) -> str:
         return _text_expression(criterion, matchers)
     series = exported(criterion.name) + (f"{{{', '.join(matchers)}}}" if matchers else "")
     limit = f"{VIOLATION[criterion.operator]} {float(criterion.value or 0):.15g}"
+    if criterion.per_hour and not criterion.delta:
+        raise UsageError(f"criterion {criterion.id}: a rate since the boot of the host; write the rule by hand")
     if not criterion.delta:
         return f"{series} {limit}"
     if not READINGS[criterion.name].counter:

@@ -172,6 +172,8 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "wrong_vbios": "uniform-vbios",
     "missing_observations": "plan",
     "slow_nic": "localise",
+    "dark_lane": "optics-rx-power-alarm optics-rx-los optics-rx-power-vs-fleet",
+    "degrading_cable": "port-symbol-errors port-fec-uncorrectable",
     "slow_host": "localise",
     "wrong_driver": "uniform-driver",
     "imex_down": "nvlink-domain",
@@ -202,6 +204,8 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "wrong_vbios": "differs",
     "missing_observations": "not-verified",
     "slow_nic": "slow-network",
+    "dark_lane": "module",
+    "degrading_cable": "port",
     "slow_host": "slow-network",
     "wrong_driver": "differs",
     "imex_down": "nvlink-domain",
@@ -305,7 +309,12 @@ def test_fault_is_one_cause_with_the_right_part(
     (cause,) = (cause for cause in of_host if kind == "duplicate_serial" or cause.problem != "identity")
     assert cause.problem == EXPECTED_PROBLEMS[kind]
     whole_host = not FAULTS[kind].of_gpu or kind == "missing_gpu"
-    of_parts = {"slow_nic": "nic=rail1", "wrong_clique": "gpu=0"}  # the first of its GPUs, which are all in the clique
+    of_parts = {
+        "slow_nic": "nic=rail1",
+        "dark_lane": "hca=mlx5_0",
+        "degrading_cable": "hca=mlx5_0",
+        "wrong_clique": "gpu=0",  # the first of its GPUs, which are all in the clique
+    }
     assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
 
 
@@ -322,6 +331,8 @@ EXPECTED_PACKAGES = {
     "slow_gpu": "inspect_hardware",
     "duplicate_serial": "inspect_hardware",
     "slow_nic": "inspect_hardware",
+    "dark_lane": "reseat",
+    "degrading_cable": "reseat",
     "slow_host": "inspect_hardware",
     "hung": "inspect_hardware",
 }
