@@ -13,6 +13,7 @@ from fleet.judge.nvlink_domains import (
     NO_DOMAIN,
     READY,
     STATE,
+    DomainMember,
     NvlinkDomains,
     last_values,
     measured,
@@ -96,7 +97,7 @@ def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
         why = unread[-1].reason if unread else "its own address is not known"
         yield _verdict(view, CONNECTION, HOST, INCONCLUSIVE, f"its connections could not be read: {why}")
     elif member.peers or domains.broken(view):
-        yield _judge_connections(view, domains.broken(view), member.peers)
+        yield _judge_connections(view, domains.broken(view), member)
 
 
 def _without_imex(view: HostView, observed: list[Observation]) -> Verdict:
@@ -121,9 +122,20 @@ def _judge_node_count(view: HostView) -> Iterator[Verdict]:
         )
 
 
-def _judge_connections(view: HostView, broken: Mapping[str, str], peers: int) -> Verdict:
+def _judge_connections(view: HostView, broken: Mapping[str, str], member: DomainMember) -> Verdict:
+    if not broken and member.unreported:
+        reason = f"the domain is not up, and IMEX reports no connection to {member.unreported} hosts"
+        return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
+    if not broken and member.peers == len(member.broken):
+        reason = f"connected to none of {member.peers} hosts, which are at fault or not in this run"
+        return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken:
-        return _verdict(view, CONNECTION, HOST, PASS, f"no broken connection to its {peers} peers is its own", 0, 0)
+        reason = (
+            f"{member.peers - len(member.broken)} of {member.peers} hosts are connected, and the others are at fault"
+        )
+        return _verdict(
+            view, CONNECTION, HOST, PASS, reason if member.broken else f"{member.peers} hosts are connected", 0, 0
+        )
     shown = ", ".join(f"{other} ({state.replace('_', ' ')})" for other, state in sorted(broken.items())[:4])
     more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
     action = "configure" if any(state in _CONFIGURED for state in broken.values()) else "recover_imex_domain"

@@ -7,7 +7,7 @@ host shows on every host of its domain. The failure is attributed to the host at
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fleet.judge.host_view import HostView
@@ -17,7 +17,7 @@ NO_DOMAIN = "00000000-0000-0000-0000-000000000000"
 """Cluster UUID of a GPU that is in no NVLink domain of several hosts, as on every HGX host."""
 CLUSTER, CLIQUE = "gpu.fabric.cluster_uuid", "gpu.fabric.clique_id"
 STATE, CONNECTION = "fabric.imex.state", "fabric.imex.connection"
-READY, CONNECTED = "ready", "connected"
+READY, CONNECTED, NOT_REPORTED, UP = "ready", "connected", "not_reported", "up"
 
 Edge = tuple[str, str]
 """The addresses of two hosts in the IMEX domain, sorted."""
@@ -35,6 +35,8 @@ class DomainMember:
     """Address of another host -> state of the connection to it, for those that are not connected."""
     peers: int
     """Number of other hosts with a reading of the connection to them."""
+    unreported: int
+    """Number of these whose connection IMEX left out, although the domain is not up."""
     cliques: frozenset[tuple[Value, Value]]
     """Cluster UUID and clique of its GPUs."""
 
@@ -97,14 +99,18 @@ def _member(view: HostView) -> DomainMember:
     connections = measured(view, CONNECTION)
     own = [str(item.value) for item in measured(view, "fabric.imex.address")]
     states = [item.value for item in measured(view, STATE)]
+    is_up = all(item.value == UP for item in measured(view, "fabric.imex.domain_state"))
     uuids, cliques = (last_values(view, name) for name in (CLUSTER, CLIQUE))
     return DomainMember(
         address=own[-1] if own else "",
         is_ready=all(state == READY for state in states) if states else None,
         broken={
-            addresses.get(item.scope, item.scope): str(item.value) for item in connections if item.value != CONNECTED
+            addresses.get(item.scope, item.scope): str(item.value)
+            for item in connections
+            if item.value not in (CONNECTED, NOT_REPORTED)
         },
         peers=len({item.scope for item in connections}),
+        unreported=0 if is_up else len({item.scope for item in connections if item.value == NOT_REPORTED}),
         cliques=frozenset((uuid, cliques.get(scope)) for scope, uuid in uuids.items()),
     )
 
@@ -119,19 +125,20 @@ def last_values(view: HostView, name: str) -> dict[str, Value]:
     return {item.scope: item.value for item in measured(view, name)}
 
 
-def _attribute(members: Iterable[DomainMember]) -> dict[str, dict[str, str]]:
+def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     """Return the broken connections by the host at fault.
 
     First those of hosts whose daemon does not work, then those of the host with most broken connections, until none is left. A
-    connection between two hosts without any other broken connection is attributed to both.
+    connection between two hosts without any other broken connection is attributed to both, or to the one that is not in the run.
     """
     states: dict[Edge, str] = {}
     not_ready = []
+    known = {member.address for member in members}
     for member in members:
         for peer, state in member.broken.items() if member.address else ():
             first, second = sorted((member.address, peer))
             # The state that a host cannot read (`invalid`) says less than that of the other end.
-            if states.get((first, second), "invalid") in ("invalid", "not_reported"):
+            if states.get((first, second), "invalid") == "invalid":
                 states[first, second] = state
         if member.is_ready is False and member.address:
             not_ready.append(member.address)
@@ -139,10 +146,10 @@ def _attribute(members: Iterable[DomainMember]) -> dict[str, dict[str, str]]:
     while states:
         counts = Counter(address for edge in states for address in edge)
         culprit = next((address for address in not_ready if counts[address]), "")
-        culprit = culprit or max(sorted(counts), key=lambda address: counts[address])
+        culprit = culprit or max(sorted(counts), key=lambda address: (counts[address], address not in known))
         for edge in [edge for edge in states if culprit in edge]:
             other = edge[edge[0] == culprit]
             attributed[culprit][other] = state = states.pop(edge)
-            if counts[culprit] == 1 and culprit not in not_ready:
+            if counts[culprit] == 1 and culprit in known and culprit not in not_ready:
                 attributed[other][culprit] = state
     return attributed

@@ -182,6 +182,32 @@ def test_single_broken_connection_is_attributed_to_both_ends() -> None:
     assert baseline_of(judged(change)) == {(host, "host", CONNECTION, FAIL) for host in ("t01", "t04")}
 
 
+def test_host_that_is_not_in_the_run_is_at_fault_for_a_connection_of_one_that_is() -> None:
+    """A single host is measured again; another host of its domain is being repaired."""
+    plan = replace(planned(rackproof_nvlink_domain="nvl1"), hosts=planned(rackproof_nvlink_domain="nvl1").hosts[:1])
+
+    def verdict_of(state: str, *, all_others: bool = False) -> str:
+        def change(readings: dict[str, Readings]) -> None:
+            broken = readings["t00"][CONNECTION] if all_others else ("imex=4",)
+            readings["t00"][CONNECTION] |= dict.fromkeys(broken, state)
+            readings["t00"]["fabric.imex.domain_state"]["host"] = "degraded"
+
+        (verdict,) = [item for item in judge(plan, evidence(plan, change), PACKS) if item.name == CONNECTION]
+        return verdict.verdict
+
+    assert verdict_of("never_connected") == PASS
+    assert verdict_of("never_connected", all_others=True) == FAIL
+    assert verdict_of("not_reported") == INCONCLUSIVE
+
+
+def test_connections_that_imex_leaves_out_are_no_fault_while_the_domain_is_up() -> None:
+    def change(readings: dict[str, Readings]) -> None:
+        for of_host in readings.values():
+            of_host[CONNECTION] = dict.fromkeys(of_host[CONNECTION], "not_reported")
+
+    assert baseline_of(judged(change)) == set()
+
+
 def test_two_broken_hosts_are_both_named() -> None:
     def change(readings: dict[str, Readings]) -> None:
         without("t01")(readings)
@@ -390,3 +416,54 @@ def test_xids_of_the_run_follow_from_a_dead_link_too() -> None:
     assert {verdicts[position].host for position in cause.verdicts} == {*HOSTS}
     other = started_quiet(rack("t04", "145 nonfatal") | {"t02": {"gpu=0": "31"}})
     assert {cause.host for cause in causes(other)} == {"t02", "t04"}
+
+
+# ---- GB200 without a domain in the inventory: the rack is the domain ----
+
+
+def of_gb200(change: Callable[[dict[str, Readings]], None], **options: Any) -> set[tuple[str, str, str, str]]:
+    """Return what the criteria of a domain find on hosts of the pack gb200."""
+    verdicts = judged(change, domain="", rackproof_gpu_model="gb200", **options)
+    of_domain = [
+        item for item in verdicts if item.criterion in (CRITERION, "rack-nvlink-domain", "rack-nvlink-partition")
+    ]
+    assert of_domain
+    return not_passing(of_domain)
+
+
+def test_rack_of_gb200_is_a_domain() -> None:
+    assert of_gb200(lambda readings: None) == set()
+    assert {item[0] for item in of_gb200(without("t02")) if item[2].startswith("fabric.")} == {"t02"}
+
+
+def test_gb200_without_imex_is_not_judged_by_it() -> None:
+    """Kubernetes starts IMEX with each job."""
+
+    def change(readings: dict[str, Readings]) -> None:
+        for host, of_host in readings.items():
+            kept = {name: values for name, values in of_host.items() if not name.startswith("fabric.imex")}
+            readings[host] = kept | {STATE: {"host": "unsupported: no nvidia-imex-ctl"}}
+
+    assert of_gb200(change) == set()
+    assert {item[2] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {TRANSPORT}
+
+
+def test_zero_uuid_is_a_fault_on_gb200() -> None:
+    def change(readings: dict[str, Readings]) -> None:
+        for of_host in readings.values():
+            of_host[CLUSTER] = dict.fromkeys(of_host[CLUSTER], NO_DOMAIN)
+            of_host[CLIQUE] = dict.fromkeys(of_host[CLIQUE], 0)
+
+    assert of_gb200(change) == {(host, gpu, CLUSTER, FAIL) for host in HOSTS for gpu in PCI}
+
+
+def test_board_of_gb200_without_a_fabric_is_not_judged() -> None:
+    """GB200 NVL4 boards have no NVSwitch: their four GPUs are in no domain."""
+
+    def change(readings: dict[str, Readings]) -> None:
+        for host in readings:
+            readings[host] = {name: {"gpu=0": "unsupported: no fabric", "gpu=1": "unsupported: no fabric"}
+                              for name in (CLUSTER, CLIQUE)}  # fmt: skip
+
+    verdicts = judged(change, domain="", transport="NET/IB/GDRDMA", rackproof_gpu_model="gb200")
+    assert not [item for item in verdicts if item.criterion == CRITERION]
