@@ -78,13 +78,18 @@ def _judge_membership(view: HostView) -> Iterator[Verdict]:
 
 
 def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
-    """Yield the verdicts on IMEX. If only the GPU model implies the domain, a host without IMEX is not judged: a scheduler may
-    start it with each job."""
+    """Yield the verdicts on IMEX.
+
+    If only the GPU model implies the domain, a host without IMEX, or a domain in which it is idle on every host, is not judged: a
+    scheduler may start it with each job.
+    """
     member = domains.member(view)
     observed = view.observations[STATE]
     if member.is_ready is None:
         if view.host.nvlink_domain or any(item.status == ERROR for item in observed):
             yield _without_imex(view, observed)
+        return
+    if not view.host.nvlink_domain and not domains.has_imex(view.nvlink_domain):
         return
     bad = [item.value for item in measured(view, STATE) if item.value != READY]
     state = bad[-1] if bad else READY

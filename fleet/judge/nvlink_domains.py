@@ -65,6 +65,10 @@ class NvlinkDomains:
         """Return what a host reports."""
         return self._members[view.nvlink_domain][view.host.name]
 
+    def has_imex(self, domain: str) -> bool:
+        """Return whether the daemon of any host works."""
+        return any(member.is_ready for member in self._members.get(domain, {}).values())
+
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
         """Return cluster UUID and clique of the GPUs of these hosts; a host that reports none counts as one without a domain."""
         members = self._members.get(domain, {})

@@ -448,6 +448,14 @@ def test_gb200_without_imex_is_not_judged_by_it() -> None:
     assert {item[2] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {TRANSPORT}
 
 
+def test_gb200_with_an_idle_imex_on_every_host_is_not_judged_by_it() -> None:
+    def change(readings: dict[str, Readings]) -> None:
+        for host in HOSTS:
+            without(host)(readings)
+
+    assert of_gb200(change) == set()
+
+
 def test_zero_uuid_is_a_fault_on_gb200() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
