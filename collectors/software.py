@@ -58,6 +58,10 @@ class SoftwareCollector:
         yield from _operating_system(files)
         if self._full_snapshot:
             yield from self._fabric_manager(files, module)
+            perftest = program_version(self._root, "ib_write_bw", r"Version: (\d[\d.]{0,15})")
+            yield host_family(
+                "software.perftest.version", "1", "Version of perftest, which measures RDMA ports", perftest
+            )
 
     def _fabric_manager(self, files: Files, module: str | Absent) -> Iterable[Family]:
         manager = program_version(self._root, "nv-fabricmanager", r"[Vv]ersion is\s*:\s*([\d.]+)")

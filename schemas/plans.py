@@ -62,6 +62,8 @@ class PlannedHost:
     """Line rate of the fabric port of one GPU in Gb/s; 0 if not in the inventory."""
     infiniband_ports: int = 0
     """InfiniBand and RoCE ports that must be up; 0 if not in the inventory."""
+    verbs_required: bool = False
+    """The RDMA ports must be measured by perftest: `infiniband_ports` of them, or at least one."""
     driver_version: str = ""
     """Required driver version or branch; empty: any."""
     vbios_version: str = ""

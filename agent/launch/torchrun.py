@@ -83,7 +83,8 @@ def torchrun_command(
             "members": list(members),
             "gang": list(plan.gangs().get(host.gang, ())) if stage.name == GANG else [],
             "addresses": dict(gang.addresses) if len(members) > 1 else {},
-            "fabric": bool(host.fabric_gbps or host.infiniband_ports),
+            "fabric": bool(host.fabric_gbps or host.infiniband_ports)
+            and host.environment.get("NCCL_IB_DISABLE", "0") == "0",
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},

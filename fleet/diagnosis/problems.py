@@ -44,7 +44,7 @@ _PORT = (
     *(f"infiniband.{name}" for name in ("*err*", "link_*", "*state", "active", "rate", "width", "narrowed")),
     *(f"network.{name}" for name in ("rx_*", "carrier*", "operstate", "speed")),
 )
-_NETWORK = ("pairs.*", "collective.*", "gang.*")
+_NETWORK = ("pairs.*", "verbs.*", "collective.*", "gang.*")
 
 
 @dataclass(frozen=True, kw_only=True)

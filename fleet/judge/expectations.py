@@ -190,6 +190,20 @@ def unplanned_errors(view: HostView) -> Iterator[Verdict]:
             yield with_absence(view.inconclusive(error.name, error.scope, reason, error.stage, error.params), error)
 
 
+def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each stage that measured fewer RDMA ports than the inventory requires."""
+    stages = [stage.name for stage in view.plan.stages if "verbs" in stage.benchmarks]
+    for stage in stages if view.host.verbs_required else ():
+        figures = [item for item in view.observations["verbs.bandwidth"] if item.stage == stage]
+        ports = {Scope.parse(item.scope).device for item in figures if item.status == MEASURED}
+        if (stage != GANG or view.host.gang) and len(ports) < max(1, view.host.infiniband_ports):
+            reasons = dict.fromkeys(item.reason for item in figures if item.status != MEASURED)
+            why = "; ".join(reasons) or "the host has no RDMA port"
+            wanted = max(1, view.host.infiniband_ports)
+            reason = f"{len(ports)} of {wanted} RDMA ports were measured, and rackproof_verbs_required is set: {why}"
+            yield view.inconclusive("verbs.bandwidth", "host", reason, stage)
+
+
 def _covers(measured: Observation, error: Observation) -> bool:
     return error.params.items() <= measured.params.items()
 

@@ -15,7 +15,7 @@ _NCCL_CHOICE = {
 }
 
 
-_PORT = {"mtu": int, "gid_index": int, "gid_type": str, "numa_node": str, "pci_path": str}
+_PORT = {"size_bytes": int, "mtu": int, "gid_index": int, "gid_type": str, "numa_node": str, "pci_path": str}
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -114,10 +114,11 @@ COMMUNICATION: Mapping[str, Benchmark] = {
                 params=_PORT,
                 demanded=False,
             ),
+            Output(name="verbs.best_ratio", unit="1", scope="port", params={"partners": int}, demanded=False),
         ],
-        params={"rail": int, "size_bytes": int},
+        params={"rail": int},
         adapted=["size_bytes"],
-        cost_s=60.0,
+        cost_s=40.0,
         parts=["fabric"],
     ),
 }

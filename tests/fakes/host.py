@@ -161,6 +161,7 @@ for _number in (0, 1):
 PROGRAMS = {
     "usr/bin/nvidia-ctk": "NVIDIA Container Toolkit CLI version 1.17.8\\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d\\n",
     "usr/bin/nv-fabricmanager": f"\\n\\n\\tFabric Manager version is : {DRIVER}\\n\\n",
+    "usr/bin/ib_write_bw": "Version: 6.06\\n",
 }
 """Program -> its output."""
 LINKS = {

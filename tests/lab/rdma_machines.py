@@ -28,7 +28,7 @@ MODULES = (
     "fscache", "9pnet", "9pnet_virtio", "9p", "sch_tbf",
 )  # fmt: skip
 """In the order in which they depend on each other."""
-BOOT_S, MEMORY_MB = 60.0, 384
+BOOT_S, MEMORY_MB = 120.0, 384
 INIT = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /root
 /bin/busybox --install -s /bin
@@ -152,6 +152,8 @@ class Machines:
                 "Nehalem",
                 "-m",
                 str(MEMORY_MB),
+                "-smp",
+                "2",
                 "-nographic",
                 "-no-reboot",
             ),
@@ -161,7 +163,7 @@ class Machines:
                 "-initrd",
                 str(image),
                 "-append",
-                "console=ttyS0 quiet panic=-1",
+                "console=ttyS0 quiet panic=-1 no_timer_check",
             ),
             *(*networks, *shares),
         ]

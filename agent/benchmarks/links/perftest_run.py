@@ -50,6 +50,11 @@ class VerbsTest:
         return LATENCY_PROGRAM if self.figure == "latency" else PROGRAMS[self.op]
 
     @property
+    def has_two_directions(self) -> bool:
+        """Return whether two hosts measure it in each direction separately."""
+        return self.figure == "bandwidth" and self.direction == "one_way"
+
+    @property
     def limit_s(self) -> float:
         """Return the time after which the test is ended."""
         return self.seconds + MARGIN_S

@@ -81,6 +81,7 @@ def measure_pairs(
         if other in members:
             pair = PairOfHosts(context, store, report, me, other, str(request.get("addresses", {}).get(other, other)))
             pair.measure(settings, ports, gang, count)
+    report.best_partners()
 
 
 class HostStore:
@@ -145,7 +146,7 @@ class PairOfHosts:
             for batch in [rails] if sharing == "together" else [[rail] for rail in rails]:
                 for test in tests:
                     ways = [(first, second), (second, first)]
-                    for client, server in ways if test.direction == "one_way" else ways[:1]:
+                    for client, server in ways if test.has_two_directions else ways[:1]:
                         number += 1
                         yield PairRun(
                             test=test, client=client, server=server, sharing=sharing, number=number, rails=batch

@@ -43,6 +43,8 @@ class PortReport:
     def __init__(self, context: Context, settings: Mapping[str, Any]) -> None:
         self._context, self._settings = context, settings
         self.installation = Installation()
+        self._ratios: dict[RdmaPort, dict[str, float]] = {}
+        """Port -> partner -> share of the port's rate at which the port wrote to it in one direction."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
         """Return the ports to measure; report the reason for the others, and, once, that perftest is missing."""
@@ -89,7 +91,22 @@ class PortReport:
             if not value > 0:
                 return f"{name} is {value:g}: nothing was transferred"
             self._context.report(name, value, unit=unit, **common)
+            is_write = (test.op, test.direction, test.memory) == ("write", "one_way", "host")
+            if name == "verbs.rate_ratio" and is_write and "partner" in where:
+                self._ratios.setdefault(port, {})[where["partner"]] = value
         return ""
+
+    def best_partners(self) -> None:
+        """Report for each port the best of what it sent to its partners: a partner may be slow, but not all of them."""
+        for port, ratios in self._ratios.items():
+            self._context.report(
+                "verbs.best_ratio",
+                max(ratios.values()),
+                unit="1",
+                scope=port.scope,
+                rail=port.rail,
+                partners=len(ratios),
+            )
 
     def absent(self, test: VerbsTest, port: RdmaPort, status: str, reason: str, **where: str) -> None:
         """Report why a test has no figure."""

@@ -1,55 +1,21 @@
 """Judge the hosts of each gang (the hosts of one multi-node launch): slow parts, and hosts that stopped a launch.
 
-The pair matrix gives `pairs.bandwidth` and `pairs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link
-between hosts is inconclusive on both ends, because two paths that a switch routes over one cable look the same. A failed link
-fails both ends if they work with other hosts.
+Parts are located in two layers: in the pairs of GPUs, which NCCL connects, and below it in the pairs of RDMA ports. If only one
+layer is slow, its verdicts say so.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
-from fleet.judge.evidence import from_benchmark
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.faults import CRITERION, STAGE, judge_faults, with_last_hosts
-from fleet.judge.localization.launches import EVEN_ODDS, Attempt, gang_attempts
-from fleet.judge.localization.matrix import (
-    BANDWIDTH,
-    FABRIC,
-    GPU,
-    HOST,
-    LATENCY,
-    LINK,
-    NIC,
-    RAIL,
-    End,
-    Pair,
-    PairKind,
-    Suspect,
-    Tolerance,
-)
-from fleet.judge.localization.slow import MIN_HOSTS
-from fleet.judge.localization.suspects import comparable_pairs, find_suspects
-from fleet.quantities import quantity as shown
-from fleet.scope_text import describe_scope
-from schemas.records import ERROR, MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
-from schemas.scopes import Scope, pci_address
-
-_KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
-UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
-SOURCE = "ours: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
-REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
-"""Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
-deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
-REHEARSAL_MIN_CONFIDENCE = 0.8
-"""This needs at least three comparisons, because a single pair is slow whenever another process uses the CPU."""
-SLOW_RAIL = 0.75
-"""Share of the typical speed below which a rail is reported. Smaller differences between rails may be by design."""
+from fleet.judge.localization.faults import judge_faults, with_last_hosts
+from fleet.judge.localization.gang_pairs import GangPairs
+from fleet.judge.localization.launches import Attempt, gang_attempts
+from fleet.judge.localization.port_pairs import VerbsPairs
+from schemas.reports import FAIL, PASS, Verdict
 
 
 def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -73,253 +39,43 @@ def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
         gang_verdicts += judge_faults(attempts, members)
         for attempt, last_hosts in with_last_hosts(attempts):
             collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
-            pair_verdicts = _GangPairs(attempt, members, verdicts, collective_slow).verdicts()
-            gang_verdicts += [verdict for verdict in pair_verdicts if verdict.host in last_hosts]
+            of_nccl = GangPairs(attempt, members, verdicts, collective_slow)
+            of_ports = VerbsPairs(attempt, members, verdicts, collective_slow=False)
+            compared = compare_layers(of_nccl, of_ports)
+            gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts
 
 
-@dataclass
-class _PairReports:
-    """The measurements that the two hosts of a pair reported for one rail."""
-
-    values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
-    failed: str = ""
-
-    def value(self, quantity: str, rehearsal: bool) -> float | None:
-        """Return the mean of both ends; None if the pair failed or was not measured.
-
-        In a rehearsal the slower end counts: data that the other end sent may only have reached a socket buffer.
-        """
-        values = self.values[quantity]
-        if not values or self.failed:
-            return None
-        slower = min if quantity == BANDWIDTH else max
-        return slower(values) if rehearsal else statistics.fmean(values)
-
-    def add(self, quantity: str, observation: Observation) -> None:
-        """Add the measurement or the error of one end."""
-        value = observation.value
-        if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
-            self.values[quantity].append(float(value))
-        elif observation.status == MEASURED:
-            self.failed = self.failed or f"invalid {quantity}: {value!r:.40}"
-        elif observation.status == ERROR:
-            self.failed = self.failed or observation.reason
+def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
+    """Return the verdicts on the pairs of GPUs and of ports. Each suspect of one layer states what the other layer shows."""
+    nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
+    return [
+        *(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)) for item in nccl),
+        *(_with_note(item, _seen_by_nccl(item, nccl, of_nccl.hosts)) for item in ports),
+    ]
 
 
-class _GangPairs:
-    """The pairs of one gang launch, their suspects and the verdicts."""
-
-    def __init__(
-        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
-    ) -> None:
-        self._scope = f"gang={attempt.gang}"
-        self._attempt = attempt
-        members = {host: views[host] for host in attempt.launches}
-        self._members = members
-        self._collective_slow = collective_slow
-        self._rehearsal = next(iter(members.values())).plan.rehearsal
-        self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
-        self._pairs = self._measured_pairs()
-        self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
-        self._failed_alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
-
-    def _measured_pairs(self) -> list[Pair]:
-        reports: dict[tuple[str, str, int], _PairReports] = defaultdict(_PairReports)
-        culprits = self._attempt.culprits()
-        for host, view in self._members.items():
-            rails = {str(index): rail for rail, index in enumerate(view.host.devices)}
-            for quantity in UNITS:
-                name = f"pairs.{quantity}"
-                latest = {item.scope: item for item in self._attempt.observations[host] if item.name == name}
-                for observation in latest.values():
-                    key = self._pair_key(view, observation, rails)
-                    # An error with the host that stopped the launch is no evidence against the other end.
-                    if key and not (observation.status == ERROR and culprits.keys() & set(key)):
-                        reports[key].add(quantity, observation)
-        pairs = [
-            Pair(
-                a=a,
-                b=b,
-                rail=rail,
-                bandwidth=report.value(BANDWIDTH, self._rehearsal),
-                latency=report.value(LATENCY, self._rehearsal),
-                failed=report.failed,
-                kind=self._kind(a, b),
-            )
-            for (a, b, rail), report in sorted(reports.items())
-            if report.failed or any(report.values.values())
-        ]
-        return _best_rails(pairs) if self._rehearsal else pairs
-
-    def _pair_key(
-        self, view: HostView, observation: Observation, rails: Mapping[str, int]
-    ) -> tuple[str, str, int] | None:
-        """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang.
-
-        `rails` maps the index of each device of the host to its rail.
-        """
-        labels = Scope.parse(observation.scope).labels
-        device, partner = labels.get(view.host.device, ""), labels.get("partner")
-        if (
-            observation.stage != STAGE
-            or device not in rails
-            or partner not in self._members
-            or partner == view.host.name
-        ):
-            return None
-        a, b = sorted((view.host.name, partner))
-        return a, b, rails[device]
-
-    def _kind(self, a: str, b: str) -> PairKind:
-        first, second = (self._members[name].host for name in (a, b))
-        return PairKind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
-
-    def verdicts(self) -> Iterator[Verdict]:
-        """Yield verdicts on the suspects, then passes for the other hosts if there are at least three hosts."""
-        if not self._pairs:
-            return
-        suspects = find_suspects(
-            self._pairs,
-            failed_alone=self._failed_alone,
-            collective_slow=self._collective_slow,
-            tolerance=self._tolerance,
-        )
-        if self._rehearsal:
-            suspects = [suspect for suspect in suspects if _is_reported_in_rehearsal(suspect)]
-        suspect_verdicts = [verdict for suspect in suspects for verdict in self._suspect_verdicts(suspect)]
-        yield from suspect_verdicts
-        suspected = {verdict.host for verdict in suspect_verdicts}
-        hosts = dict.fromkeys(host for pair in self._pairs for host in (pair.a, pair.b))
-        for host in hosts if len(hosts) >= MIN_HOSTS else ():
-            if host not in suspected:
-                yield from self._passes(host)
-
-    def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
-        if suspect.kind == RAIL and not self._collective_slow and not _is_gross(suspect):
-            return
-        for host in suspect.hosts or tuple(self._members):
-            yield self._suspect_verdict(host, suspect)
-
-    def _suspect_verdict(self, host: str, suspect: Suspect) -> Verdict:
-        view = self._members[host]
-        scope = self._scope
-        if suspect.kind == HOST:
-            scope = "host"
-        elif len(suspect.hosts) == 1:
-            scope = view.host.scopes[suspect.rails[0]]
-        fails = self._fails(suspect)
-        part, serial = "", view.serial(scope)
-        note = ""
-        if suspect.kind == LINK and not fails:
-            note = "; measure again: two paths that share a cable look the same"
-        elif suspect.kind == NIC:
-            # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
-            address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
-            known = (f"serial {serial}" if serial else "", f"PCI {pci_address(address)}" if address else "")
-            identity = ", ".join(filter(None, known))
-            note = f"; it is the NIC that {describe_scope(scope)}{f' ({identity})' if identity else ''} uses"
-            part, serial = f"nic=rail{suspect.rails[0]}", ""
-        title = f"suspect {_KIND_NAMES.get(suspect.kind, suspect.kind)} {suspect.where}".strip()
-        names_part = bool(part) or scope != self._scope
-        quantity = suspect.quantity
-        return Verdict(
-            host=host,
-            scope=scope,
-            part=part,
-            serial=serial,
-            name=f"pairs.{quantity}",
-            stage=STAGE,
-            verdict=FAIL if fails else INCONCLUSIVE,
-            criterion=CRITERION,
-            kind=VerdictKind.SUSPECT,
-            value=suspect.measured,
-            limit=suspect.limit,
-            operator=_operator(quantity) if suspect.limit is not None else "",
-            unit=UNITS[quantity],
-            reason=f"{title} (confidence {suspect.confidence:.2f}): {suspect.evidence}{note}",
-            detail=f"{'' if names_part else f'{title}: '}{suspect.evidence}{note}",
-            action="inspect_hardware" if fails else "none",
-            source=SOURCE,
-            basis="policy",
-        )
-
-    def _fails(self, suspect: Suspect) -> bool:
-        """Return whether the suspect fails its hosts. A slow rail or fabric may be intended; a slow link may be a shared path."""
-        if suspect.kind == LINK:
-            # Such a link failed, and both of its ends work with other hosts.
-            return suspect.measured is None and suspect.confidence > EVEN_ODDS
-        return suspect.kind not in (RAIL, FABRIC) or self._collective_slow
-
-    def _passes(self, host: str) -> Iterator[Verdict]:
-        """Yield a pass for each quantity that was measured on the host."""
-        for quantity, unit in UNITS.items():
-            measured = [
-                (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None
-            ]
-            host_values = [value for pair, value in measured if host in (pair.a, pair.b)]
-            if not host_values:
-                continue
-            value, typical = statistics.median(host_values), statistics.median(value for _, value in measured)
-            limit = typical * (1 - self._tolerance.bandwidth)
-            if quantity == LATENCY:
-                limit = typical / (1 - self._tolerance.latency)
-            within = value >= limit if quantity == BANDWIDTH else value <= limit
-            yield Verdict(
-                host=host,
-                scope=self._scope,
-                name=f"pairs.{quantity}",
-                stage=STAGE,
-                verdict=PASS,
-                criterion=CRITERION,
-                value=value,
-                limit=limit if within else None,
-                operator=_operator(quantity) if within else "",
-                unit=unit,
-                reason=f"median of its {len(host_values)} pairs {shown(value, unit)}, "
-                f"of all pairs of the gang {shown(typical, unit)}: no part of the host is slow",
-                source=SOURCE,
-                basis="policy",
-            )
+def _seen_by_ports(verdict: Verdict, ports: Sequence[Verdict], hosts: Collection[str]) -> str:
+    if verdict.verdict == PASS or verdict.host not in hosts:
+        return ""
+    if any(item.host == verdict.host and item.verdict != PASS for item in ports):
+        return "RDMA below NCCL is slow or fails here too: the cause is a port, cable or switch, not NCCL"
+    return "RDMA below NCCL is normal on this host (verbs.bandwidth): the cause is NCCL or the path of the GPU, not the fabric"
 
 
-def _operator(quantity: str) -> str:
-    return "ge" if quantity == BANDWIDTH else "le"
+def _seen_by_nccl(verdict: Verdict, nccl: Sequence[Verdict], hosts: Collection[str]) -> str:
+    if verdict.verdict == PASS or verdict.host not in hosts:
+        return ""
+    if any(item.host == verdict.host and item.verdict != PASS for item in nccl):
+        return "the pairs of GPUs are slow or fail here too"
+    return "NCCL is normal on this host (pairs.bandwidth): it uses another port or another path"
 
 
-def _value(pair: Pair, quantity: str) -> float | None:
-    return pair.bandwidth if quantity == BANDWIDTH else pair.latency
-
-
-def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return one rail for each pair of hosts of a rehearsal (`_best_rail`): all processes share one link, and some also a CPU."""
-    rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        rails_of_link[(pair.a, pair.b)].append(pair)
-    return [replace(_best_rail(rails), rail=0) for rails in rails_of_link.values()]
-
-
-def _best_rail(rails: Sequence[Pair]) -> Pair:
-    """Return a rail that failed if there is one, or else the best value of each quantity."""
-    return next((pair for pair in rails if pair.failed), None) or replace(
-        rails[0],
-        bandwidth=max((pair.bandwidth for pair in rails if pair.bandwidth is not None), default=None),
-        latency=min((pair.latency for pair in rails if pair.latency is not None), default=None),
-    )
-
-
-def _is_gross(suspect: Suspect) -> bool:
-    """Return whether a rail failed or has less than SLOW_RAIL of the typical speed."""
-    if suspect.measured is None or suspect.typical is None:
-        return True
-    is_rate = suspect.quantity == BANDWIDTH
-    share = suspect.measured / suspect.typical if is_rate else suspect.typical / suspect.measured
-    return share < SLOW_RAIL
-
-
-def _is_reported_in_rehearsal(suspect: Suspect) -> bool:
-    """Return whether the suspect failed, or is a host that is slow with enough partners."""
-    return suspect.measured is None or (suspect.kind == HOST and suspect.confidence >= REHEARSAL_MIN_CONFIDENCE)
+def _with_note(verdict: Verdict, note: str) -> Verdict:
+    if not note:
+        return verdict
+    detail = f"{verdict.detail}; {note}" if verdict.detail else note
+    return replace(verdict, reason=f"{verdict.reason}; {note}", detail=detail)
 
 
 def has_slow_collective(attempt: Attempt, last_hosts: Collection[str], verdicts: Iterable[Verdict]) -> bool:
@@ -331,13 +87,3 @@ def has_slow_collective(attempt: Attempt, last_hosts: Collection[str], verdicts:
 def _is_slow_collective(verdict: Verdict, scope: str) -> bool:
     is_speed = verdict.name.endswith((".busbw", ".algbw", ".latency"))
     return verdict.verdict == FAIL and verdict.scope == scope and verdict.name.startswith("collective.") and is_speed
-
-
-def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """Yield the ends whose GPU fails a check that needs an action and was not measured between hosts."""
-    for verdict in verdicts:
-        view = members.get(verdict.host)
-        scope = verdict.part_scope
-        is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
-        if view and verdict.verdict == FAIL and verdict.action != "none" and not is_joint and scope in view.host.scopes:
-            yield verdict.host, view.host.scopes.index(scope)

@@ -53,6 +53,7 @@ def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
         "python.version": platform.python_version(),
         "fabric_manager.version": host.DRIVER,
         "fabric_manager.matches": True,
+        "perftest.version": "6.06",
     }
 
 

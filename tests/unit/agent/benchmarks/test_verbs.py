@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from agent.benchmarks.links import perftest_run, rdma_ports, verbs, verbs_pairs
 from agent.benchmarks.links.perftest_run import Installation, VerbsTest
@@ -270,6 +271,16 @@ def test_both_hosts_report_what_they_send_on_every_rail(
         assert {item["params"]["sharing"] for item in rates} == {"together"}
 
 
+def test_hosts_coordinate_through_the_store_of_torchrun(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    store = HashStore()
+    monkeypatch.setattr("tests.unit.agent.benchmarks.test_verbs.SharedStore", lambda _: PrefixStore("launch", store))
+    observations = pair(tmp_path, monkeypatch, QUICK)
+    assert [len(figures(of_host)) for of_host in observations.values()] == [4, 4]
+
+
 def test_rails_are_measured_one_after_the_other_if_the_profile_says_so(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +288,11 @@ def test_rails_are_measured_one_after_the_other_if_the_profile_says_so(
         add_adapter(tmp_path, f"mlx5_{number}", bus)
     observations = pair(tmp_path, monkeypatch, QUICK | {"sharings": ["alone"]})
     assert [call.split()[3] for call in calls(programs)] == ["mlx5_0"] * 4 + ["mlx5_1"] * 4
-    assert all(len(figures(of_host)) == 6 for of_host in observations.values())
+    for of_host in observations.values():
+        assert figures(of_host)[-2:] == [
+            ("verbs.best_ratio", f"hca=mlx5_{rail},port=1", pytest.approx(0.986, abs=1e-3)) for rail in (0, 1)
+        ]
+        assert len(figures(of_host)) == 8
 
 
 @pytest.mark.parametrize("behaviour", [{"client_mlx5_1": "fail"}, {"client_mlx5_1": "hang"}, {"server_mlx5_1": "deaf"}])
@@ -290,9 +305,9 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     behave(programs, **behaviour)
     observations = pair(tmp_path, monkeypatch, QUICK | {"figures": ["bandwidth", "latency"]})
     failed = [item for of_host in observations.values() for item in of_host if "mlx5_1" in item["scope"]]
-    assert [item["status"] for item in failed] == ["error", "skipped", "skipped", "skipped"]
+    assert [item["status"] for item in failed] == ["error", "skipped", "skipped"]
     assert all("mlx5_1" not in scope for of_host in observations.values() for _, scope, _ in figures(of_host))
-    assert [len(figures(of_host)) for of_host in observations.values()] == [4, 4]
+    assert [len(figures(of_host)) for of_host in observations.values()] == [5, 4]
 
 
 def test_partner_that_does_not_answer_costs_its_own_figures(

@@ -1,0 +1,317 @@
+"""The pair matrix of one gang launch (a gang: the hosts of one multi-node launch), its suspects, and the verdicts on them.
+
+The matrix gives `pairs.bandwidth` and `pairs.latency`, or, below NCCL (`port_pairs.py`), `verbs.bandwidth` and `verbs.latency`. A
+slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends, because two paths
+that a switch routes over one cable look the same. A failed link fails both ends if they work with other hosts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fleet.judge.evidence import from_benchmark
+from fleet.judge.host_view import HostView
+from fleet.judge.localization.faults import CRITERION, STAGE
+from fleet.judge.localization.launches import EVEN_ODDS, Attempt
+from fleet.judge.localization.matrix import (
+    BANDWIDTH,
+    FABRIC,
+    GPU,
+    HOST,
+    LATENCY,
+    LINK,
+    NIC,
+    RAIL,
+    End,
+    Pair,
+    PairKind,
+    Suspect,
+    Tolerance,
+)
+from fleet.judge.localization.slow import MIN_HOSTS
+from fleet.judge.localization.suspects import comparable_pairs, find_suspects
+from fleet.quantities import quantity as shown
+from fleet.scope_text import describe_scope
+from schemas.records import ERROR, MEASURED, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope, pci_address
+
+_KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
+UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
+SOURCE = "ours: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
+REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
+"""Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
+deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
+REHEARSAL_MIN_CONFIDENCE = 0.8
+"""This needs at least three comparisons, because a single pair is slow whenever another process uses the CPU."""
+SLOW_RAIL = 0.75
+"""Share of the typical speed below which a rail is reported. Smaller differences between rails may be by design."""
+
+
+@dataclass
+class _PairReports:
+    """The measurements that the two hosts of a pair reported for one rail."""
+
+    values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
+    failed: str = ""
+
+    def value(self, quantity: str, slower_end: bool) -> float | None:
+        """Return the mean of both ends, or the value of the slower end; None if the pair failed or was not measured."""
+        values = self.values[quantity]
+        if not values or self.failed:
+            return None
+        slower = min if quantity == BANDWIDTH else max
+        return slower(values) if slower_end else statistics.fmean(values)
+
+    def add(self, quantity: str, observation: Observation) -> None:
+        """Add the measurement or the error of one end."""
+        value = observation.value
+        if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            self.values[quantity].append(float(value))
+        elif observation.status == MEASURED:
+            self.failed = self.failed or f"invalid {quantity}: {value!r:.40}"
+        elif observation.status == ERROR:
+            self.failed = self.failed or observation.reason
+
+
+class GangPairs:
+    """The pairs of one gang launch, their suspects and the verdicts."""
+
+    benchmark = "pairs"
+
+    def __init__(
+        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
+    ) -> None:
+        self._scope = f"gang={attempt.gang}"
+        self._attempt = attempt
+        members = {host: views[host] for host in attempt.launches}
+        self._members = members
+        self._collective_slow = collective_slow
+        self._rehearsal = next(iter(members.values())).plan.rehearsal
+        self._by_slower_end = self._rehearsal
+        """In a rehearsal, data that one end sent may only have reached a socket buffer."""
+        self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
+        self._pairs = self._measured_pairs()
+        self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
+        self._failed_alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
+
+    def _measured_pairs(self) -> list[Pair]:
+        reports: dict[tuple[str, str, int], _PairReports] = defaultdict(_PairReports)
+        culprits = self._attempt.culprits()
+        for host, view in self._members.items():
+            for quantity in UNITS:
+                name = f"{self.benchmark}.{quantity}"
+                latest = {
+                    item.scope: item
+                    for item in self._attempt.observations[host]
+                    if item.name == name and self._is_compared(item)
+                }
+                for observation in latest.values():
+                    key = self._pair_key(view, observation)
+                    # An error with the host that stopped the launch is no evidence against the other end.
+                    if key and not (observation.status == ERROR and culprits.keys() & set(key)):
+                        reports[key].add(quantity, observation)
+        pairs = [
+            Pair(
+                a=a,
+                b=b,
+                rail=rail,
+                bandwidth=report.value(BANDWIDTH, self._by_slower_end),
+                latency=report.value(LATENCY, self._by_slower_end),
+                failed=report.failed,
+                kind=self._kind(a, b),
+            )
+            for (a, b, rail), report in sorted(reports.items())
+            if report.failed or any(report.values.values())
+        ]
+        return _best_rails(pairs) if self._rehearsal else pairs
+
+    def _pair_key(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
+        """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang."""
+        partner, rail = Scope.parse(observation.scope).get("partner"), self._rail(view, observation)
+        if observation.stage != STAGE or rail is None or partner not in self._members or partner == view.host.name:
+            return None
+        a, b = sorted((view.host.name, partner))
+        return a, b, rail
+
+    def _is_compared(self, observation: Observation) -> bool:
+        """Return whether the matrix has this figure of a pair."""
+        return True
+
+    def _rail(self, view: HostView, observation: Observation) -> int | None:
+        """Return the rail of a figure: the position of its GPU among those under test; None if it is of none of them."""
+        index = Scope.parse(observation.scope).get(view.host.device)
+        rails = {str(device): rail for rail, device in enumerate(view.host.devices)}
+        return rails.get(index)
+
+    def _scope_of_end(self, view: HostView, rail: int) -> str:
+        return view.host.scopes[rail]
+
+    def _kind(self, a: str, b: str) -> PairKind:
+        first, second = (self._members[name].host for name in (a, b))
+        return PairKind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Return the hosts of the measured pairs."""
+        return frozenset(host for pair in self._pairs for host in (pair.a, pair.b))
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """Yield verdicts on the suspects, then passes for the other hosts if there are at least three hosts."""
+        if not self._pairs:
+            return
+        suspects = find_suspects(
+            self._pairs,
+            failed_alone=self._failed_alone,
+            collective_slow=self._collective_slow,
+            tolerance=self._tolerance,
+        )
+        if self._rehearsal:
+            suspects = [suspect for suspect in suspects if _is_reported_in_rehearsal(suspect)]
+        suspect_verdicts = [verdict for suspect in suspects for verdict in self._suspect_verdicts(suspect)]
+        yield from suspect_verdicts
+        suspected = {verdict.host for verdict in suspect_verdicts}
+        hosts = dict.fromkeys(host for pair in self._pairs for host in (pair.a, pair.b))
+        for host in hosts if len(hosts) >= MIN_HOSTS else ():
+            if host not in suspected:
+                yield from self._passes(host)
+
+    def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
+        if suspect.kind == RAIL and not self._collective_slow and not _is_gross(suspect):
+            return
+        for host in suspect.hosts or tuple(self._members):
+            yield self._suspect_verdict(host, suspect)
+
+    def _suspect_verdict(self, host: str, suspect: Suspect) -> Verdict:
+        view = self._members[host]
+        scope = self._scope
+        if suspect.kind == HOST:
+            scope = "host"
+        elif len(suspect.hosts) == 1:
+            scope = self._scope_of_end(view, suspect.rails[0])
+        fails = self._fails(suspect)
+        part, serial = "", view.serial(scope)
+        note = ""
+        if suspect.kind == LINK and not fails:
+            note = "; measure again: two paths that share a cable look the same"
+        elif suspect.kind == NIC and scope in view.host.scopes:
+            # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
+            address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
+            known = (f"serial {serial}" if serial else "", f"PCI {pci_address(address)}" if address else "")
+            identity = ", ".join(filter(None, known))
+            note = f"; it is the NIC that {describe_scope(scope)}{f' ({identity})' if identity else ''} uses"
+            part, serial = f"nic=rail{suspect.rails[0]}", ""
+        title = f"suspect {_KIND_NAMES.get(suspect.kind, suspect.kind)} {suspect.where}".strip()
+        names_part = bool(part) or scope != self._scope
+        quantity = suspect.quantity
+        return Verdict(
+            host=host,
+            scope=scope,
+            part=part,
+            serial=serial,
+            name=f"{self.benchmark}.{quantity}",
+            stage=STAGE,
+            verdict=FAIL if fails else INCONCLUSIVE,
+            criterion=CRITERION,
+            kind=VerdictKind.SUSPECT,
+            value=suspect.measured,
+            limit=suspect.limit,
+            operator=_operator(quantity) if suspect.limit is not None else "",
+            unit=UNITS[quantity],
+            reason=f"{title} (confidence {suspect.confidence:.2f}): {suspect.evidence}{note}",
+            detail=f"{'' if names_part else f'{title}: '}{suspect.evidence}{note}",
+            action="inspect_hardware" if fails else "none",
+            source=SOURCE,
+            basis="policy",
+        )
+
+    def _fails(self, suspect: Suspect) -> bool:
+        """Return whether the suspect fails its hosts. A slow rail or fabric may be intended; a slow link may be a shared path."""
+        if suspect.kind == LINK:
+            # Such a link failed, and both of its ends work with other hosts.
+            return suspect.measured is None and suspect.confidence > EVEN_ODDS
+        return suspect.kind not in (RAIL, FABRIC) or self._collective_slow
+
+    def _passes(self, host: str) -> Iterator[Verdict]:
+        """Yield a pass for each quantity that was measured on the host."""
+        for quantity, unit in UNITS.items():
+            measured = [
+                (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None
+            ]
+            host_values = [value for pair, value in measured if host in (pair.a, pair.b)]
+            if not host_values:
+                continue
+            value, typical = statistics.median(host_values), statistics.median(value for _, value in measured)
+            limit = typical * (1 - self._tolerance.bandwidth)
+            if quantity == LATENCY:
+                limit = typical / (1 - self._tolerance.latency)
+            within = value >= limit if quantity == BANDWIDTH else value <= limit
+            yield Verdict(
+                host=host,
+                scope=self._scope,
+                name=f"{self.benchmark}.{quantity}",
+                stage=STAGE,
+                verdict=PASS,
+                criterion=CRITERION,
+                value=value,
+                limit=limit if within else None,
+                operator=_operator(quantity) if within else "",
+                unit=unit,
+                reason=f"median of its {len(host_values)} pairs {shown(value, unit)}, "
+                f"of all pairs of the gang {shown(typical, unit)}: no part of the host is slow",
+                source=SOURCE,
+                basis="policy",
+            )
+
+
+def _operator(quantity: str) -> str:
+    return "ge" if quantity == BANDWIDTH else "le"
+
+
+def _value(pair: Pair, quantity: str) -> float | None:
+    return pair.bandwidth if quantity == BANDWIDTH else pair.latency
+
+
+def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return one rail for each pair of hosts of a rehearsal (`_best_rail`): all processes share one link, and some also a CPU."""
+    rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        rails_of_link[(pair.a, pair.b)].append(pair)
+    return [replace(_best_rail(rails), rail=0) for rails in rails_of_link.values()]
+
+
+def _best_rail(rails: Sequence[Pair]) -> Pair:
+    """Return a rail that failed if there is one, or else the best value of each quantity."""
+    return next((pair for pair in rails if pair.failed), None) or replace(
+        rails[0],
+        bandwidth=max((pair.bandwidth for pair in rails if pair.bandwidth is not None), default=None),
+        latency=min((pair.latency for pair in rails if pair.latency is not None), default=None),
+    )
+
+
+def _is_gross(suspect: Suspect) -> bool:
+    """Return whether a rail failed or has less than SLOW_RAIL of the typical speed."""
+    if suspect.measured is None or suspect.typical is None:
+        return True
+    is_rate = suspect.quantity == BANDWIDTH
+    share = suspect.measured / suspect.typical if is_rate else suspect.typical / suspect.measured
+    return share < SLOW_RAIL
+
+
+def _is_reported_in_rehearsal(suspect: Suspect) -> bool:
+    """Return whether the suspect failed, or is a host that is slow with enough partners."""
+    return suspect.measured is None or (suspect.kind == HOST and suspect.confidence >= REHEARSAL_MIN_CONFIDENCE)
+
+
+def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
+    """Yield the ends whose GPU fails a check that needs an action and was not measured between hosts."""
+    for verdict in verdicts:
+        view = members.get(verdict.host)
+        scope = verdict.part_scope
+        is_joint = verdict.stage == STAGE and from_benchmark(verdict.name)
+        if view and verdict.verdict == FAIL and verdict.action != "none" and not is_joint and scope in view.host.scopes:
+            yield verdict.host, view.host.scopes.index(scope)

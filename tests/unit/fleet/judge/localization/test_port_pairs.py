@@ -1,0 +1,210 @@
+"""Slow RDMA ports, cables and switches are located below NCCL, and each layer states what the other one shows."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.host_view import HostView
+from fleet.judge.localization import Pair, judge_pairs
+from schemas.plans import Plan
+from schemas.records import Observation
+from schemas.reports import Verdict
+from tests.unit.fleet.judge.localization.test_localization import Fleet, Score, broken, named_parts, plan_of, views
+
+RATE = 5e10
+Sent = Callable[[str, str, int], float]
+"""Sender, receiver and rail -> share of the healthy bandwidth."""
+
+
+def port_figures(host: str, partner: str, rail: int, share: float, **params: Any) -> list[Observation]:
+    """Return the figures of what a host sent to a partner on a rail; an error if the share is 0."""
+    scope = f"hca=mlx5_{rail},port=1,partner={partner}"
+    settings = {"op": "write", "direction": "one_way", "memory": "host", "sharing": "together", "rail": rail} | params
+    outcome: dict[str, Any] = (
+        {"status": "measured", "value": RATE * share} if share else {"status": "error", "reason": "packets are lost"}
+    )
+    name = "verbs.bandwidth"
+    return [Observation(name=name, scope=scope, stage="gang", unit="B/s", params=settings, **outcome)]
+
+
+def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lambda *_: 1.0) -> list[HostView]:
+    """Return the hosts with the pairs of GPUs of one fleet, and the pairs of ports of another."""
+    both = views(plan, nccl)
+    figures: dict[str, list[Observation]] = {host: [] for host in nccl.names}
+    for pair in ports:
+        for host, other in ((pair.a, pair.b), (pair.b, pair.a)):
+            share = (pair.bandwidth or 0) / 48e9 * sent(host, other, pair.rail)
+            figures[host] += port_figures(host, other, pair.rail, share)
+    return [_with_figures(plan, view, figures[view.host.name]) for view in both]
+
+
+def _with_figures(plan: Plan, view: HostView, figures: Sequence[Observation]) -> HostView:
+    alone, gang = view.evidence.records
+    gang = replace(gang, observations=(*gang.observations, *figures))
+    return HostView(plan, view.host, replace(view.evidence, records=(alone, gang)), [])
+
+
+def of_layer(verdicts: Sequence[Verdict], benchmark: str) -> list[Verdict]:
+    return [item for item in verdicts if item.name.startswith(f"{benchmark}.")]
+
+
+def test_healthy_ports_pass_and_nothing_is_noted() -> None:
+    fleet = Fleet(4, 2)
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
+    assert {(item.host, item.verdict) for item in of_layer(verdicts, "verbs")} == {
+        (name, "pass") for name in fleet.names
+    }
+    assert not any("NCCL" in item.reason for item in verdicts)
+
+
+def test_hosts_without_port_figures_are_judged_as_before() -> None:
+    fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
+    plan = plan_of(fleet)
+    assert judge_pairs(with_ports(plan, fleet, []), []) == judge_pairs(views(plan, fleet), [])
+
+
+def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() -> None:
+    fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
+    (port,) = (item for item in of_layer(verdicts, "verbs") if item.verdict != "pass")
+    assert (port.host, port.scope, port.part_scope, port.verdict) == (
+        "h2",
+        "hca=mlx5_1,port=1",
+        "hca=mlx5_1",
+        "fail",
+    )
+    assert "suspect NIC h2 rail 1" in port.reason
+    assert port.reason.endswith("the pairs of GPUs are slow or fail here too")
+    (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
+    assert gpu.detail.endswith("the cause is a port, cable or switch, not NCCL")
+
+
+def test_slow_nccl_with_normal_ports_is_not_the_fabric() -> None:
+    fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, Fleet(4, 2).pairs()), [])
+    assert {item.verdict for item in of_layer(verdicts, "verbs")} == {"pass"}
+    (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
+    assert gpu.host == "h2"
+    assert gpu.detail.endswith("the cause is NCCL or the path of the GPU, not the fabric")
+
+
+def test_slow_port_that_nccl_does_not_use_says_so() -> None:
+    ports = Fleet(4, 2, nics={("h2", 1): 0.5})
+    verdicts = judge_pairs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
+    assert {item.verdict for item in of_layer(verdicts, "pairs")} == {"pass"}
+    (port,) = (item for item in verdicts if item.verdict != "pass")
+    assert port.detail.endswith("NCCL is normal on this host (pairs.bandwidth): it uses another port or another path")
+
+
+def test_slow_collective_with_normal_pairs_and_ports_is_not_the_fabric() -> None:
+    fleet = Fleet(4, 2)
+    slow = Verdict(host="h0", scope="gang=r1", name="collective.all_reduce.busbw", stage="gang", verdict="fail",
+                   criterion="x", reason="slow")  # fmt: skip
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [slow])
+    failed = [item for item in verdicts if item.verdict == "fail"]
+    assert {item.host for item in failed} == {*fleet.names}
+    assert all("not the fabric" in item.reason for item in failed)
+
+
+@pytest.mark.parametrize("is_sender", [True, False])
+def test_port_that_is_slow_in_one_direction_is_found(is_sender: bool) -> None:
+    fleet = Fleet(4, 2)
+
+    def sent(host: str, other: str, rail: int) -> float:
+        return 0.5 if rail == 1 and (host if is_sender else other) == "h2" else 1.0
+
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
+    assert named_parts(verdicts, "inconclusive") == set()
+
+
+def test_port_whose_pairs_all_fail_is_named() -> None:
+    fleet = Fleet(4, 2)
+
+    def sent(host: str, other: str, rail: int) -> float:
+        return float("h2" not in (host, other) or rail == 0)
+
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
+
+
+def test_slow_cable_between_two_hosts_is_inconclusive_on_both() -> None:
+    fleet = Fleet(2, 2)
+    verdicts = judge_pairs(
+        with_ports(plan_of(fleet), fleet, fleet.pairs(), lambda host, other, rail: 0.5 if rail else 1.0), []
+    )
+    assert {(item.host, item.verdict) for item in of_layer(verdicts, "verbs")} == {
+        ("h0", "inconclusive"),
+        ("h1", "inconclusive"),
+    }
+
+
+def test_other_operations_and_directions_are_not_mixed_in() -> None:
+    fleet = Fleet(4, 1)
+    plan = plan_of(fleet)
+    healthy = with_ports(plan, fleet, fleet.pairs())
+    others = [
+        _with_figures(plan, view, [item for other in fleet.names if other != view.host.name for item in [
+            *port_figures(view.host.name, other, 0, 0.1, op="read"), *port_figures(view.host.name, other, 0, 0.1, memory="gpu"),
+            *port_figures(view.host.name, other, 0, 1.9, direction="both_ways")]])
+        for view in healthy
+    ]  # fmt: skip
+    assert judge_pairs(others, []) == judge_pairs(healthy, [])
+
+
+def test_figures_without_a_rail_or_port_are_ignored() -> None:
+    fleet = Fleet(4, 1)
+    plan = plan_of(fleet)
+    healthy = with_ports(plan, fleet, fleet.pairs())
+    strange = [
+        _with_figures(plan, view, [
+            *port_figures(view.host.name, "h9", 0, 0.1), *port_figures(view.host.name, view.host.name, 0, 0.1),
+            *(replace(item, params={"rail": "0"}) for item in port_figures(view.host.name, "h1", 0, 0.1)),
+            *(replace(item, scope="host") for item in port_figures(view.host.name, "h1", 0, 0.1))])
+        for view in healthy
+    ]  # fmt: skip
+    assert judge_pairs(strange, []) == judge_pairs(healthy, [])
+
+
+def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
+    """Return kind and name of the suspects in verdicts, as `Fleet.bad_parts` does."""
+    parts = set()
+    for item in of_layer(verdicts, "verbs"):
+        if item.verdict != "pass":
+            _, kind, *name = item.reason.partition(" (confidence")[0].split(" ", 2)
+            text = " ".join(name)
+            parts.add((kind.lower(), " - ".join(sorted(text.split(" - "))) if kind == "link" else text))
+    return parts
+
+
+def test_one_to_five_faults_of_sixteen_hosts_with_eight_rails_are_found() -> None:
+    """Ports, links, rails (switches of one rail) and hosts; the figures are printed."""
+    for part in ("nic", "link", "rail", "host"):
+        score = Score()
+        for count, seed in itertools.product(range(1, 4 if part == "rail" else 6), range(2)):
+            fleet = broken(16, part, count, seed, 8, 0)
+            score.add(
+                found(judge_pairs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts()
+            )
+        print(f"16 hosts, 8 rails, 1-5 bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}")
+        assert score.right
+        assert score.precision >= 0.95, part
+        assert score.recall >= 0.95, part
+
+
+def test_faults_of_several_kinds_are_separated() -> None:
+    score = Score()
+    for seed in range(5):
+        a, b, c, d = random.Random(seed).sample([f"h{number}" for number in range(16)], 4)  # noqa: S311
+        fleet = Fleet(16, 8, seed, hosts={a: 0.5}, nics={(b, 3): 0.4}, bad_rails={6: 0.6})
+        fleet.links = {frozenset((c, d)): 0.3}
+        score.add(found(judge_pairs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts())
+    print(f"16 hosts, 8 rails, 4 parts of 4 kinds: precision {score.precision:.3f}, recall {score.recall:.3f}")
+    assert score.precision >= 0.95
+    assert score.recall >= 0.95
