@@ -30,6 +30,7 @@ VERBS = {
     "sign": "fleet.cli.sign",
     "verify": "fleet.cli.verify",
     "scaling": "fleet.cli.scaling",
+    "cables": "fleet.cli.cables",
     # compare
     "diff": "fleet.cli.diff",
     "baseline": "fleet.cli.baseline",

@@ -19,6 +19,7 @@ COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
 """Columns that a part or a cable needs besides; the other one must leave them empty."""
+LINK_COLUMNS = (*REQUIRED, *OF_LINK)
 MAX_BYTES = 16_000_000
 
 Row = tuple[int, Mapping[str, str]]
@@ -166,6 +167,11 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
     )
 
 
+def is_switch_text(text: str) -> bool:
+    """Return whether the manifest may have this text as a switch or a switch port."""
+    return bool(_SWITCH_TEXT.fullmatch(text))
+
+
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
     """Raise UsageError unless the line has the values that a part or a cable needs, and none of the other."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
@@ -181,7 +187,7 @@ def _cable(where: str, row: Mapping[str, str]) -> Part:
     """Return the cable of a line of kind `link`."""
     port = row["port"] if _ADAPTER_PORT.fullmatch(row["port"]) else _slot(where, NIC, row["port"])
     for name in ("switch", "switch_port"):
-        if not _SWITCH_TEXT.fullmatch(row[name]):
+        if not is_switch_text(row[name]):
             raise UsageError(f"{where}: {name} {row[name][:100]!r}: give at most 80 printable characters")
     return Part(
         host=row["host"], kind=LINK, slot=port, switch=row["switch"], switch_port=row["switch_port"], origin=where

@@ -113,6 +113,8 @@ class Planned:
         self._settings: dict[tuple[str, str], set[str]] = {}
         for item in plan.expected:
             self._settings.setdefault((item.stage, item.name), set()).update(item.params)
+        self.has_manifest = bool(plan.manifest)
+        """Whether parts are ordered. The plan of a part of the fleet (`Plan.only`) has no manifest."""
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
         """Return the settings that two figures must share to be the same figure."""

@@ -48,7 +48,7 @@ class FleetStats:
         if view.has_record:
             self.digests.add(view)
         self.links.append(host_links(view))
-        if view.plan.manifest:
+        if self.planned.has_manifest:
             self.inventories.append(host_inventory(view))
 
     def add_values(self, view: HostView) -> None:

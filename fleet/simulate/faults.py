@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.simulate.cabling import adapter_scope
 from fleet.simulate.modules import module_on_degrading_cable, module_with_dark_lane
 from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
@@ -128,6 +129,8 @@ class Fault:
     """Whether the host takes part in no launch."""
     breaks_domain: bool = False
     """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
+    least_gpus: int = 1
+    """Number of GPUs that the host needs."""
 
 
 # --- a GPU in its host
@@ -379,6 +382,15 @@ def _wrong_driver(host: FaultyHost) -> None:
         host.set_reading(name, "570.172.08", "host", late=False)
 
 
+def _swapped_cables(host: FaultyHost) -> None:
+    """Swap the cable of the GPU's adapter with that of the next one."""
+    scopes = [adapter_scope(rail % len(host.planned.devices)) for rail in (host.gpu, host.gpu + 1)]
+    for name in ("switch", "switch_id", "switch_port"):
+        for metric in host.metrics(f"infiniband.{name}", late=False):
+            values = metric["values"]
+            values[scopes[0]], values[scopes[1]] = values[scopes[1]], values[scopes[0]]
+
+
 def _unreachable(host: FaultyHost) -> None:
     host.texts |= {"host": None, "gang": None}
     host.events.append(
@@ -510,6 +522,8 @@ FAULTS: Mapping[str, Fault] = {
         Fault("degrading_cable", "a port of the host loses data in each launch", apply=_degrading_cable, of_gpu=False),
         Fault("slow_host", "half the bandwidth to every other host", apply=_no_change, of_gpu=False,
               in_gang=_on_every_rail(0.5)),
+        Fault("swapped_cables", "cables of two adapters swapped: the GPU's own and the next one", apply=_swapped_cables,
+              least_gpus=2),
         Fault("wrong_driver", "driver version that no other host has", apply=_wrong_driver, of_gpu=False),
         Fault("imex_down", "IMEX does not work on the host (needs --nvlink-domains)", apply=_no_change, of_gpu=False,
               breaks_domain=True),

@@ -142,6 +142,9 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
         if FAULTS[kind].breaks_domain and not plan.host(host).nvlink_domain:
             raise UsageError(f"--fault {request}: {host} is in no NVLink domain; add --nvlink-domains")
         devices = plan.host(host).devices
+        if len(devices) < FAULTS[kind].least_gpus:
+            needed = FAULTS[kind].least_gpus
+            raise UsageError(f"--fault {request}: {kind} needs {needed} GPUs in a host, and {host} has {len(devices)}")
         gpu = position[1] if len(position) > 1 else str(generator.choice(devices))
         if len(position) > 2 or not gpu.isdecimal() or int(gpu) not in devices:
             raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_packs
+from fleet.simulate.cabling import cabling_metrics, cabling_values
 from fleet.simulate.figures import SimulatedRanks, healthy_observations
 from fleet.simulate.gpu_data import LEVELS, GpuData, json_numbers
 from fleet.simulate.template import Placeholder, Slot, Template, compile_template
@@ -187,7 +187,10 @@ def _record(
                 "phase": phase,
                 "at": _at(at),
                 "duration_s": 0.5,
-                "metrics": list(_metrics(data, shape, readings_phase, at)),
+                "metrics": [
+                    *_metrics(data, shape, readings_phase, at),
+                    *(cabling_metrics(shape.devices) if phase != "during" else ()),
+                ],
             }
             for stage, phase, readings_phase, at in _selected(snapshots, shape.readings)
         ],
@@ -364,7 +367,7 @@ def host_values(run: Mapping[str, str], host: str, number: int, devices: int) ->
     """
     serials = {f"serial{gpu}": serial(number, gpu) for gpu in range(devices)}
     uuids = {f"uuid{gpu}": f"GPU-51400000-0000-4000-8000-{number:08x}{gpu:04x}" for gpu in range(devices)}
-    return dict(itertools.chain(run.items(), serials.items(), uuids.items(), [("host", host)]))
+    return {**run, **serials, **uuids, **cabling_values(number), "host": host}
 
 
 def serial(number: int, gpu: int) -> str:

@@ -59,6 +59,13 @@ class PortLink:
         return "infiniband" if Scope.parse(self.scope).device_kind == "hca" else "network"
 
     @property
+    def name(self) -> str:
+        """Return the name of the port in a manifest: `ens8f0np0`, `mlx5_0`, or `mlx5_0/2` for its second port."""
+        labels = Scope.parse(self.scope).labels
+        number = labels.get("port", "1")
+        return labels.get("nic") or (labels.get("hca", "") if number == "1" else f"{labels.get('hca')}/{number}")
+
+    @property
     def own_end(self) -> str:
         """Return `NIC ens8f0np0 of r12-h01`."""
         return f"{describe_scope(self.scope)} of {self.host}"

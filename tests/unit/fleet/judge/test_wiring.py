@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from fleet.cli.cables import cable_rows
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diagnosis.handling import handling
-from fleet.inventory.manifest_file import read_manifest
+from fleet.inventory.manifest_file import LINK_COLUMNS, read_manifest
 from fleet.judge.evidence import Evidence
 from fleet.judge.wiring import Wiring, judge_links
 from fleet.judge.wiring.links import HostLinks, PortLink
 from fleet.report.merge import merge
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import LINK, Part, Plan, plan_from_json
@@ -511,3 +514,73 @@ def test_plan_with_cables_is_valid_and_unchanged_by_its_file() -> None:
     document = to_json(plan)
     documents.validate(document, "plan", source="the plan")
     assert plan_from_json(document).manifest == plan.manifest
+
+
+# ---- the command ----
+
+
+def test_cables_as_found_are_lines_that_the_manifest_reads(tmp_path: Path) -> None:
+    cables = rail_optimized(3, rails=2)
+    rows, missing = cable_rows(links(cables))
+    assert missing == []
+    path = tmp_path / "cables.csv"
+    path.write_text("\n".join(",".join(row) for row in [LINK_COLUMNS, *rows]))
+    parts = read_manifest(str(path), hosts_of(3))
+    assert {(part.host, part.slot): (part.switch, part.switch_port) for part in parts} == {
+        (host, f"ens{rail}np0"): end for (host, rail), end in cables.items()
+    }
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@x", "a\nb", "x" * 81, ""])
+def test_text_that_a_spreadsheet_would_evaluate_or_a_manifest_cannot_have_is_not_listed(text: str) -> None:
+    rows, missing = cable_rows(links({("h01", 0): ("leaf", text), ("h01", 1): ("leaf", "swp1")}))
+    assert [row[-1] for row in rows] == ["swp1"]
+    assert missing[0].startswith("NIC ens0np0 of h01: the switch sends a text that a manifest cannot have")
+
+
+def test_ports_that_cannot_be_listed_have_a_reason() -> None:
+    cables = {("h01", 0): ("", ""), ("h01", 1): ("leaf", "swp1"), ("h02", 1): ("leaf", "swp1")}
+    others = [HostLinks(host="h03", has_record=False), HostLinks(host="h04", has_record=True)]
+    assert cable_rows([*links(cables, h01="no answer"), *others]) == (
+        [],
+        [
+            "h03: no record",
+            "h04: no network port was read",
+            "NIC ens0np0 of h01: no answer",
+            "NIC ens1np0 of h01: several ports are at leaf swp1",
+            "NIC ens1np0 of h02: several ports are at leaf swp1",
+        ],
+    )
+
+
+def test_switches_that_share_a_name_are_listed_by_their_id() -> None:
+    (host,) = links({("h01", 0): ("leaf", "swp1"), ("h01", 1): ("leaf", "swp2")})
+    first, second = host.links
+    rows, _ = cable_rows([replace(host, links=(replace(first, switch_id="a1"), replace(second, switch_id="a2")))])
+    assert [row[3] for row in rows] == ["a1", "a2"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "name"), [("nic=ens8", "ens8"), ("hca=mlx5_0,port=1", "mlx5_0"), ("hca=mlx5_0,port=2", "mlx5_0/2")]
+)
+def test_port_has_one_name_in_a_manifest(scope: str, name: str) -> None:
+    link = PortLink(host="h01", scope=scope, slot="a", names=frozenset(), is_fastest=True)
+    assert link.name == name
+
+
+def test_cables_command_prints_csv_or_json_and_exits_2_without_a_cable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["simulate", str(run), "--hosts", "2", "--gpus", "2", "--profile", "smoke"]) == 0
+    capsys.readouterr()
+    assert main(["cables", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["host,kind,port,switch,switch_port", "r01-h01,link,mlx5_0,leaf01-rail0,1"]
+    assert len(lines) == 5
+    assert main(["cables", str(run), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["simulated"], len(document["cables"]), document["not_listed"]) == (True, 4, [])
+    (run / "hosts" / "r01-h02.json").unlink()
+    assert main(["cables", str(run)]) == 2
+    assert "not listed: r01-h02: no record\n" in capsys.readouterr().err

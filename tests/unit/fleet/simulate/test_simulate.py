@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from fleet.inventory.manifest_file import read_manifest
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
 from fleet.records.load import Run, load
 from fleet.report.formatting import cause_action
 from fleet.report.merge import merge
+from fleet.report.run_report import report_of as report_of_run
 from fleet.rma.parts import PART_ACTIONS
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, place_faults, write_run
@@ -31,7 +33,7 @@ from fleet.simulate.records import JUDGED
 from rackproof.main import main
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.records import Observation
+from schemas.records import Observation, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
 from tests import ROOT, builders
 
@@ -175,6 +177,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "dark_lane": "optics-rx-power-alarm optics-rx-los optics-rx-power-vs-fleet",
     "degrading_cable": "port-symbol-errors port-fec-uncorrectable",
     "slow_host": "localise",
+    "swapped_cables": "rail-switch",
     "wrong_driver": "uniform-driver",
     "imex_down": "nvlink-domain",
     "wrong_clique": "rack-nvlink-partition",
@@ -207,6 +210,7 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "dark_lane": "module",
     "degrading_cable": "port",
     "slow_host": "slow-network",
+    "swapped_cables": "swapped-cables",
     "wrong_driver": "differs",
     "imex_down": "nvlink-domain",
     "wrong_clique": "differs",
@@ -294,7 +298,8 @@ def test_fault_is_reported_on_its_host_and_gpu(
     assert any(EXPECTED_REASONS.get(kind, "") in item.reason for item in verdicts)
     if FAULTS[kind].of_gpu and kind not in HOST_CANNOT_MEASURE:
         positions = [item.scope.split(",") for item in verdicts]
-        assert all(f"gpu={GPU}" in parts or f"peer={GPU}" in parts for parts in positions), positions
+        names = {f"gpu={GPU}", f"peer={GPU}"} if kind != "swapped_cables" else {"hca=mlx5_0", "hca=mlx5_1"}
+        assert all(names & {*parts} for parts in positions), positions
     expected = FAIL if any(name != "plan" for name in EXPECTED_CRITERIA[kind].split()) else INCONCLUSIVE
     decision = next(row.decision for row in report.hosts if row.name == host)
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
@@ -313,9 +318,52 @@ def test_fault_is_one_cause_with_the_right_part(
         "slow_nic": "nic=rail1",
         "dark_lane": "hca=mlx5_0",
         "degrading_cable": "hca=mlx5_0",
+        "swapped_cables": "hca=mlx5_0",  # the first of the two
         "wrong_clique": "gpu=0",  # the first of its GPUs, which are all in the clique
     }
     assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+@pytest.mark.parametrize("faults", range(1, 6))
+def test_swapped_cables_of_a_fleet_with_eight_rails_are_named_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: int, manifest: bool
+) -> None:
+    """Precision and recall are 1: each cause has the two adapters of one fault."""
+    fleet = {"hosts": 16, "gpus": 8, "racks": 2}
+    swapped = {f"r01-h{number + 2:02}": number + 1 for number in range(faults)}
+    directory = run_of(tmp_path / "faulty", *(f"swapped_cables:{host}:{gpu}" for host, gpu in swapped.items()), **fleet)
+    if manifest:
+        assert main(["cables", str(run_of(tmp_path / "healthy", **fleet))]) == 0
+        (tmp_path / "cables.csv").write_text(capsys.readouterr().out)
+        plan = documents.read(directory / "plan.json", "plan")
+        names = [host["name"] for host in plan["hosts"]]
+        plan["manifest"] = [to_json(part) for part in read_manifest(str(tmp_path / "cables.csv"), names)]
+        documents.write(directory / "plan.json", plan)
+    report = report_of_run(load(directory), read_packs([]))
+    assert {cause.problem for cause in report.causes} == {"swapped-cables"}
+    found = {cause.host: {part.scope for part in cause.parts} for cause in report.causes}
+    assert found == {host: {f"hca=mlx5_{gpu}", f"hca=mlx5_{gpu + 1}"} for host, gpu in swapped.items()}
+    assert {host.name for host in report.hosts if host.decision == "rejected"} == swapped.keys()
+    counted = f"{128 - 2 * faults} of 128"
+    text = (
+        f"{counted} cables as in the manifest"
+        if manifest
+        else f"{counted} ports at the switch that most hosts have in this slot"
+    )
+    assert f"Cabling: {text}" in report.acceptance.summary
+
+
+def test_hosts_beyond_the_ports_of_a_leaf_have_leaves_of_their_own(tmp_path: Path) -> None:
+    report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h36:0", hosts=40, gpus=2))
+    (cause,) = report.causes
+    assert (cause.host, cause.problem) == ("r01-h36", "swapped-cables")
+
+
+def test_swapped_cables_need_two_adapters() -> None:
+    plan = Fleet(profile="smoke", hosts=2, gpus=1).plan("run", CREATED)
+    with pytest.raises(UsageError, match="swapped_cables needs 2 GPUs in a host, and r01-h01 has 1"):
+        place_faults(["swapped_cables:r01-h01"], plan, 0)
 
 
 EXPECTED_PACKAGES = {

@@ -1,0 +1,37 @@
+"""The cables of a simulated fleet: a rail-optimized InfiniBand fabric with one adapter and one rail for each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fleet.simulate.template import Placeholder
+
+Doc = dict[str, Any]
+HOSTS_PER_LEAF = 32
+"""Half of the 64 ports of a leaf switch are for hosts (NVIDIA DGX SuperPOD reference architecture)."""
+
+
+def adapter_scope(rail: int) -> str:
+    """Return the scope of the port of a rail."""
+    return f"hca=mlx5_{rail},port=1"
+
+
+def cabling_metrics(devices: int) -> Iterator[Doc]:
+    """Yield the readings of the switch port of each rail, with placeholders of `cabling_values`."""
+    scopes = {adapter_scope(rail): rail for rail in range(devices)}
+    readings = {
+        "infiniband.switch": {scope: Placeholder("pod", f'"leaf%s-rail{rail}"') for scope, rail in scopes.items()},
+        "infiniband.switch_id": {
+            scope: Placeholder("pod_guid", f'"0x51400000%s00{rail:02x}"') for scope, rail in scopes.items()
+        },
+        "infiniband.switch_port": {scope: Placeholder("leaf_port") for scope in scopes},
+    }
+    for name, values in readings.items():
+        yield {"name": name, "unit": "1", "values": values}
+
+
+def cabling_values(number: int) -> dict[str, str]:
+    """Return the values of the placeholders for a host, by its number in the plan."""
+    pod, port = divmod(number, HOSTS_PER_LEAF)
+    return {"pod": f"{pod + 1:02d}", "pod_guid": f"{pod:04x}", "leaf_port": str(port + 1)}
