@@ -103,6 +103,7 @@ _NCCL = "is known only if NCCL could write its log"
 ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/(container\.runtime\.present|storage\.mount\.size)/.*": _EXTRA,
     r"duplicate snapshots/.*/metrics/(gpu\.nvlink|gpu\.throttle|kernel\.event|pcie\.acs)\..*": _EXTRA,
+    r"duplicate snapshots/.*/metrics/infiniband\.switch.*": _EXTRA,
     r"duplicate software/.*": _EXTRA,
     r"duplicate observations/.*/params/.*": _EXTRA,
     r".* launches/[^/]+/timeline.*": _DRAWN,
@@ -274,7 +275,9 @@ class Alteration:
 
 @cache
 def _is_only_compared(name: str) -> bool:
-    """Return whether a reading or figure has criteria, and all of them compare it with other hosts or an earlier run."""
+    """Return whether a reading or figure is judged, and only by comparison with other hosts or an earlier run."""
+    if name.endswith(".switch_id"):
+        return True  # the judge compares cables without a criterion
     criteria = [item for pack in read_packs([]) if pack.gpu_names for item in pack.criteria if item.matches_name(name)]
     return bool(criteria) and all(item.same_as_fleet or item.vs_fleet or item.baseline for item in criteria)
 

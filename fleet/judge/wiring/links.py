@@ -40,7 +40,9 @@ class PortLink:
     port: str = ""
     label: str = ""
     reason: str = ""
-    """Why the switch was not read."""
+    """Why the switch was not read, or is not certain."""
+    has_changed: bool = False
+    """Whether the switch changed during the run, so that `switch_id` is empty."""
 
     @property
     def switch_name(self) -> str:
@@ -106,7 +108,8 @@ def host_links(view: HostView) -> HostLinks:
 
 
 def _port_links(view: HostView) -> Iterator[PortLink]:
-    reasons = _reasons(view)
+    changed = _changed(view)
+    reasons = _reasons(view) | changed
     values = {
         name: _last(view, *(f"{kind}.{name}" for kind in KINDS)) for name in (SWITCH, SWITCH_ID, SWITCH_PORT, LABEL)
     }
@@ -130,11 +133,12 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
             names=frozenset(filter(None, _names(labels, slot, adapters))),
             is_fastest=rates.get(scope, 0.0) >= fastest,
             has_link=link_states.get(scope, True),
-            switch_id=str(values[SWITCH_ID].get(scope, "")),
+            switch_id="" if scope in changed else str(values[SWITCH_ID].get(scope, "")),
             switch=str(values[SWITCH].get(scope, "")),
             port=str(values[SWITCH_PORT].get(scope, "")),
             label=str(values[LABEL].get(scope, "")),
-            reason="" if scope in values[SWITCH_ID] else reasons[scope],
+            reason=reasons[scope] if scope in changed or scope not in values[SWITCH_ID] else "",
+            has_changed=scope in changed,
         )
 
 
@@ -164,3 +168,17 @@ def _reasons(view: HostView) -> dict[str, str]:
     metrics = [view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()) for kind in KINDS]
     last = [of_kind[-1][1] for of_kind in metrics if of_kind]
     return {scope: why.partition(": ")[2] for metric in last for scope, why in metric.absent.items()}
+
+
+def _changed(view: HostView) -> dict[str, str]:
+    """Return scope -> the switches that it had during the run, if there was more than one: the cable was moved."""
+    seen: dict[str, dict[Value, None]] = {}
+    for kind in KINDS:
+        for _, metric in view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()):
+            for scope, value in metric.values.items():
+                seen.setdefault(scope, {})[value] = None
+    return {
+        scope: f"the switch changed during the run: {', then '.join(map(str, values))}"
+        for scope, values in seen.items()
+        if len(values) > 1
+    }

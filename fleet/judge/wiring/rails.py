@@ -48,8 +48,6 @@ class Comparison:
     """The result of comparing the cables of a fleet."""
 
     verdicts: tuple[Verdict, ...] = ()
-    rails: int = 0
-    """Number of rails that could be compared on some host."""
     hosts: int = 0
     """Number of hosts with a switch that was read."""
 
@@ -61,9 +59,12 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
         hosts: the ports of each host.
         excluded: host and scope of ports that are judged otherwise.
     """
-    fleet = _Fleet(hosts)
-    verdicts: list[Verdict] = []
-    compared: set[str] = set()
+    listed = list(hosts)
+    fleet = _Fleet(listed)
+    changed = (link for host in listed for link in host.links if link.has_changed)
+    verdicts = [
+        _verdict(link, INCONCLUSIVE, link.reason) for link in changed if (link.host, link.scope) not in excluded
+    ]
     for host in fleet.hosts:
         rails = fleet.rails_of(host)
         ports = [port for port in fleet.ports[host] if (host, port.scope) not in excluded]
@@ -71,9 +72,8 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
             verdicts += fleet.shared_switches(ports)
             continue
         ports = [port for port in ports if port.slot in rails.switches]
-        compared |= {port.slot for port in ports}
         verdicts += _judge_ports(ports, rails, fleet.names)
-    return Comparison(verdicts=tuple(verdicts), rails=len(compared), hosts=len(fleet.hosts))
+    return Comparison(verdicts=tuple(verdicts), hosts=len(fleet.hosts))
 
 
 class _Fleet:
@@ -168,7 +168,7 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
         used, total = rails.counts[port.slot]
         most = f"{used} of {total} hosts have {wanted} in this slot"
         if not port.switch_id:
-            if port.has_link:  # a port without a link is judged as such
+            if port.has_link and not port.has_changed:  # otherwise the port has a verdict already
                 verdicts.append(_verdict(port, INCONCLUSIVE, f"{most}; here it was not read: {port.reason}", wanted))
         elif port not in moved:
             verdicts.append(_verdict(port, PASS, most, wanted))
@@ -204,13 +204,15 @@ def _verdict(
     port: PortLink, verdict: str, detail: str, wanted: str | None = None, *, kind: str = VerdictKind.PEERS
 ) -> Verdict:
     is_read = bool(port.switch_id)
+    if not is_read:
+        kind = VerdictKind.CONTRADICTORY if port.has_changed else VerdictKind.MISSING
     return Verdict(
         host=port.host,
         scope=port.scope,
         name=f"{port.kind}.{SWITCH_ID}",
         verdict=verdict,
         criterion=CRITERION,
-        kind=kind if is_read else VerdictKind.MISSING,
+        kind=kind,
         value=(port.end if verdict == FAIL else port.switch_name) if is_read else None,
         limit=wanted if is_read else None,
         operator="eq" if is_read and wanted else "",

@@ -456,6 +456,20 @@ def test_port_of_an_adapter_may_be_named_in_several_ways() -> None:
             assert [item.verdict for item in of_cables(report)] == [PASS], (kind, name)
 
 
+def test_cable_that_was_moved_during_the_run_is_not_verified() -> None:
+    plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
+    of_fleet = evidence(plan, cables)
+    (record,) = of_fleet["h02"].records
+    moved = tuple(metrics("h02", swap(cables, ("h02", 1), ("h02", 3))))
+    first = replace(record.snapshots[0], metrics=moved)
+    of_fleet["h02"] = Evidence(records=(replace(record, snapshots=(first, *record.snapshots[1:])),))
+    report = merge(plan, of_fleet, (FAST,))
+    assert [host.decision for host in report.hosts] == [ACCEPTED, INCOMPLETE, ACCEPTED, ACCEPTED]
+    reasons = [item.reason for item in of_cables(report) if item.verdict != PASS]
+    assert len(reasons) == 2
+    assert "the switch changed during the run: id-leaf0-3, then id-leaf0-1" in reasons[0]
+
+
 CSV = """host,kind,slot,serial,port,switch,switch_port
 h1,gpu,0,165,,,
 h1,link,,,ens8f0np0,leaf01,swp1s0
