@@ -8,6 +8,7 @@ from pathlib import Path
 from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.pcie.acs import acs_families
+from collectors.pcie.affinity import affinity_family
 from collectors.pcie.config import configuration_families
 from collectors.pcie.device import GPU, NETWORK, Device, PciBus
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
@@ -70,9 +71,11 @@ class PcieCollector:
         return [*(family for family in families.values() if family.readings), *constant]
 
     def _constant_families(self, devices: list[Device]) -> list[Family]:
+        is_virtual = self._is_virtual()
         return [
             *configuration_families(self._files, devices),
-            *acs_families(self._files, devices, is_virtual=self._is_virtual()),
+            *acs_families(self._files, devices, is_virtual=is_virtual),
+            affinity_family(self._files, devices, absent=VIRTUAL if is_virtual else None),
         ]
 
     def _is_virtual(self) -> bool:

@@ -111,6 +111,11 @@ HANDLING = {
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
         "return the GPU (RMA) if it is the same one, otherwise inspect the host.",
     ),
+    ("far-adapter", "inspect_hardware", ""): Handling(
+        "Check that the network adapter next to the GPU is present and in its slot (nvidia-smi topo -m, lspci -t). The GPU is "
+        "not the fault.",
+        "compare risers, cables and slots of the host with those of a healthy one.",
+    ),
     ("differs", "configure", ""): Handling(
         "Set the value that most parts have. Firmware, such as the VBIOS, needs the update tool of the vendor.",
         _RESET_AT_BOOT,

@@ -277,6 +277,7 @@ PROBLEMS = (
         explains_host=_NETWORK,
         confidence=LIKELY,
     ),
+    Problem(id="far-adapter", title=words.far_adapter, shown_by=("pcie.nic_path",)),
     Problem(id="differs", title=words.differs, shown_by=_ALL, kinds=(VerdictKind.PEERS,)),
     Problem(
         id="transport",

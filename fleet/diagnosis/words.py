@@ -24,6 +24,7 @@ _ACRONYMS = {
     "iommu": "IOMMU",
     "mig": "MIG",
     "mtu": "MTU",
+    "nic": "NIC",
     "numa": "NUMA",
     "nvlink": "NVLink",
     "nvme": "NVMe",
@@ -239,6 +240,14 @@ def differs(shown: Sequence[Verdict]) -> str:
     first = shown[0]
     value, limit = format_pair(first.value, first.limit, first.unit)
     return f"has {label(first.name)} {value}, most have {limit}" if first.limit is not None else describe(shown)
+
+
+def far_adapter(shown: Sequence[Verdict]) -> str:
+    """Return that a GPU is farther from the nearest network adapter than most."""
+    first = shown[0]
+    if first.limit is None:
+        return describe(shown)
+    return f"is not next to a network adapter as most are: its PCIe path is {first.value} instead of {first.limit}"
 
 
 def in_use(shown: Sequence[Verdict]) -> str:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Absent, Value, scope
+from collectors.files import Files
 from collectors.pcie import PcieCollector
+from collectors.pcie.affinity import nearest_path
 from collectors.pcie.config import largest_bar
+from collectors.pcie.device import Device
 from collectors.pcie.links import parse_generation, parse_total
 from tests.fakes import links
 
@@ -74,6 +77,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
         relaxed_ordering__enabled=True,
         bar1__size=128 * links.GIB,
         acs__redirected=False,
+        nic_path="PIX",
     ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
 
 
@@ -99,7 +103,7 @@ def test_scrape_omits_constants(root: Path) -> None:
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
         "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.iommu.group",
         "pcie.iommu.type", "pcie.kind", "pcie.max_payload", "pcie.max_payload_supported", "pcie.max_read_request",
-        "pcie.numa_node", "pcie.port.address", "pcie.power_state", "pcie.relaxed_ordering.enabled",
+        "pcie.nic_path", "pcie.numa_node", "pcie.port.address", "pcie.power_state", "pcie.relaxed_ordering.enabled",
     }  # fmt: skip
 
 
@@ -320,3 +324,49 @@ def test_host_without_a_pci_bus_reports_only_that(tmp_path: Path) -> None:
     observed = readings(tmp_path)
     assert list(observed) == [("pcie.device_count", "host")]
     assert re.search("no PCI bus", str(observed["pcie.device_count", "host"]))
+
+
+# ---- affinity ----
+
+
+def nic_paths(root: Path) -> dict[str, Value | Absent]:
+    return {scope: value for (name, scope), value in readings(root).items() if name == "pcie.nic_path"}
+
+
+def test_gpu_and_adapter_on_one_switch_have_the_path_pix(root: Path) -> None:
+    assert nic_paths(root) == {f"pci={gpu}": "PIX" for gpu in links.GPUS[:2]}
+
+
+def without(root: Path, *addresses: str) -> None:
+    """Remove devices from the bus."""
+    for address in addresses:
+        (root / "sys/bus/pci/devices" / address).unlink()
+
+
+def test_gpu_without_an_adapter_on_its_switch_has_the_path_over_its_processor(root: Path) -> None:
+    """The nearest adapter is then the other InfiniBand adapter, on the same NUMA node."""
+    without(root, links.HCAS[1])
+    assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}
+    without(root, links.HCAS[0])
+    assert set(nic_paths(root).values()) == {"SYS"}, "the RoCE adapter is on the other NUMA node"
+    (links.pci(root, links.ROCE_NIC) / "numa_node").write_text("0\n")
+    assert set(nic_paths(root).values()) == {"NODE"}
+    without(root, links.ROCE_NIC)
+    assert nic_paths(root) == dict.fromkeys(
+        [f"pci={gpu}" for gpu in links.GPUS[:2]], Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
+    )
+
+
+def test_switch_below_a_switch_makes_the_path_pxb() -> None:
+    gpu = Device(address="gpu", kind="gpu", bridges=("down", "up", "down0", "up0", "root"))
+    near = Device(address="nic", kind="network", bridges=("down2", "up2", "down1", "up0", "root"))
+    assert nearest_path(Files(Path("/none")), gpu, [near]) == "PXB"
+    same_port = Device(address="nic", kind="network", bridges=("down", "up", "down0", "up0", "root"))
+    assert nearest_path(Files(Path("/none")), gpu, [near, same_port]) == "PIX"
+
+
+def test_path_in_a_virtual_machine_is_not_that_of_the_host(tmp_path: Path) -> None:
+    links.as_virtual_machine(tmp_path)
+    assert {str(value) for value in nic_paths(tmp_path).values()} == {
+        str(Absent.unsupported("in a virtual machine, the ports are not those of the host"))
+    }

@@ -15,6 +15,7 @@ from fleet.cli.cables import cable_rows
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diagnosis.handling import handling
 from fleet.inventory.manifest_file import LINK_COLUMNS, read_manifest
+from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.wiring import Wiring, judge_links
 from fleet.judge.wiring.links import HostLinks, PortLink
@@ -25,7 +26,7 @@ from schemas.errors import UsageError
 from schemas.plans import LINK, Part, Plan, plan_from_json
 from schemas.records import Metric, to_json
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, FleetReport, Verdict
-from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
 Cables = dict[tuple[str, int], tuple[str, str]]
 """Host and rail -> switch and port."""
@@ -528,6 +529,23 @@ def test_plan_with_cables_is_valid_and_unchanged_by_its_file() -> None:
     document = to_json(plan)
     documents.validate(document, "plan", source="the plan")
     assert plan_from_json(document).manifest == plan.manifest
+
+
+def test_gpu_that_is_far_from_an_adapter_is_named_and_is_not_the_fault() -> None:
+    plan, packs = plan_of(hosts=4), [item for item in read_packs([]) if item.name == "h200-sxm"]
+    criteria = tuple(item for item in packs[0].criteria if item.id == "uniform-pcie-nic-path")
+    of_fleet = {
+        host: host_evidence(
+            plan, host, reading("NODE" if host == "h02" else "PIX", name="pcie.nic_path", scope="gpu=0")
+        )
+        for host in hosts_of(4)
+    }
+    report = merge(plan, of_fleet, (replace(FAST, criteria=(*FAST.criteria, *criteria)),))
+    (cause,) = report.causes
+    assert (
+        cause.title == "GPU 0 of h02 is not next to a network adapter as most are: its PCIe path is NODE instead of PIX"
+    )
+    assert "The GPU is not the fault" in handling(cause).now
 
 
 # ---- the command ----
