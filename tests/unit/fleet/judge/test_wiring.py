@@ -26,6 +26,8 @@ from schemas.errors import UsageError
 from schemas.plans import LINK, Part, Plan, plan_from_json
 from schemas.records import Metric, to_json
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, FleetReport, Verdict
+from schemas.scopes import pci_address
+from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
 Cables = dict[tuple[str, int], tuple[str, str]]
@@ -534,11 +536,11 @@ def test_plan_with_cables_is_valid_and_unchanged_by_its_file() -> None:
 def test_gpu_that_is_far_from_an_adapter_is_named_and_is_not_the_fault() -> None:
     plan, packs = plan_of(hosts=4), [item for item in read_packs([]) if item.name == "h200-sxm"]
     criteria = tuple(item for item in packs[0].criteria if item.id == "uniform-pcie-nic-path")
+    scope = f"pci={pci_address(builders.gpu('h01', 0).pci_bus_id)}"
+    paths = {host: "NODE" if host == "h02" else "PIX" for host in hosts_of(4)}
     of_fleet = {
-        host: host_evidence(
-            plan, host, reading("NODE" if host == "h02" else "PIX", name="pcie.nic_path", scope="gpu=0")
-        )
-        for host in hosts_of(4)
+        host: host_evidence(plan, host, reading(path, name="pcie.nic_path", scope=scope))
+        for host, path in paths.items()
     }
     report = merge(plan, of_fleet, (replace(FAST, criteria=(*FAST.criteria, *criteria)),))
     (cause,) = report.causes
