@@ -98,6 +98,11 @@ def same_name(first: str, second: str) -> bool:
     return bool(first) and first.partition(".")[0] == second.partition(".")[0]
 
 
+def switch_keys(name: str) -> tuple[str, ...]:
+    """Return keys of a name or an ID of a switch. Texts that name the same switch have a key in common."""
+    return tuple(dict.fromkeys(filter(None, (name.casefold().partition(".")[0], _digits(name)))))
+
+
 def _digits(text: str) -> str:
     return text.casefold().removeprefix("0x").translate(_SEPARATORS)
 

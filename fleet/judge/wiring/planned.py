@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from fleet.judge.wiring.links import SWITCH_PORT, HostLinks, PortLink
+from fleet.judge.wiring.links import SWITCH_PORT, HostLinks, PortLink, switch_keys
 from schemas.plans import LINK, Part
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 CRITERION = "manifest-link"
-_PairKey = tuple[str, str]
-"""Host and port of a line of the manifest."""
 
 
 def planned_lines(manifest: Sequence[Part]) -> list[Part]:
@@ -18,22 +17,46 @@ def planned_lines(manifest: Sequence[Part]) -> list[Part]:
     return [part for part in manifest if part.kind == LINK]
 
 
+class _Cables:
+    """The lines of the manifest, the port that each names, and the line whose switch port each cable is at."""
+
+    def __init__(self, lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> None:
+        self.hosts = hosts
+        self.links = {id(line): _link(line, hosts) for line in lines}
+        self._lines_at: dict[tuple[str, str], list[Part]] = defaultdict(list)
+        for line in lines:
+            for name in switch_keys(line.switch):
+                self._lines_at[name, line.switch_port.casefold()].append(line)
+
+    def owner(self, link: PortLink | None) -> Part | None:
+        """Return the line that has the switch port of a cable; None if no line has it, or the cable was not read."""
+        if link is None or not link.switch_id:
+            return None
+        keys = [
+            (name, port.casefold())
+            for name in (*switch_keys(link.switch), *switch_keys(link.switch_id))
+            for port in (link.port, link.label)
+        ]
+        candidates = (line for key in keys for line in self._lines_at.get(key, ()))
+        return next((line for line in candidates if link.is_at(line.switch, line.switch_port)), None)
+
+    def partner(self, line: Part) -> Part | None:
+        """Return the line with which a line is swapped: each cable is at the switch port of the other."""
+        owner = self.owner(self.links[id(line)])
+        is_swapped = owner is not None and owner is not line and self.owner(self.links[id(owner)]) is line
+        return owner if is_swapped else None
+
+
 def judge_planned(lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> list[Verdict]:
     """Return a verdict on each cable of the manifest. Two swapped cables get verdicts with the same text, which names both."""
-    links = {_key(line): _link(line, hosts) for line in lines}
-    moved = [line for line in lines if _is_elsewhere(line, links[_key(line)])]
-    partners = _partners(moved, links)
-    return [_verdict(line, links[_key(line)], partners.get(_key(line)), links, hosts, moved) for line in lines]
+    cables = _Cables(lines, hosts)
+    return [_verdict(line, cables) for line in lines]
 
 
 def covered_ports(lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> set[tuple[str, str]]:
     """Return host and scope of the ports that the manifest names."""
     links = (_link(line, hosts) for line in lines)
     return {(link.host, link.scope) for link in links if link}
-
-
-def _key(line: Part) -> _PairKey:
-    return line.host, line.slot
 
 
 def _link(line: Part, hosts: Mapping[str, HostLinks]) -> PortLink | None:
@@ -43,51 +66,21 @@ def _link(line: Part, hosts: Mapping[str, HostLinks]) -> PortLink | None:
     return next((link for link in hosts[line.host].links if line.slot in link.names), None)
 
 
-def _is_elsewhere(line: Part, link: PortLink | None) -> bool:
-    return link is not None and bool(link.switch_id) and not link.is_at(line.switch, line.switch_port)
-
-
-def _partners(moved: Sequence[Part], links: Mapping[_PairKey, PortLink | None]) -> dict[_PairKey, Part]:
-    """Return for each cable that is swapped with another one the line of the other."""
-    partners: dict[_PairKey, Part] = {}
-    by_switch_port: dict[str, list[Part]] = {}
-    for line in moved:
-        by_switch_port.setdefault(line.switch_port.casefold(), []).append(line)
-    for line in moved:
-        link = links[_key(line)]
-        for name in {link.port.casefold(), link.label.casefold()} if link else ():
-            for other in by_switch_port.get(name, ()):
-                other_link = links[_key(other)]
-                is_free = _key(line) not in partners and _key(other) not in partners and other is not line
-                if is_free and link and other_link and _are_swapped(line, link, other, other_link):
-                    partners |= {_key(line): other, _key(other): line}
-    return partners
-
-
-def _are_swapped(line: Part, link: PortLink, other: Part, other_link: PortLink) -> bool:
-    return link.is_at(other.switch, other.switch_port) and other_link.is_at(line.switch, line.switch_port)
-
-
-def _verdict(
-    line: Part,
-    link: PortLink | None,
-    partner: Part | None,
-    links: Mapping[_PairKey, PortLink | None],
-    hosts: Mapping[str, HostLinks],
-    moved: Sequence[Part],
-) -> Verdict:
-    wanted = f"{line.switch} {line.switch_port}"
+def _verdict(line: Part, cables: _Cables) -> Verdict:
+    link, wanted = cables.links[id(line)], _wanted(line)
     if link is None or not link.switch_id:
-        reason = f"port {line.slot} belongs at {wanted}, which could not be verified: {_why_unread(line, link, hosts)}"
+        why = _why_unread(line, link, cables.hosts)
+        reason = f"port {line.slot} belongs at {wanted}, which could not be verified: {why}"
         return _of_line(line, link, INCONCLUSIVE, reason)
     if link.is_at(line.switch, line.switch_port):
         return _of_line(line, link, PASS, "as in the manifest")
-    other_link = links[_key(partner)] if partner else None
+    partner = cables.partner(line)
+    other_link = cables.links[id(partner)] if partner else None
     if partner and other_link:
         pairs = sorted([(link.own_end, wanted, link.end), (other_link.own_end, _wanted(partner), other_link.end)])
         text = "; ".join(f"{own} belongs at {there} and is at {end}" for own, there, end in pairs)
         return _of_line(line, link, FAIL, f"{text}: swap the two cables", is_swapped=True)
-    owner = next((other for other in moved if other is not line and link.is_at(other.switch, other.switch_port)), None)
+    owner = cables.owner(link)
     there = f"; the manifest has port {owner.slot} of {owner.host} there" if owner else ""
     return _of_line(line, link, FAIL, f"the manifest has {wanted}{there}")
 

@@ -36,8 +36,6 @@ PARTS = {"one part": 1, "one host": 1, "all hosts": len(HOSTS)}
 """Extent of a fault -> number of hosts that have it."""
 UNIQUE = ("gpu.serial", "gpu.uuid", "infiniband.hca.node_guid", "network.address")
 """Readings that identify a part; the bad value is that of a part of another host."""
-COMPARED = ("network.switch_id", "infiniband.switch_id")
-"""Readings that the judge compares between hosts without a criterion, so that it cannot find what all hosts have."""
 PORTS = (
     "infiniband.link_layer", "infiniband.state", "infiniband.phys_state", "infiniband.active", "infiniband.rate",
 )  # fmt: skip
@@ -280,8 +278,6 @@ def test_bad_reading_is_found_or_informational(healthy: Callable[[str], Healthy]
     if reason_of(name):
         criteria = criteria_that_find(healthy, name, extent)
         assert not criteria, f"{name} is judged: remove it from fleet/judge/informational.py"
-    elif name in COMPARED and extent == "all hosts":
-        assert not criteria_that_find(healthy, name, extent)
     elif not criteria_on(name) or any(can_find(item, extent) for item in criteria_on(name)):
         assert criteria_that_find(healthy, name, extent), (
             f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
