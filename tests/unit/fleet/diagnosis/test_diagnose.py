@@ -332,7 +332,7 @@ def test_dark_lane_explains_what_follows_at_its_port_and_in_its_gang() -> None:
         ("optics.module.fault", "port=1", True, "switched itself off"),
         ("optics.rx_los", "port=1,lane=2", True, "receives no signal on lane 2"),
         ("optics.temperature.warning", "port=1", "high", "temperature is above the module's own warning limit"),
-        ("port.fec_uncorrectable", "port=1", 3, "port fec uncorrectable"),
+        ("port.fec_uncorrectable", "port=1", 3, "has uncorrectable FEC blocks 3"),
     ],
 )
 def test_title_of_a_module_says_what_is_wrong(name: str, scope: str, value: Any, text: str) -> None:
