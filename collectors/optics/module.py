@@ -77,8 +77,12 @@ class Module:
         return max(map(len, self._of_lanes.values()), default=0)
 
     def _is_used(self, lane: int) -> bool:
-        """Return whether the lane has light, current or a flag; a lane of the cage that the module does not have has neither."""
-        return any(lane < len(values) and values[lane] for values in self._of_lanes.values())
+        """Return whether the lane has light or current.
+
+        A lane of the cage that the module does not have has neither, although it may report that it has no signal.
+        """
+        measured = self.lanes.values()
+        return not measured or any(lane < len(values) and values[lane] for values in measured)
 
     def readings(self, *, has_link: bool) -> Readings:
         """Return every reading of the module; each quantity or flag that it does not report has the reason."""
@@ -126,9 +130,11 @@ class Module:
             return f"the module is in the state {self._state}"
         received = self.lanes.get("rx_power", [])
         is_dark = bool(received) and not any(value > NO_LIGHT_W for value in received)
-        is_lost = all(self.flags.get("rx_los") or [False])
-        if not has_link and name in ("rx_power", "rx_los") and (is_dark or is_lost):
+        lost = self.flags.get("rx_los") or []
+        if not has_link and name in ("rx_power", "rx_los") and (is_dark or (lost and all(lost))):
             return f"{NO_LINK}, and no lane receives light"
+        if has_link and name == "rx_power" and is_dark and lost and not any(lost):
+            return "all lanes have a signal, but the module measures no light"  # some active cables cannot measure it
         return ""
 
 

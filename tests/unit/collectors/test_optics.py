@@ -117,11 +117,16 @@ def test_port_without_link_and_without_any_light_is_not_dark() -> None:
     text = re.sub(
         r"(?m)^(\tRcvr signal.*: ).*$", r"\g<1>0.0000 mW / -inf dBm", optics.ethtool("qsfp28-sr4-healthy.v6.7.txt")
     )
-    dark, unused = (parse_module(text).readings(has_link=up) for up in (True, False))
+    lost = text.replace(
+        "Rx loss of signal                         : None", "Rx loss of signal : [ Yes, Yes, Yes, Yes ]"
+    )
+    dark, unused = (parse_module(lost).readings(has_link=up) for up in (True, False))
     assert [dark["rx_power.alarm", str(lane)] for lane in range(1, 5)] == ["low"] * 4
     reason = Absent.unsupported("the port has no link, and no lane receives light")
     assert [unused["rx_power.alarm", str(lane)] for lane in range(1, 5)] == [reason] * 4
     assert unused["tx_power", "1"] == dark["tx_power", "1"]
+    # A cable that has a signal on all lanes and measures no light cannot measure it.
+    assert isinstance(parse_module(text).readings(has_link=True)["rx_power.alarm", "1"], Absent)
 
 
 def test_one_dark_lane_of_a_port_without_link_is_a_fault() -> None:
@@ -133,10 +138,13 @@ def test_lanes_that_the_module_does_not_have_are_not_dark() -> None:
         r"(?m)^(\t\S.*\(Channel [5-8]\) *: ).*$",
         lambda match: match[1] + ("0.000 mA" if "bias" in match[1] else "0.0000 mW / -inf dBm"),
         optics.ethtool("osfp-800g-healthy.v6.15.txt"),
+    ).replace(
+        "Rx loss of signal                         : None",
+        "Rx loss of signal                         : [ No, No, No, No, Yes, Yes, Yes, Yes ]",
     )
     readings = parse_module(text).readings(has_link=True)
     assert readings["rx_power.alarm", "4"] == "none"
-    assert readings["rx_power.alarm", "5"] == Absent.unsupported("the lane is not in use")
+    assert readings["rx_power.alarm", "5"] == readings["rx_los", "5"] == Absent.unsupported("the lane is not in use")
 
 
 def test_unreadable_page_is_an_error() -> None:
