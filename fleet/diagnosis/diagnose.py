@@ -109,7 +109,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
             remaining.append(item)
         else:
             followers.append((item, root))
-    by_part = {(item.host, item.part): item for item in remaining if item.problem and item.problem.id in _ROOTS}
+    by_part = {(item.host, item.part): item for item in remaining if item.problem and item.problem.id == "gpu-error"}
     for item, (host, part) in followers:
         cause = by_part.get((str(host), str(part)))
         if cause is None or cause.first.waiver != item.first.waiver:
@@ -119,8 +119,6 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
     return remaining
 
 
-_ROOTS = ("gpu-error", "nvlink-domain")
-"""Problems from which those of other hosts may follow (`FOLLOWS_HOST`)."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
 
 

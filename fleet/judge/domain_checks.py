@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
-from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
 from fleet.judge.nvlink_domains import (
     CLUSTER,
     CONNECTION,
@@ -157,7 +156,7 @@ def _judge_transport(view: HostView, item: Observation, domains: NvlinkDomains) 
     if all(name.startswith(MULTI_NODE) for name in str(item.value).split("+")):
         yield _verdict(view, TRANSPORT, item.scope, PASS, f"found {item.value}", item.value, MULTI_NODE, stage=GANG)
         return
-    culprit = domains.host_at_fault(view.nvlink_domain)
+    culprit = domains.host_at_fault(view.nvlink_domain, members)
     cause = f"IMEX does not connect {culprit} to the others" if culprit else _CHECK_TRANSPORT
     if view.host.environment.get("NCCL_MNNVL_ENABLE") == "0":
         cause = "rackproof_environment sets NCCL_MNNVL_ENABLE=0"
@@ -166,8 +165,8 @@ def _judge_transport(view: HostView, item: Observation, domains: NvlinkDomains) 
         view, TRANSPORT, item.scope, FAIL, f"found {item.value}, wanted {MULTI_NODE}: {detail}", item.value, MULTI_NODE,
         "configure", detail, stage=GANG,
     )  # fmt: skip
-    follows = {FOLLOWS_HOST: culprit, FOLLOWS_PART: HOST} if culprit else {}
-    yield replace(verdict, params=follows)
+    # The host that reports the launch is not at fault for a host that it cannot reach.
+    yield replace(verdict, host=culprit or verdict.host)
 
 
 def _verdict(

@@ -82,13 +82,13 @@ class NvlinkDomains:
         broken = self._attributed(view.nvlink_domain).get(self.member(view).address, {})
         return {names.get(address, address): state for address, state in broken.items()}
 
-    def host_at_fault(self, domain: str) -> str:
-        """Return the host with most broken connections, or whose daemon does not work; empty if there is none."""
+    def host_at_fault(self, domain: str, hosts: Collection[str]) -> str:
+        """Return the one of these hosts with most broken connections, or whose daemon does not work; empty if there is none."""
         counts = {address: len(broken) for address, broken in self._attributed(domain).items()}
         faulty = {
             host: counts.get(member.address, 0)
             for host, member in sorted(self._members[domain].items())
-            if member.is_ready is False or member.address in counts
+            if host in hosts and (member.is_ready is False or member.address in counts)
         }
         return max(faulty, key=lambda host: faulty[host], default="")
 

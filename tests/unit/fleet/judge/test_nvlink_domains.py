@@ -143,6 +143,7 @@ def test_host_with_imex_down_is_named_once(host: str) -> None:
     verdicts = judged(without(host), transport="NET/IB/GDRDMA+P2P/MNNVL")
     failing = {(name, of_host) for of_host, _, name, verdict in not_passing(verdicts) if name.startswith("fabric.")}
     assert failing == {(STATE, host), (CONNECTION, host)}
+    assert {item[0] for item in not_passing(verdicts)} == {host}
     (cause,) = causes(verdicts)
     assert cause.hosts == (host,)
     assert (cause.problem, cause.action) == ("nvlink-domain", "recover_imex_domain")
