@@ -11,15 +11,24 @@ from schemas.scopes import Scope
 
 OF_PORTS = ("optics.", "port.", "infiniband.", "network.")
 """Prefixes of readings of ports."""
+ERRORS = ("network.rx_", "network.tx_", "network.carrier_changes")
+"""Prefixes of error counters of Ethernet interfaces."""
 _IDENTITY = ("optics.module.vendor", "optics.module.part_number", "optics.module.serial")
 _INTERFACE = "infiniband.interface"
 
 
 def with_module(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a port, add vendor, part number and serial of the module at the port, if they are known."""
+    """Return the verdict. If it fails a port, add vendor, part number and serial of the module at the port, if they are known.
+
+    Errors that an Ethernet interface counts are attributed to the adapter whose port it is (RoCE), which counts them too.
+    """
     if verdict.verdict != FAIL or not verdict.name.startswith(OF_PORTS):
         return verdict
-    module = next(filter(None, (_module_at(view, port) for port in _ports(view, verdict.scope))), "")
+    ports = list(_ports(view, verdict.scope))
+    adapter = Scope.parse(ports[-1]).device if ports else ""
+    if verdict.name.startswith(ERRORS) and not verdict.part and adapter != Scope.parse(verdict.scope).device:
+        verdict = replace(verdict, part=adapter)
+    module = next(filter(None, (_module_at(view, port) for port in ports)), "")
     if not module:
         return verdict
     detail = "; ".join(filter(None, (verdict.detail, module)))

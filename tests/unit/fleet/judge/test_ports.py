@@ -151,3 +151,23 @@ def test_rate_without_an_uptime_is_inconclusive() -> None:
     evidence = fleet_of(with_metrics(*counted(5)), with_metrics(no_uptime))
     assert hosts_with_findings(evidence, RATE) == [ODD]
     assert not verdicts(evidence, RATE)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("network.rx_crc_errors", "hca=mlx5_0"), ("network.carrier_changes", "hca=mlx5_0"), ("network.mtu", "")],
+)
+def test_errors_of_a_roce_interface_are_attributed_to_its_adapter(name: str, part: str) -> None:
+    rule = criterion(name, id="interface", operator="le", value=0, scope="nic")
+    interface = Metric(name="infiniband.interface", unit="1", values={PORT: "eth4"})
+    serial = metric("optics.module.serial", port="S1")
+
+    def readings(value: int) -> list[Metric]:
+        unit = "B" if name.endswith("mtu") else "1"
+        return [Metric(name=name, unit=unit, values={"nic=eth4": value, "nic=eth5": 0}), interface, serial]
+
+    evidence = fleet_of(with_metrics(readings(0)), with_metrics(readings(1500)))
+    assert hosts_with_findings(evidence, rule) == [ODD]
+    (failed,) = verdicts(evidence, rule)
+    assert (failed.scope, failed.part) == ("nic=eth4", part)
+    assert failed.reason.endswith("module serial S1")
