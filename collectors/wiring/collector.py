@@ -72,10 +72,10 @@ class WiringCollector:
         process = run_program(ethtool, "--show-priv-flags", nic) if ethtool else None
         flags = [] if process is None or isinstance(process, Absent) else process.stdout.splitlines()
         if [flag, taken] in [[part.strip() for part in line.split(":")] for line in flags]:
-            return Absent.unsupported(
+            return Absent.error(
                 f"no LLDP neighbor: firmware of the NIC takes the frames: ethtool --set-priv-flags {nic} {flag} {wanted}"
             )
-        return Absent.unsupported(SILENT)
+        return Absent.error(SILENT)
 
     def _infiniband(self) -> Iterable[tuple[Labels, Neighbor | Absent]]:
         calls = {}

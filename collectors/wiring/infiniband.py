@@ -46,7 +46,7 @@ def parse_neighbor(node_info: str, node_description: str) -> Neighbor | Absent:
     fields = dict(_FIELD.findall(node_info))
     name = switch_name(dict(_FIELD.findall(node_description))["Node Description"])
     if fields["NodeType"] != "Switch":
-        return Absent.unsupported(f"the neighbor is an adapter ({name or 'without a name'}), not a switch")
+        return Absent.error(f"the neighbor is an adapter ({name or 'without a name'}), not a switch")
     guid, port = fields["Guid"].lower(), int(fields["LocalPort"])
     if not _GUID.fullmatch(guid) or not 0 < port < 255:
         raise ValueError(f"GUID {guid}, port {port}")

@@ -12,7 +12,7 @@ from collectors.programs import find_program, run_program
 from collectors.wiring.neighbor import Neighbor, clean_text
 
 NOT_INSTALLED = Absent.unsupported("lldpd is not installed, so the switch port is not read")
-NOT_A_SWITCH = Absent.unsupported(
+NOT_A_SWITCH = Absent.error(
     "the LLDP neighbor is a network adapter, not a switch: the agent in a NIC, or a cable between two hosts"
 )
 _SWITCHES = ("Bridge", "Router")

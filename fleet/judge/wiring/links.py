@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.judge.host_view import HostView
 from fleet.scope_text import describe_scope
-from schemas.records import Value
+from schemas.records import UNSUPPORTED, Value
 from schemas.scopes import Scope, pci_address
 
 KINDS = ("network", "infiniband")
@@ -41,6 +41,8 @@ class PortLink:
     label: str = ""
     reason: str = ""
     """Why the switch was not read, or is not certain."""
+    is_expected: bool = True
+    """Whether the switch should have been read: its program is installed on the host, and the port has a link."""
     has_changed: bool = False
     """Whether the switch changed during the run, so that `switch_id` is empty."""
 
@@ -114,7 +116,8 @@ def host_links(view: HostView) -> HostLinks:
 
 def _port_links(view: HostView) -> Iterator[PortLink]:
     changed = _changed(view)
-    reasons = _reasons(view) | changed
+    absent = _absent(view)
+    reasons = {scope: why.partition(": ")[2] for scope, why in absent.items()} | changed
     values = {
         name: _last(view, *(f"{kind}.{name}" for kind in KINDS)) for name in (SWITCH, SWITCH_ID, SWITCH_PORT, LABEL)
     }
@@ -143,6 +146,7 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
             port=str(values[SWITCH_PORT].get(scope, "")),
             label=str(values[LABEL].get(scope, "")),
             reason=reasons[scope] if scope in changed or scope not in values[SWITCH_ID] else "",
+            is_expected=not absent.get(scope, "").startswith(f"{UNSUPPORTED}: "),
             has_changed=scope in changed,
         )
 
@@ -168,11 +172,11 @@ def _last(view: HostView, *names: str) -> dict[str, Value]:
     return result
 
 
-def _reasons(view: HostView) -> dict[str, str]:
-    """Return scope -> why the switch was not read in the last snapshot."""
+def _absent(view: HostView) -> dict[str, str]:
+    """Return scope -> status and reason of each switch that was not read in the last snapshot."""
     metrics = [view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()) for kind in KINDS]
     last = [of_kind[-1][1] for of_kind in metrics if of_kind]
-    return {scope: why.partition(": ")[2] for metric in last for scope, why in metric.absent.items()}
+    return {scope: why for metric in last for scope, why in metric.absent.items()}
 
 
 def _changed(view: HostView) -> dict[str, str]:

@@ -65,6 +65,9 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
     verdicts = [
         _verdict(link, INCONCLUSIVE, link.reason) for link in changed if (link.host, link.scope) not in excluded
     ]
+    for unread in (host for host in listed if host.host not in fleet.ports):
+        ports = [port for port in unread.links if (port.host, port.scope) not in excluded]
+        verdicts += fleet.unread_ports(ports, len(listed))
     for host in fleet.hosts:
         rails = fleet.rails_of(host)
         ports = [port for port in fleet.ports[host] if (host, port.scope) not in excluded]
@@ -95,6 +98,7 @@ class _Fleet:
         for host in self.hosts:
             for switch in self._switches[host]:
                 self._hosts_at[switch].append(host)
+        self._readings_at = Counter(port.slot for ports in self.ports.values() for port in ports if port.switch_id)
         self._rails: dict[frozenset[str], Rails] = {}
         self._apart: dict[tuple[str, str], bool] = {}
 
@@ -138,6 +142,17 @@ class _Fleet:
                 verdicts.append(_verdict(port, FAIL, detail, kind=VerdictKind.PEERS))
         return verdicts
 
+    def unread_ports(self, ports: Iterable[PortLink], hosts: int) -> list[Verdict]:
+        """Return an inconclusive verdict on each of these ports of a host without any switch, if most hosts have one there."""
+        verdicts = []
+        for port in ports:
+            count = self._readings_at[port.slot]
+            is_asked = port.is_expected and port.has_link and not port.has_changed
+            if is_asked and hosts >= MIN_HOSTS and count >= MAJORITY * hosts:
+                detail = f"{count} of {hosts} hosts report a switch in this slot; here it was not read: {port.reason}"
+                verdicts.append(_verdict(port, INCONCLUSIVE, detail))
+        return verdicts
+
     def _are_apart(self, slot: str, other: str) -> bool:
         """Return whether a clear majority of hosts has different switches in two slots."""
         if (slot, other) not in self._apart:
@@ -168,7 +183,7 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
         used, total = rails.counts[port.slot]
         most = f"{used} of {total} hosts have {wanted} in this slot"
         if not port.switch_id:
-            if port.has_link and not port.has_changed:  # otherwise the port has a verdict already
+            if port.is_expected and port.has_link and not port.has_changed:  # otherwise the port has a verdict already
                 verdicts.append(_verdict(port, INCONCLUSIVE, f"{most}; here it was not read: {port.reason}", wanted))
         elif port not in moved:
             verdicts.append(_verdict(port, PASS, most, wanted))

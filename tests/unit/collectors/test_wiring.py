@@ -168,7 +168,7 @@ def test_silent_port_has_the_reason(root: Path) -> None:
     wiring.program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
-    assert value.status == "unsupported"
+    assert value.status == "error"
     assert value.reason.startswith("no LLDP neighbor: the switch sends none")
     (links.interface(root, NIC) / "carrier").write_text("0\n")
     assert readings(root)[f"nic={NIC}"]["switch_id"] == Absent.unsupported("no link")
@@ -320,7 +320,7 @@ def test_each_cable_of_a_captured_fabric_is_understood() -> None:
         if kind == "S":
             assert neighbor == Neighbor(id=guid, name=name.removeprefix("MF0;").removesuffix(":MQM9700/U1"), port=port)
         else:
-            assert neighbor == Absent.unsupported(f"the neighbor is an adapter ({name}), not a switch")
+            assert neighbor == Absent.error(f"the neighbor is an adapter ({name}), not a switch")
     assert "Mellanox Technologies Aggregation Node" in {cable[-1] for cable in cables}
 
 

@@ -233,6 +233,34 @@ def test_port_that_was_not_read_is_inconclusive_where_most_hosts_have_a_switch()
     assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; here it was not read: no answer"
 
 
+def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Evidence]:
+    """Return the evidence of a fleet in which one host has no switch, with this status and reason."""
+    of_host = {
+        metric.name: replace(metric, values={}, absent=dict.fromkeys(metric.values, why))
+        if ".switch" in metric.name
+        else metric
+        for metric in metrics(host, cables)
+    }
+    return {**evidence(plan, cables), host: host_evidence(plan, host, *of_host.values())}
+
+
+@pytest.mark.parametrize(
+    ("why", "decision"),
+    [
+        ("unsupported: lldpd is not installed", ACCEPTED),
+        ("error: no LLDP neighbor", INCOMPLETE),
+        ("error: lldpctl: exit code 1", INCOMPLETE),
+    ],
+)
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_host_is_asked_for_its_cables_only_if_it_has_the_program_and_most_hosts_have_a_switch(
+    hosts: int, why: str, decision: str
+) -> None:
+    plan, cables = plan_of(hosts=hosts), rail_optimized(hosts, rails=2)
+    report = merge(plan, with_absent(plan, cables, "h01", why), (FAST,))
+    assert report.hosts[0].decision == (decision if hosts == 4 else ACCEPTED)
+
+
 def test_port_without_a_link_has_no_finding_of_its_own() -> None:
     of_hosts = links({**HEALTHY["rails"], ("h03", 2): ("", "")})
     down = [
