@@ -28,6 +28,7 @@ PROMETHEUS_SUFFIX = {
 """SI unit in the record -> Prometheus' base unit in the name of the exported series."""
 
 PROMETHEUS_NAMES: Mapping[str, str] = {
+    "fabric.imex.node_count": "fabric_imex_nodes",
     "fabric.nvswitch.count": "fabric_nvswitches",
     "gpu.c2c.link_count": "gpu_c2c_links",
     "gpu.core_count": "gpu_cores",
