@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -118,7 +118,9 @@ class Planned:
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
         """Return the settings that two figures must share to be the same figure."""
-        settings = self._settings.get((item.stage, item.name)) or _settings_of_output(item.name)
+        settings: Collection[str] | None = self._settings.get((item.stage, item.name))
+        if settings is None:  # not planned; an empty set is a planned figure without settings
+            settings = _settings_of_output(item.name)
         return {
             key: value
             for key, value in sorted(item.params.items())
