@@ -68,7 +68,7 @@ def measure(host: str, directory: Path, number: int, request: dict[str, Any]) ->
     write(work / "request.json", json.dumps(request))
     context = Recorder(
         work=work, stage=request["stage"], node=request["members"].index(host), is_reporting_rank=True, kind="cpu",
-        devices=(0,), store=SharedStore(directory / f"{number}.store"), observations=[],
+        devices=(0,), store=SharedStore(directory / f"{number}.store"), observations=[], timeout_s=120.0,
         heartbeat=SimpleNamespace(record_progress=lambda: None),
     )  # fmt: skip
     verbs.run(context, request["settings"])  # type: ignore[arg-type]

@@ -32,32 +32,26 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.context import Context
 
 LOOPBACK = "127.0.0.1"
-STAGE_LIMIT_S = 3600.0
+REPORTING_RANK = 0
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `verbs.*` of every port of the fabric that this host has; nothing on a host without RDMA ports."""
-    done = f"verbs/done/{context.node}"
     if not context.is_reporting_rank:
-        _wait(context, done)
+        _wait_for_reporting_rank(context)
         return
-    try:
-        request = _request(context)
-        ports = fabric_ports(bool(request.get("fabric")))
-        report = PortReport(context, settings)
-        usable = report.usable_ports(ports)
-        if context.stage == GANG:
-            measure_pairs(context, settings, report, usable, request)
-        else:
-            _measure_loopback(context, settings, report, usable)
-    finally:
-        context.store.set(done, "done")
+    request = _request(context)
+    report = PortReport(context, settings)
+    usable = report.usable_ports(fabric_ports(bool(request.get("fabric"))))
+    if context.stage == GANG:
+        measure_pairs(context, settings, report, usable, request)
+    else:
+        _measure_loopback(context, settings, report, usable)
 
 
-def _wait(context: Context, key: str) -> None:
-    """Wait for the rank that measures."""
-    deadline = time.monotonic() + STAGE_LIMIT_S
-    while not context.store.check([key]) and time.monotonic() < deadline:
+def _wait_for_reporting_rank(context: Context) -> None:
+    """Wait until the rank that measures has left the benchmark, also because its GPU is broken."""
+    while REPORTING_RANK in context.present_ranks():
         context.heartbeat.record_progress()
         time.sleep(10 * POLL_S)
 

@@ -73,6 +73,8 @@ def measure_pairs(
     store.post("ports", [port.slot for port in ports])
     if not ports:
         return
+    deadline = time.monotonic() + context.timeout_s
+    slots = {name: store.wait("ports", name, deadline - time.monotonic()) for name in members if name != me}
     rounds = select_rounds(len(gang), settings["rounds"])
     for count, number in enumerate(rounds, 1):
         index = partner(len(gang), number, gang.index(me))
@@ -80,7 +82,10 @@ def measure_pairs(
         context.set_phase(f"verbs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         if other in members:
             pair = PairOfHosts(context, store, report, me, other, str(request.get("addresses", {}).get(other, other)))
-            pair.measure(settings, ports, gang, count)
+            theirs = slots[other]
+            pair.measure(
+                settings, ports, [str(slot) for slot in theirs] if isinstance(theirs, list) else None, gang, count
+            )
     report.best_partners()
 
 
@@ -94,14 +99,28 @@ class HostStore:
         """Publish a value of this host."""
         self._context.store.set(f"verbs/{key}/{self._host}", json.dumps(value))
 
+    def wait_for_both(self, key: str, host: str, limit_s: float) -> bool:
+        """Return whether both hosts arrive at `key` within `limit_s`. A host does not wait if the other one has given up."""
+        self.post(key, "here")
+        name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
+        while time.monotonic() < deadline and not self._context.store.check([f"{name}/gone"]):
+            if self._context.store.check([name]):
+                return True
+            self._pause()
+        self._context.store.set(f"verbs/{key}/{self._host}/gone", "gone")
+        return False
+
+    def _pause(self) -> None:
+        self._context.heartbeat.record_progress()
+        time.sleep(POLL_S)
+
     def wait(self, key: str, host: str, limit_s: float) -> Any:
         """Return the value that `host` published; None if it does not within `limit_s`, or is not JSON."""
         name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
         while not self._context.store.check([name]):
             if time.monotonic() > deadline:
                 return None
-            self._context.heartbeat.record_progress()
-            time.sleep(POLL_S)
+            self._pause()
         try:
             return json.loads(self._context.store.get(name).decode())
         except ValueError:
@@ -121,10 +140,33 @@ class PairOfHosts:
         self._lacking: set[str] = set()
         """Own slots whose GPU memory cannot be used."""
 
-    def measure(self, settings: Mapping[str, Any], ports: Sequence[RdmaPort], gang: Sequence[str], count: int) -> None:
-        """Run every test of the round, and report the figures that this host sent."""
-        runs = list(self._runs(settings, ports, gang))
-        for run in runs:
+    def measure(
+        self,
+        settings: Mapping[str, Any],
+        ports: Sequence[RdmaPort],
+        partner_slots: Sequence[str] | None,
+        gang: Sequence[str],
+        count: int,
+    ) -> None:
+        """Run every test of the round, and report the figures that this host sent.
+
+        Args:
+            settings: the benchmark's settings.
+            ports: the ports of this host.
+            partner_slots: the slots of the partner's ports; None if it did not report them.
+            gang: the planned hosts, which decide the order of the two hosts.
+            count: number of the round, from 1.
+        """
+        rails = self._rails(ports, partner_slots or []) if partner_slots is not None else []
+        # The partner may still be in an earlier round, in which a test hangs.
+        if partner_slots is None or (
+            rails and not self._store.wait_for_both(f"{count}/round", self._other, self._context.timeout_s)
+        ):
+            reason = f"{self._other} did not take part in round {count}"
+            scope = f"{ports[0].scope},partner={self._other}"
+            self._context.report_absent("verbs.bandwidth", unit="B/s", scope=scope, status=ERROR, reason=reason)
+            return
+        for run in self._runs(settings, rails, gang):
             rails = [rail for rail in run.rails if rail[0].slot not in self._failed]
             for port, _ in run.rails if run.client == self._me else ():
                 if reason := self._failed.get(port.slot, ""):
@@ -132,15 +174,10 @@ class PairOfHosts:
             if rails:
                 self._run(run, rails, f"{count}/{run.number}")
 
-    def _runs(self, settings: Mapping[str, Any], ports: Sequence[RdmaPort], gang: Sequence[str]) -> Iterator[PairRun]:
+    def _runs(self, settings: Mapping[str, Any], rails: Rails, gang: Sequence[str]) -> Iterator[PairRun]:
         """Yield the runs of the round, the same on both hosts."""
         tests = planned_tests(settings)
-        limit_s = (
-            len(tests) * 2 * (tests[0].limit_s + LISTEN_S) if tests else 0.0
-        )  # the partner may still be in an earlier round
-        slots = self._store.wait("ports", self._other, limit_s)
         first, second = sorted((self._me, self._other), key=list(gang).index)
-        rails = self._rails(ports, [str(slot) for slot in slots] if isinstance(slots, list) else [])
         number = 0
         for sharing in settings["sharings"] if rails else ():
             for batch in [rails] if sharing == "together" else [[rail] for rail in rails]:

@@ -16,6 +16,7 @@ from fleet.judge.localization.gang_pairs import GangPairs
 from fleet.judge.localization.launches import Attempt, gang_attempts
 from fleet.judge.localization.port_pairs import VerbsPairs
 from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import Scope
 
 
 def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -50,9 +51,17 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
     """Return the verdicts on the pairs of GPUs and of ports. Each suspect of one layer states what the other layer shows."""
     nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
     return [
-        *(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)) for item in nccl),
+        *(_with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports) for item in nccl),
         *(_with_note(item, _seen_by_nccl(item, nccl, of_nccl.hosts)) for item in ports),
     ]
+
+
+def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
+    """Return the verdict. A NIC that only its GPU identifies gets the name of the slow port, if the host has only one."""
+    slow = {item.scope for item in ports if item.host == verdict.host and item.verdict != PASS}
+    (scope,) = slow if len(slow) == 1 else ("",)
+    is_nic = verdict.part.startswith("nic=") and scope.startswith("hca=")
+    return replace(verdict, part=Scope.parse(scope).part) if is_nic else verdict
 
 
 def _seen_by_ports(verdict: Verdict, ports: Sequence[Verdict], hosts: Collection[str]) -> str:

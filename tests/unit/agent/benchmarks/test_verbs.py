@@ -107,7 +107,7 @@ def context_of(root: Path, host: str, members: list[str], stage: str, request: d
     (work / "request.json").write_text(json.dumps(request))
     return Recorder(
         work=work, stage=stage, node=members.index(host), is_reporting_rank=True, kind="gpu", devices=(0,), observations=[],
-        store=SharedStore(root / "store"), heartbeat=SimpleNamespace(record_progress=lambda: None),
+        store=SharedStore(root / "store"), timeout_s=10.0, heartbeat=SimpleNamespace(record_progress=lambda: None),
     )  # fmt: skip
 
 
@@ -319,11 +319,48 @@ def test_partner_that_does_not_answer_costs_its_own_figures(
     members = ["h1", "h2"]
     context = context_of(tmp_path, "h1", members, "gang", {"fabric": True, "members": members, "gang": members})
     context.store.set("verbs/ports/h2", json.dumps(["0000:16:00.0/1"]))
+    context.store.set("verbs/1/round/h2", json.dumps("here"))
     began = time.monotonic()
     verbs.run(context, QUICK)  # type: ignore[arg-type]
     assert time.monotonic() - began < 20
     assert [item["status"] for item in context.observations] == ["error"]
     assert context.observations[0]["reason"] == "h2: h2 did not start a server"
+
+
+PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}
+
+
+@pytest.mark.parametrize("posted", [{}, PARTNERS_PORT, {**PARTNERS_PORT, "1/round/h2": "here", "1/round/h2/gone": ""}])
+def test_partner_that_does_not_take_part_costs_one_error_and_no_round(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, posted: dict[str, Any]
+) -> None:
+    """The partner never starts, hangs in an earlier round, or gave up waiting for this host."""
+    for number, bus in enumerate(("15", "35")):
+        add_adapter(tmp_path, f"mlx5_{number}", bus)
+    monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
+    members = ["h1", "h2"]
+    context = context_of(tmp_path, "h1", members, "gang", {"fabric": True, "members": members, "gang": members})
+    context.timeout_s = 0.5
+    for key, value in posted.items():
+        context.store.set(f"verbs/{key}", json.dumps(value))
+    verbs.run(context, QUICK)  # type: ignore[arg-type]
+    errors = [item for item in context.observations if item["status"] == "error"]
+    assert [(item["scope"], item["reason"]) for item in errors] == [
+        ("hca=mlx5_0,port=1,partner=h2", "h2 did not take part in round 1")
+    ]
+    assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), "a partner that comes late does not wait"
+
+
+def test_other_ranks_wait_only_until_the_reporting_rank_has_left() -> None:
+    """A rank whose GPU is broken leaves a benchmark without running it."""
+    present = [[0, 1], [0, 1], [1]]
+    context = SimpleNamespace(
+        is_reporting_rank=False,
+        present_ranks=lambda: present.pop(0),
+        heartbeat=SimpleNamespace(record_progress=lambda: None),
+    )
+    verbs.run(context, QUICK)  # type: ignore[arg-type]
+    assert present == []
 
 
 def test_host_without_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +384,7 @@ def test_hostile_answer_of_a_partner_is_an_error(
     members = ["h1", "h2"]
     context = context_of(tmp_path, "h1", members, "gang", {"fabric": True, "members": members, "gang": members})
     context.store.set("verbs/ports/h2", json.dumps(["0000:16:00.0/1"]))
+    context.store.set("verbs/1/round/h2", json.dumps("here"))
     for key in ("serve", "end"):
         context.store.set(f"verbs/1/1/{key}/h2", answer)
     context.store.set("verbs/1/2/end/h2", answer)

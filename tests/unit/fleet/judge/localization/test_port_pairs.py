@@ -83,6 +83,7 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
     assert port.reason.endswith("the pairs of GPUs are slow or fail here too")
     (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
     assert gpu.detail.endswith("the cause is a port, cable or switch, not NCCL")
+    assert gpu.part_scope == "hca=mlx5_1", "one fault has one part"
 
 
 def test_slow_nccl_with_normal_ports_is_not_the_fabric() -> None:
