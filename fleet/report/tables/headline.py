@@ -63,7 +63,12 @@ def caveats(report: FleetReport) -> list[str]:
 
 def manifest(report: FleetReport) -> str:
     """Return `64 of 64 parts as ordered`; empty if the run had no manifest."""
-    return next((line.text for line in report.acceptance.lines if line.kind == LineKind.MANIFEST), "")
+    return _line(report, LineKind.MANIFEST)
+
+
+def _line(report: FleetReport, kind: str) -> str:
+    """Return the text of the summary's line of this kind; empty if it has none."""
+    return next((line.text for line in report.acceptance.lines if line.kind == kind), "")
 
 
 def tone(decision: str) -> str:
@@ -165,6 +170,7 @@ def certificate(report: FleetReport) -> list[tuple[str, str]]:
         ("Run", report.run_id),
         ("Criteria", f"{_few(packs)}, Rackproof {report.rackproof}" if packs else f"Rackproof {report.rackproof}"),
         ("Manifest", manifest(report)),
+        ("Cabling", _line(report, LineKind.WIRING)),
     ]
     return [(name, text) for name, text in facts if text]
 

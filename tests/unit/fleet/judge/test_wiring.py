@@ -19,6 +19,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.wiring import Wiring, judge_links
 from fleet.judge.wiring.links import HostLinks, PortLink
+from fleet.report.html.page import render_html
 from fleet.report.merge import merge
 from rackproof.main import main
 from schemas import documents
@@ -449,6 +450,7 @@ def test_report_names_the_swapped_cables_and_rejects_only_that_host(kind: str) -
     healthy = report_on(plan, cables, kind)
     assert healthy.decision == ACCEPTED
     assert "Cabling: 16 of 16 ports at the switch that most hosts have in this slot" in healthy.acceptance.summary
+    assert "<dt>Cabling</dt><dd>16 of 16 ports at the switch" in render_html(healthy)
     report = report_on(plan, swap(cables, ("h02", 1), ("h02", 3)), kind)
     assert [host.decision for host in report.hosts] == [ACCEPTED, REJECTED, ACCEPTED, ACCEPTED]
     (cause,) = report.causes
