@@ -18,47 +18,20 @@ from collectors.deadline import call_with_deadline
 from collectors.files import Files
 from collectors.optics import mlxlink
 from collectors.optics.ethtool import Ethtool
-from collectors.optics.module import FLAGS, LANE, MODULE, NO_LINK, Module, Readings, absent_module
-from collectors.optics.port import COUNTERS, LINK, OF_LANE, PortReadings, absent_port, merge
-from collectors.programs import error_message, find_program, run_program
+from collectors.optics.kinds import KINDS, OF_LANES
+from collectors.optics.mlxlink_program import run_mlxlink
+from collectors.optics.module import NO_LINK, Module, Readings, absent_module
+from collectors.optics.port import COUNTERS, OF_LANE, PortReadings, absent_port, merge
+from collectors.programs import find_program
 
-DEADLINE_S, PROGRAM_DEADLINE_S = 16.0, 8.0
-"""For all ports together, and for one call of mlxlink. A module answers over a slow bus, and a stuck bus blocks the caller."""
+DEADLINE_S = 16.0
+"""For all ports together. A module answers over a slow bus, and a stuck bus blocks the caller."""
 NVIDIA = "0x15b3"
 VIRTUAL_DRIVERS = frozenset({"ena", "gve", "hv_netvsc", "virtio_net", "vmxnet3"})
 VIRTUAL_FUNCTIONS = frozenset({"0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"})
 """PCI device IDs of virtual functions of ConnectX-4 to ConnectX-8 (Linux, mlx5/core/main.c). In a virtual machine they look like
 adapters; mlxlink takes 10 s for one and reads nothing."""
 _TOOLS = ("mlxlink", "mstlink")
-_UNITS = {"temperature": "Cel", "voltage": "V", "rx_power": "W", "tx_power": "W", "bias": "A"}
-_NAMES = {
-    "temperature": "Temperature of the module", "voltage": "Supply voltage of the module", "rx_power": "Power received",
-    "tx_power": "Power sent", "bias": "Bias current of the laser",
-}  # fmt: skip
-KINDS = {
-    "optics.module.vendor": ("1", "Vendor of the module or cable"),
-    "optics.module.part_number": ("1", "Part number of the module or cable"),
-    "optics.module.serial": ("1", "Serial of the module or cable"),
-    "optics.module.firmware_version": ("1", "Firmware of the module"),
-    "optics.module.type": ("1", "Type of the module"),
-    "optics.module.state": ("1", "State of the module (CMIS)"),
-    "optics.module.fault": ("1", "The module reports a fault and has switched off"),
-    **{f"optics.{name}": (_UNITS[name], _NAMES[name]) for name in (*MODULE, *LANE)},
-    **{
-        f"optics.{name}.alarm": ("1", f"{_NAMES[name]}: side of the module's alarm limits") for name in (*MODULE, *LANE)
-    },
-    **{
-        f"optics.{name}.warning": ("1", f"{_NAMES[name]}: side of the module's warning limits")
-        for name in (*MODULE, *LANE)
-    },
-    "optics.rx_los": ("1", "The lane receives no signal"),
-    "optics.tx_fault": ("1", "The transmitter of the lane has a fault"),
-    **{f"port.{name}": kind for name, kind in LINK.items()},
-    **{f"port.{name}": ("1", text) for name, text in COUNTERS.items()},
-}
-_OF_LANE = frozenset(f"optics.{name}{end}" for name in LANE for end in ("", ".alarm", ".warning")) | {
-    *(f"optics.{name}" for name in FLAGS), *(f"port.{name}" for name in OF_LANE),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +63,7 @@ class OpticsCollector:
         labels = (*sorted({next(iter(port.labels)) for port in ports}), "port")
         families = empty_families(KINDS, (f"port.{name}" for name in COUNTERS))
         for name, family in families.items():
-            family.labels = (*labels, "lane") if name in _OF_LANE else labels
+            family.labels = (*labels, "lane") if name in OF_LANES else labels
         ethtool = Ethtool(find_program(self._root, "ethtool"))
         found = (find_program(self._root, tool) for tool in _TOOLS)
         tool = next((path for path in found if path), None)
@@ -152,7 +125,7 @@ class OpticsCollector:
             modules.append(ethtool.module(port.interface, has_link=port.has_link))
             links += [ethtool.fec(port.interface, has_link=port.has_link), ethtool.statistics(port.interface)]
         if port.adapter:
-            rows = _mlxlink(tool, port.adapter)
+            rows = run_mlxlink(tool, port.adapter)
             modules.append(_module(rows))
             link = absent_port(rows) if isinstance(rows, Absent) else mlxlink.port_of(rows)
             links.append(
@@ -177,23 +150,3 @@ def _module(rows: mlxlink.Rows | Absent) -> Module | Absent:
         return rows if isinstance(rows, Absent) else mlxlink.module_of(rows)
     except ReadingError as error:
         return error.absent
-
-
-def _mlxlink(tool: Path | None, adapter: str) -> mlxlink.Rows | Absent:
-    """Return the rows of mlxlink; `unsupported` if it is not installed or does not know the adapter."""
-    if tool is None:
-        return Absent.unsupported("no mlxlink or mstlink (MFT, mstflint)")
-    call = partial(run_program, tool, "-d", adapter, "-m", "-c", deadline_s=PROGRAM_DEADLINE_S)
-    result = call("--json")
-    if not isinstance(result, Absent) and result.returncode and "json" in error_message(result).lower():
-        result = call()  # old versions write text only
-    if isinstance(result, Absent):
-        return result
-    if result.returncode == 0:
-        try:
-            return mlxlink.parse_rows(result.stdout)
-        except ReadingError as error:
-            return error.absent
-    if "not supported" in error_message(result):
-        return Absent.unsupported(f"{tool.name}: {error_message(result)}")
-    return Absent.error(f"{tool.name} -d {adapter}: exit code {result.returncode}: {error_message(result)}")

@@ -445,7 +445,7 @@ def test_failing_mlxlink_is_an_error_with_its_message(root: Path) -> None:
 
 
 def test_program_that_hangs_costs_only_its_port(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectors.optics.collector.PROGRAM_DEADLINE_S", 0.2)
+    monkeypatch.setattr("collectors.optics.mlxlink_program.DEADLINE_S", 0.2)
     program(root / optics.MLXLINK, 'case "$2" in mlx5_0) exec sleep 60;; esac; exec cat "$0.d/$2"')
     readings = collect(root)
     hung = readings["port.raw_ber"]["hca=mlx5_0,port=1"]
