@@ -63,6 +63,8 @@ class Problem:
     """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()
     """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
+    explains_nics: bool = False
+    """Whether it also explains, on every NIC of the host, the observations that `explains` names."""
     stops: bool = False
     """Whether missing results of the host and its gang follow from the problem."""
     confidence: str = CERTAIN
@@ -172,9 +174,17 @@ PROBLEMS = (
         kinds=(VerdictKind.SWAPPED,),
         explains=_NETWORK,
         explains_host=_NETWORK,
+        explains_nics=True,
         is_joint=True,
     ),
-    Problem(id="wrong-cable", title=words.wrong_cable, shown_by=_WIRING, explains=_NETWORK, explains_host=_NETWORK),
+    Problem(
+        id="wrong-cable",
+        title=words.wrong_cable,
+        shown_by=_WIRING,
+        explains=_NETWORK,
+        explains_host=_NETWORK,
+        explains_nics=True,
+    ),
     Problem(id="identity", title=words.identity, shown_by=_ALL, kinds=(VerdictKind.IDENTITY,)),
     Problem(
         id="nvlink",

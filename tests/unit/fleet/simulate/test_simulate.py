@@ -354,6 +354,16 @@ def test_swapped_cables_of_a_fleet_with_eight_rails_are_named_and_nothing_else(
     assert f"Cabling: {text}" in report.acceptance.summary
 
 
+def test_slow_rail_of_a_host_with_swapped_cables_follows_from_them(tmp_path: Path) -> None:
+    """The traffic of the two rails takes the way over the spine: the NIC is not the fault."""
+    faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
+    report = report_of(run_of(tmp_path / "run", *faults, hosts=8))
+    assert {(cause.host, cause.problem) for cause in report.causes} == {
+        ("r01-h03", "swapped-cables"),
+        ("r01-h06", "slow-network"),
+    }
+
+
 def test_hosts_beyond_the_ports_of_a_leaf_have_leaves_of_their_own(tmp_path: Path) -> None:
     report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h36:0", hosts=40, gpus=2))
     (cause,) = report.causes
