@@ -14,8 +14,9 @@ UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
 BASES = (UPTIME, COUNTER_AGE)
 """Readings on which rates depend."""
 HOUR_S = 3600.0
-LEAST_AGE_S, LEAST_RUN_S = HOUR_S, 300.0
-"""Shortest times to which counts are related: a link counts errors while it trains, and a launch that ends cuts connections."""
+LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
+"""Shortest times to which counts are related. A link counts errors while it trains, and a new rack is rebooted and cabled on the
+day of its acceptance; a launch that ends cuts connections."""
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -109,9 +109,10 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
         (0, [], None),
         (120 * HOURS_UP, [], None),
         (120 * HOURS_UP + 1, [ODD], None),
-        (100, [], 60.0),  # counters cleared a minute ago: an hour is the least
-        (121, [ODD], 60.0),
-        (241, [ODD], 7200.0),
+        (120 * 24, [], 60.0),  # counters cleared a minute ago: a day is the least
+        (120 * 24 + 1, [ODD], 60.0),
+        (120 * 48, [], 48 * 3600.0),
+        (120 * 48 + 1, [ODD], 48 * 3600.0),
     ],
 )
 def test_high_counter_that_does_not_move_fails_by_its_rate(count: int, found: list[str], age_s: float | None) -> None:
