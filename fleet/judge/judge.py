@@ -188,6 +188,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
         yield from expectations.unplanned_errors(view)
     yield from expectations.unmeasured_gpus(view)
     yield from expectations.unmeasured_ports(view)
+    yield from expectations.silent_ports(view)
     yield from refused_readings(view)
     yield from judge_soak(view)
     yield from judge_presence(view)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from fleet.judge.criteria import read_pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
-from schemas.records import Observation
+from schemas.records import Metric, Observation
 from schemas.reports import INCONCLUSIVE, PASS
 from tests import builders
 
@@ -46,15 +46,21 @@ def absent(status: str, reason: str, scope: str = "host") -> Observation:
     return Observation(name="verbs.bandwidth", scope=scope, stage="benchmark", unit="B/s", status=status, reason=reason)
 
 
-def findings(figures: dict[str, Sequence[Observation]], **variables: Any) -> set[tuple[str, str, str, str]]:
-    """Return host, scope, criterion and verdict of what does not pass on RDMA ports."""
+def findings(
+    figures: Mapping[str, Sequence[Observation]], readings: Sequence[Metric] = (), **variables: Any
+) -> set[tuple[str, str, str, str]]:
+    """Return host, scope, criterion and verdict of what does not pass on RDMA ports. Every snapshot gets the `readings`."""
     plan = builders.plan(*HOSTS, gpu_count=2, rackproof_gang="all", **variables)
     evidence = {}
     for host, of_host in builders.evidence(plan).items():
         records = [
-            replace(record, observations=(*record.observations, *(
-                item for item in figures.get(host, ()) if (item.stage == "gang") == bool(record.gang)
-            )))
+            replace(
+                record,
+                snapshots=tuple(replace(item, metrics=(*item.metrics, *readings)) for item in record.snapshots),
+                observations=(*record.observations, *(
+                    item for item in figures.get(host, ()) if (item.stage == "gang") == bool(record.gang)
+                )),
+            )
             for record in of_host.records
         ]  # fmt: skip
         evidence[host] = Evidence(records=tuple(records))
@@ -112,7 +118,7 @@ def test_failed_test_of_a_port_is_inconclusive() -> None:
 @pytest.mark.parametrize(("ports", "variables", "missing"), [
     (2, {}, 0), (2, {"rackproof_infiniband_ports": 2}, 0), (2, {"rackproof_infiniband_ports": 3}, 1), (0, {}, 1),
 ])  # fmt: skip
-def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str, int], missing: int) -> None:
+def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str, Any], missing: int) -> None:
     figures = {
         host: [item for port in range(ports) for item in (*healthy_port(port), between(host, port))] for host in HOSTS
     }
@@ -126,3 +132,27 @@ def between(host: str, port: int) -> Observation:
     other = next(name for name in HOSTS if name != host)
     sent = figure("bandwidth", 0.97 * RATE, port, "gang", sharing="together")
     return replace(sent, scope=f"{sent.scope},partner={other}")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {("h1", "hca=mlx5_1,port=1", "plan", INCONCLUSIVE)}),
+        ({"layer": "Ethernet"}, set()),
+        ({"is_active": False}, set()),
+        ({"instead": absent("skipped", "ib_write_bw not found")}, set()),
+        ({"instead": absent("unsupported", "not a port of the fabric", "hca=mlx5_1,port=1")}, set()),
+    ],
+    ids=["silent", "RoCE", "no link", "perftest is missing", "with a reason"],
+)
+def test_active_infiniband_port_without_figure_and_reason_is_inconclusive(
+    change: dict[str, Any], expected: set[tuple[str, str, str, str]]
+) -> None:
+    ports = [f"hca=mlx5_{number},port=1" for number in range(2)]
+    readings = [
+        Metric(name="infiniband.link_layer", unit="1", values=dict.fromkeys(ports, change.get("layer", "InfiniBand"))),
+        Metric(name="infiniband.active", unit="1", values=dict.fromkeys(ports, change.get("is_active", True))),
+    ]
+    figures = fleet()
+    of_h1 = [item for item in figures["h1"] if "mlx5_0" in item.scope or item.stage == "gang"]
+    assert findings(figures | {"h1": [*of_h1, *filter(None, [change.get("instead")])]}, readings) == expected
