@@ -21,7 +21,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image test-rdma alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -121,6 +121,10 @@ mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the shar
 
 test-image: $(STAMP) ## Build and run the container image (six minutes; needs root, buildah and debootstrap)
 	$(BIN)/pytest -m image tests/image
+
+test-rdma: $(STAMP) ## Measure RDMA ports of virtual machines with Soft-RoCE and perftest (two minutes; needs root; installs QEMU)
+	@tests/install_packages.sh tests/rdma/debian-packages.txt
+	$(BIN)/pytest -n 0 -m rdma tests/rdma
 
 test-gpu: $(STAMP) ## Run the tests that need GPUs, on a host that has them
 	$(BIN)/pytest -m gpu tests/gpu

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Install the Debian packages that the tests need and that are missing. Without root, list them and fail.
+# Install the Debian packages that the tests need (listed in the file $1, or tests/debian-packages.txt) and that are missing.
+# Without root, list them and fail.
 set -euo pipefail
-list=$(dirname "$0")/debian-packages.txt
+list=${1:-$(dirname "$0")/debian-packages.txt}
 mapfile -t needed < <(grep -v '^#' "$list")
 if ! command -v dpkg-query >/dev/null; then
   echo "make test: this machine has no dpkg: the tests need Debian 12 or newer with the packages of $list" >&2

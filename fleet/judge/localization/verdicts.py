@@ -60,7 +60,7 @@ def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
     """Return the verdict. A NIC that only its GPU identifies gets the name of the slow port, if the host has only one."""
     slow = {item.scope for item in ports if item.host == verdict.host and item.verdict != PASS}
     (scope,) = slow if len(slow) == 1 else ("",)
-    is_nic = verdict.part.startswith("nic=") and scope.startswith("hca=")
+    is_nic = Scope.parse(verdict.part).device_kind == "nic" and Scope.parse(scope).device_kind == "hca"
     return replace(verdict, part=Scope.parse(scope).part) if is_nic else verdict
 
 

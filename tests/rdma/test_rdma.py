@@ -22,8 +22,9 @@ from schemas.records import Observation
 from schemas.reports import PASS
 from tests import builders
 
-from .rdma_machines import Machines, machines
+from .machines import Machines, machines
 
+pytestmark = pytest.mark.rdma
 HOSTS = ("h1", "h2")
 RATE = "20mbit"
 SETTINGS = {**settings("verbs", {}), "figures": ["bandwidth"], "directions": ["one_way"], "sharings": ["alone"],

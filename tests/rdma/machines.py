@@ -37,9 +37,9 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in {modules}; do insmod /modules/$module.ko; done
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose root /root
 for directory in proc sys dev; do mount --bind /$directory /root/$directory; done
-mount -t tmpfs tmp /root/tmp
+mount -t tmpfs run /root/run # the checkout may be under /tmp
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none shared /root/mnt
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1 TMPDIR=/run
 {setup}
 chroot /root {python} {guest} {host} /mnt
 poweroff -f
@@ -126,7 +126,7 @@ class Machines:
             root=ROOT,
             setup=setup,
             python=sys.executable,
-            guest=ROOT / "tests/lab/rdma_guest.py",
+            guest=ROOT / "tests/rdma/guest.py",
             host=host,
         )
         image = self._directory / f"{host}.initramfs.gz"
