@@ -24,7 +24,7 @@ from fleet.judge.uniformity import WITHIN_HOST
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan
 from schemas.readings import READINGS
-from schemas.records import Metric, Observation, Record, Snapshot, Value
+from schemas.records import SKIPPED, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import PASS
 from schemas.scopes import Scope
 from tests import builders
@@ -125,7 +125,15 @@ def record_of(host: str) -> Record:
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
     )
     (record,) = builders.records(replace(fleet().plan, hosts=(replace(fleet().plan.host(host), gang=""),)), host)
-    return replace(record, gpus=gpus)
+    unmeasured = Observation(
+        name="verbs.bandwidth",
+        scope="host",
+        stage="benchmark",
+        unit="B/s",
+        status=SKIPPED,
+        reason="ib_write_bw not found",
+    )
+    return replace(record, gpus=gpus, observations=(*record.observations, unmeasured))
 
 
 def evidence_of(
