@@ -87,9 +87,9 @@ def _add_row(fields: Fields, label: str, value: str) -> None:
     limit = re.fullmatch(r"(.+)_((?:high|low)_(?:alarm|warning)_threshold)", key)
     described = re.fullmatch(r"0x[0-9a-fA-F]+ \((.*)\)", value)
     if limit and number:
-        fields.setdefault(f"{limit[1]}.limits", {})[limit[2]] = float(number[1])
+        _table(fields, f"{limit[1]}.limits").setdefault(limit[2], float(number[1]))
     elif channel and number and 1 <= int(channel[1]) <= _MAX_LANES:
-        fields.setdefault(key, {})[int(channel[1])] = float(number[1])
+        _table(fields, key).setdefault(int(channel[1]), float(number[1]))
     elif number:
         fields.setdefault(key, float(number[1]))
     elif described:
@@ -98,6 +98,14 @@ def _add_row(fields: Fields, label: str, value: str) -> None:
         fields[key] = [item.strip() == "Yes" for item in value.strip("[] ").split(",")] if "[" in value else []
     else:
         fields.setdefault(key, value)
+
+
+def _table(fields: Fields, key: str) -> dict[Any, float]:
+    """Return the table of lanes or limits at a key. In damaged output a text may be there: it is replaced."""
+    table = fields.get(key)
+    if not isinstance(table, dict):
+        table = fields[key] = {}
+    return table
 
 
 def _module(fields: Fields) -> Module:

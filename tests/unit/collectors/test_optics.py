@@ -189,6 +189,14 @@ def test_damaged_output_never_raises_another_exception(capture: str, data: st.Da
         parse_module(damaged).readings(has_link=True)
 
 
+def test_text_in_place_of_the_lanes_is_replaced_by_them() -> None:
+    text = optics.ethtool("osfp-800g-healthy.v6.15.txt")
+    label = next(line.partition("(Channel")[0].strip() for line in text.splitlines() if "(Channel 1)" in line)
+    head, *rest = text.splitlines()
+    damaged = "\n".join([head, f"\t{label} : damaged", *rest])
+    assert parse_module(damaged).lanes == parse_module(text).lanes
+
+
 # ---- ethtool -S and --show-fec ----
 
 
