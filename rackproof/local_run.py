@@ -65,7 +65,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete or this machine cannot run the "
         "benchmarks, 64 wrong usage, 75 another run holds this machine.",
     )
-    run.add_argument("--profile", default="standard", help="smoke, standard, rehearsal, scaling, or a .yml file")
+    run.add_argument(
+        "--profile", default="standard", help="smoke, standard, extended, rehearsal, scaling, or a .yml file"
+    )
     run.add_argument("--run-dir", type=Path, help="directory of the run (default: runs/ and the UTC time)")
     run.add_argument(
         "--gpus",

@@ -65,7 +65,7 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
         + (stage.duration_s or sum(costs.get((stage.name, name), _default_s(name)) for name in stage.benchmarks))
         for stage in plan.stages
     }
-    other = "" if plan.profile == CATALOGUE_PROFILE else "; the tests of this profile may be shorter"
+    other = "" if plan.profile == CATALOGUE_PROFILE else "; the tests of this profile may take a different time"
     source = f"times of run {past.run_id}" if past else f"times of profile {CATALOGUE_PROFILE} on four GPUs{other}"
     return Estimate(stages_s=stages_s, longest_s=longest_s, source=source)
 

@@ -18,7 +18,9 @@ def test_without_earlier_runs_the_catalogue_gives_the_times() -> None:
         stage.name: START_S + sum(BENCHMARKS[name].cost_s for name in stage.benchmarks) for stage in PLAN.stages
     }
     assert estimate.longest_s == sum(stage.deadline_s for stage in PLAN.stages)
-    assert "times of profile standard on four GPUs; the tests of this profile may be shorter" in str(estimate)
+    assert "times of profile standard on four GPUs; the tests of this profile may take a different time" in str(
+        estimate
+    )
 
 
 def test_times_of_an_earlier_run_replace_the_catalogue() -> None:
