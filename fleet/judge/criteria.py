@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -150,6 +150,12 @@ class Criterion:
     def matches_name(self, name: str) -> bool:
         """Return whether the criterion is for observations of that name. A `*` in its own name matches one component."""
         return name == self.name if "*" not in self.name else name_matches(self.name, name)
+
+    def matched(self, names: Collection[str]) -> Sequence[str]:
+        """Return those of the names that the criterion is for. `in` must be fast on them, since few criteria have a `*`."""
+        if "*" in self.name:
+            return [name for name in names if name_matches(self.name, name)]
+        return (self.name,) if self.name in names else ()
 
 
 @lru_cache(maxsize=65536)

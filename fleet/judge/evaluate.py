@@ -117,7 +117,7 @@ def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation
     """Return the observations whose name the criterion matches, whatever their scope and parameters."""
     if "*" not in criterion.name:
         return view.observations[criterion.name]
-    return [item for name in view.observations if criterion.matches_name(name) for item in view.observations[name]]
+    return [item for name in criterion.matched(view.observations) for item in view.observations[name]]
 
 
 def _judge_series(

@@ -239,9 +239,9 @@ class Gatherer:
                     figures.append((key, host.layout_scope(scope), positions[id(item)]))
         for kind, figure, item in ranks_of(view):
             layout.ranks.append((kind, figure, positions[id(item)]))
-        names = [name for name in view.observations.benchmark_names() if is_bandwidth_name(name)]
+        names = {name for name in view.observations.benchmark_names() if is_bandwidth_name(name)}
         for criterion in view.criteria().values():
-            if criterion.same_as_fleet is not None or not any(map(criterion.matches_name, names)):
+            if criterion.same_as_fleet is not None or not criterion.matched(names):
                 continue
             if not is_applicable(view, criterion):
                 continue
@@ -254,16 +254,17 @@ class Gatherer:
 
     def _reading_steps(self, view: HostView) -> tuple[list[_Step], bool]:
         """Return the criteria that compare readings between hosts, and whether no `same_as_fleet` is for a benchmark result."""
-        metrics = tuple(view.observations.metrics)
+        metrics = view.observations.metrics
+        benchmarks = {name for name in view.observations.benchmark_names() if from_benchmark(name)}
         chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []
         compared: list[str] = []
         is_plain = True
         for criterion in view.criteria().values():
-            names = tuple(name for name in metrics if criterion.matches_name(name))
+            names = tuple(criterion.matched(metrics))
             if criterion.same_as_fleet and criterion.among in WITHIN_HOST:
                 continue  # compared within each host
             if criterion.same_as_fleet:
-                is_plain &= not any(map(criterion.matches_name, _benchmark_names(view)))
+                is_plain &= not criterion.matched(benchmarks)
                 if criterion.name.startswith(f"{LAUNCH}."):
                     chosen.append((criterion, ()))
                 elif names:
@@ -309,10 +310,6 @@ def gather(planned: Planned, views: Iterable[HostView]) -> FleetStats:
     stats = gatherer.finish()
     stats.complete()
     return stats
-
-
-def _benchmark_names(view: HostView) -> list[str]:
-    return [name for name in view.observations.benchmark_names() if from_benchmark(name)]
 
 
 def _is_finite(value: Value) -> bool:

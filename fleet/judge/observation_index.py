@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from fleet.judge.evidence import Evidence, with_gpu_scope
 from schemas.catalogue import Expectation
@@ -74,7 +74,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
     def __len__(self) -> int:
         return len(self.metrics.keys() | self._others.keys())
 
-    def benchmark_names(self) -> Iterable[str]:
+    def benchmark_names(self) -> Set[str]:
         """Return the names of all observations outside of snapshots: benchmark results, and versions of the ranks."""
         return self._others.keys()
 

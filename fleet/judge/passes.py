@@ -381,10 +381,10 @@ class PassCounter:
             return None
         if not is_applicable(view, criterion):
             return in_full if view.must_match(criterion) else None
-        readings = tuple(name for name in view.observations.metrics if criterion.matches_name(name))
+        readings = tuple(criterion.matched(view.observations.metrics))
         if readings:
             readings += tuple(name for name in outliers.model_readings(criterion) if name in view.observations.metrics)
-        results = any(map(criterion.matches_name, view.observations.benchmark_names()))
+        results = criterion.matched(view.observations.benchmark_names())
         if from_benchmark(criterion.name):
             return in_full if readings else self._benchmark_step(values, criterion, positions)
         if criterion.name.startswith(f"{LAUNCH}."):

@@ -53,9 +53,9 @@ class NormalPaths:
 
     def add(self, view: HostView, figures: FleetFigures) -> None:
         """Add the paths of one host; `figures` give the keys by which its figures are compared."""
-        names = [name for name in view.observations.benchmark_names() if is_bandwidth_name(name)]
+        names = {name for name in view.observations.benchmark_names() if is_bandwidth_name(name)}
         for criterion in view.criteria().values() if names else ():
-            if criterion.same_as_fleet is None and any(map(criterion.matches_name, names)):
+            if criterion.same_as_fleet is None and criterion.matched(names):
                 self._add(view, criterion, figures)
 
     def _add(self, view: HostView, criterion: Criterion, figures: FleetFigures) -> None:

@@ -46,7 +46,7 @@ def _without_figures(view: HostView) -> set[str]:
     for criterion in view.criteria().values():
         if criterion.baseline is None:
             continue
-        for name in [name for name in view.observations if criterion.matches_name(name)]:
+        for name in criterion.matched(view.observations):
             for observation in view.observations[name]:
                 part = view.accepted.part(observation.scope)
                 measured = observation.status == MEASURED and matches(criterion, observation)
