@@ -48,6 +48,11 @@ _SLOW = Handling(
     "it again.",
     "return the GPU (RMA).",
 )
+_SHARED = Handling(
+    "End the other processes on the GPU (nvidia-smi lists them), then measure the host again without rackproof_share_gpus.",
+    "compare power, clock and temperature of the GPU with those of the others in the report.",
+)
+_SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")
 _LINK = Handling(
     "Reseat the cable and its transceivers; the host may stay on. Then read the error counters of the port again.",
     "swap the cable with that of a healthy port, and replace what the fault moves with: cable, adapter or switch port.",
@@ -132,6 +137,7 @@ HANDLING = {
         "Compare the label of each part with the serial in the report.",
         "contact the vendor of the parts.",
     ),
+    **{(problem, "configure", ""): _SHARED for problem in _SLOW_GPU},
     ("slow-compute", "inspect_hardware", ""): _SLOW,
     ("slow-workload", "inspect_hardware", ""): _SLOW,
     ("slow-host-copies", "inspect_hardware", ""): Handling(

@@ -37,6 +37,7 @@ from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.presence import judge_presence
 from fleet.judge.refusals import refused_readings
+from fleet.judge.shared_gpus import with_other_processes
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import WaiverMatcher
@@ -211,5 +212,5 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     for verdict in with_culprits(view, verdicts):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
-        annotated.append(with_drift_time(view, verdict))
+        annotated.append(with_other_processes(view, with_drift_time(view, verdict)))
     return annotated

@@ -1,0 +1,46 @@
+"""Attribute slow figures to other processes on the GPU, which the inventory allowed: the GPU itself may be healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fleet.judge.evidence import from_benchmark
+from fleet.judge.finding import CEILINGS, FLOORS
+from fleet.judge.host_view import HostView
+from schemas.reports import FAIL, Verdict
+from schemas.scopes import Scope
+
+_PROCESSES = "gpu.processes"
+
+
+def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
+    """Return the verdict. If it fails a speed of a GPU that other processes used, its action is to measure without them.
+
+    They used the GPU if it had compute processes outside of the launches of the run. A figure of the whole host counts as one of
+    all its GPUs.
+    """
+    if not view.host.share_gpus or verdict.verdict != FAIL or not _is_speed(verdict):
+        return verdict
+    labels = Scope.parse(verdict.scope).labels
+    named = {f"gpu={labels[kind]}" for kind in ("gpu", "peer") if kind in labels}
+    shared = [gpu for gpu in dict.fromkeys(_used_gpus(view)) if not named or gpu in named]
+    if not shared:
+        return verdict
+    text = f"another process used {', '.join(shared)} (rackproof_share_gpus): end it, and measure again"
+    detail = "; ".join(filter(None, (text, verdict.detail)))
+    return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail, action="configure")
+
+
+def _is_speed(verdict: Verdict) -> bool:
+    """Return whether the limit is a least rate or a longest time, which another process can miss without a fault."""
+    return from_benchmark(verdict.name) and (
+        verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")
+    )
+
+
+def _used_gpus(view: HostView) -> Iterator[str]:
+    """Yield the GPUs with compute processes before or after a stage, when none of the run's own is there."""
+    for snapshot, metric in view.observations.metrics.get(_PROCESSES, ()):
+        if snapshot.phase != "during":
+            yield from (scope for scope, count in metric.values.items() if count)

@@ -1,0 +1,73 @@
+"""A GPU that was slow beside another process is not blamed; one that computes wrong results is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fleet.judge import judge
+from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
+from fleet.records.load import load
+from schemas.plans import Plan
+from schemas.records import Metric, Record
+from schemas.reports import FAIL, Verdict
+from tests import ROOT
+
+RUN = load(ROOT / "docs" / "measurements" / "h200x2-slowed-0.2")
+[HOST] = RUN.plan.hosts
+
+
+def verdicts(plan: Plan = RUN.plan, change: Callable[[Record], Record] = lambda record: record) -> list[Verdict]:
+    evidence = RUN.evidence[HOST.name]
+    changed: dict[str, Evidence] = {
+        HOST.name: replace(evidence, records=tuple(change(record) for record in evidence.records))
+    }
+    failed = [verdict for verdict in judge.judge(plan, changed, read_packs([])) if verdict.verdict == FAIL]
+    assert failed
+    return failed
+
+
+def with_processes(count: int) -> Callable[[Record], Record]:
+    """Return a change of a record: this many processes are on each GPU in every snapshot."""
+
+    def metric(item: Metric) -> Metric:
+        return replace(item, values=dict.fromkeys(item.values, count)) if item.name == "gpu.processes" else item
+
+    def change(record: Record) -> Record:
+        snapshots = tuple(
+            replace(each, metrics=tuple(map(metric, each.metrics))) if each.phase != "during" else each
+            for each in record.snapshots
+        )
+        return replace(record, snapshots=snapshots)
+
+    return change
+
+
+def test_slow_gpu_with_another_process_is_measured_again() -> None:
+    for verdict in verdicts():
+        assert (verdict.part_scope, verdict.action) == ("gpu=0", "configure")
+        assert "another process used gpu=0 (rackproof_share_gpus): end it, and measure again" in verdict.detail
+
+
+@pytest.mark.parametrize("where", ["not allowed", "none on the GPU"])
+def test_slow_gpu_without_another_process_is_faulty(where: str) -> None:
+    alone = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),)) if where == "not allowed" else RUN.plan
+    for verdict in verdicts(alone, with_processes(0 if where == "none on the GPU" else 1)):
+        assert verdict.action != "configure"
+        assert "another process" not in verdict.reason
+
+
+def test_wrong_result_beside_another_process_is_a_fault_of_the_gpu() -> None:
+    def change(record: Record) -> Record:
+        benchmarks = tuple(
+            replace(each, value=3) if (each.name, each.scope) == ("stress.wrong_products", "gpu=0") else each
+            for each in record.observations
+        )
+        return replace(record, observations=benchmarks)
+
+    [verdict] = [each for each in verdicts(change=change) if each.name == "stress.wrong_products"]
+    assert verdict.action == "inspect_hardware"
+    assert "another process" not in verdict.reason
