@@ -8,7 +8,7 @@ no exception; the reading has the reason instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +59,15 @@ class Family:
     unit: str
     help: str
     counter: bool = False
+    varies: bool = False
+    """Whether the value may change while the host runs; that of a counter may. All other readings describe a part or its
+    configuration: if two snapshots of a record differ, the judge reports a contradiction."""
+    signed: bool = False
+    """Whether the value may be negative. In other readings, the judge reports a negative value as not credible."""
+    fractional: bool = False
+    """Whether a value with the unit 1 may be other than a whole number; with other units it always may."""
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest possible value, if those of the unit (`fleet.judge.credibility`) do not fit."""
     labels: tuple[str, ...] = ()
     """Labels of the scopes, for a family that may have no reading from which to derive them."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
@@ -95,9 +104,11 @@ def scope(labels: Labels) -> str:
     return ",".join(parts) or "host"
 
 
-def host_family(name: str, unit: str, help: str, value: Value | Absent, *, counter: bool = False) -> Family:
+def host_family(
+    name: str, unit: str, help: str, value: Value | Absent, *, counter: bool = False, varies: bool = False
+) -> Family:
     """Return a family with one reading of the whole host."""
-    return Family(name=name, unit=unit, help=help, counter=counter, readings=[(HOST, value)])
+    return Family(name=name, unit=unit, help=help, counter=counter, varies=varies, readings=[(HOST, value)])
 
 
 def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Callable[[str], Value | Absent]) -> Family:
@@ -110,15 +121,28 @@ def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Calla
     return family
 
 
+def varying(families: Iterable[Family]) -> Iterator[Family]:
+    """Yield the families, and declare of all that are no counters that their values may change while the host runs."""
+    for family in families:
+        family.varies = not family.counter
+        yield family
+
+
 Kinds = Mapping[str, tuple[str, str]]
 """Family name -> unit and help."""
 
 
-def empty_families(kinds: Kinds, counters: Iterable[str] = ()) -> dict[str, Family]:
-    """Return a family of each kind, without readings."""
-    counter_names = frozenset(counters)
+def empty_families(kinds: Kinds, counters: Iterable[str] = (), varying: Iterable[str] = ()) -> dict[str, Family]:
+    """Return a family of each kind, without readings. `counters` and `varying` are names of families."""
+    counter_names, varying_names = frozenset(counters), frozenset(varying)
     return {
-        name: Family(name=name, unit=unit, help=text, counter=name in counter_names)
+        name: Family(
+            name=name,
+            unit=unit,
+            help=text,
+            counter=name in counter_names,
+            varies=name in varying_names and name not in counter_names,
+        )
         for name, (unit, text) in kinds.items()
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectors.base import Absent, Family, host_family
+from collectors.base import Absent, Family, host_family, varying
 from collectors.files import Files, nonempty
 from collectors.host.processor import is_virtual
 
@@ -60,6 +60,9 @@ class ClockCollector:
         self._is_virtual: bool | None = None
 
     def collect(self) -> Iterable[Family]:
+        return varying(self._families())
+
+    def _families(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)
         try:
             state: ClockState | Absent = self._read()
@@ -72,7 +75,9 @@ class ClockCollector:
             ("error_max", "Maximum error of the clock; 16: not synchronized"),
             ("error_estimated", "Estimated error of the clock"),
         ):
-            yield host_family(f"clock.{name}", "s", help_text, absent or float(getattr(state, name)))
+            family = host_family(f"clock.{name}", "s", help_text, absent or float(getattr(state, name)))
+            family.signed = name == "offset"
+            yield family
         yield host_family("clock.source", "1", "Clock source of the kernel", files.read(_SOURCE, nonempty))
 
     def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectors.base import Absent, Family, first_absent, host_family
+from collectors.base import Absent, Family, first_absent, host_family, varying
 from collectors.cdi import CDI_DIRECTORIES, CDI_KIND, device_names, driver_versions, specification_kind
 from collectors.files import Files
 from collectors.programs import find_program, program_version
@@ -28,6 +28,9 @@ class ContainerCollector:
         self._full_snapshot = full_snapshot
 
     def collect(self) -> Iterable[Family]:
+        return varying(self._families())
+
+    def _families(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)
         installed = {runtime: find_program(self._root, runtime) is not None for runtime in RUNTIMES}
         family = Family(name="container.runtime.present", unit="1", help="The container runtime is installed")

@@ -40,18 +40,27 @@ class FabricCollector:
 
     def collect(self) -> Iterable[Family]:
         switches = self._bus.count(NVSWITCH)
-        yield host_family("fabric.nvswitch.count", "1", "NVSwitches on the PCI bus", switches)
-        yield host_family("fabric.nvswitch.probed", "1", "NVSwitches bound to the driver", self._probed(switches))
+        yield host_family("fabric.nvswitch.count", "1", "NVSwitches on the PCI bus", switches, varies=True)
+        probed = self._probed(switches)
+        yield host_family("fabric.nvswitch.probed", "1", "NVSwitches bound to the driver", probed, varies=True)
         yield self._firmware()
         running = self._manager_running(switches)
-        yield host_family("fabric.manager.running", "1", "The fabric manager runs", running)
+        yield host_family("fabric.manager.running", "1", "The fabric manager runs", running, varies=True)
         missing = running if isinstance(running, Absent) else _NO_SWITCH if not switches else not running
         yield host_family(
-            "fabric.manager.missing", "1", "The host has NVSwitches, and the fabric manager does not run", missing
+            "fabric.manager.missing",
+            "1",
+            "The host has NVSwitches, and the fabric manager does not run",
+            missing,
+            varies=True,
         )
         if self._full_snapshot:
             yield host_family(
-                "fabric.imex.running", "1", "IMEX, the daemon for GPU memory shared between hosts, runs", self._imex()
+                "fabric.imex.running",
+                "1",
+                "IMEX, the daemon for GPU memory shared between hosts, runs",
+                self._imex(),
+                varies=True,
             )
             yield from imex_families(self._root)
 

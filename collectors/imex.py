@@ -50,7 +50,7 @@ _NO_ADDRESS = Absent.error(
 
 def imex_families(root: Path) -> Iterable[Family]:
     """Return the families of KINDS. If the domain cannot be read, those of other hosts have no reading."""
-    families = empty_families(KINDS)
+    families = empty_families(KINDS, varying=KINDS)
     for name in OF_NODES:
         families[name].labels = ("imex",)
     state = _read_state(root)

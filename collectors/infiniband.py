@@ -85,7 +85,7 @@ class InfinibandCollector:
         self._full_snapshot = full_snapshot
 
     def collect(self) -> Iterable[Family]:
-        families = empty_families({**KINDS, **COUNTERS}, COUNTERS)
+        families = empty_families({**KINDS, **COUNTERS}, COUNTERS, varying=KINDS)
         port_count = 0
         for hca in adapters(self._files):
             for name, value in self._adapter(f"{CLASS}/{hca}").items():

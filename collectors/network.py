@@ -34,6 +34,8 @@ KINDS = {
     "network.bond.slaves_up": ("1", "Interfaces in the bond with a link"),
     "network.bond.member_up": ("1", "The interface takes part in the bond or team"),
 }
+MTU_BOUNDS = (68.0, 65_536.0)
+"""The lowest is from RFC 791, the highest is that of the loopback interface."""
 COUNTERS = ["network.carrier_changes", *(f"network.{name}" for name in STATISTICS)]
 
 Readings = dict[str, Value | Absent]
@@ -55,12 +57,13 @@ class NetworkCollector:
         self._identity = identity or full_snapshot
 
     def collect(self) -> Iterable[Family]:
-        families = empty_families(KINDS, COUNTERS)
+        families = empty_families(KINDS, COUNTERS, varying=KINDS)
         try:
             interfaces = self._files.names(CLASS)
         except FileNotFoundError:
             interfaces = []
         nics = [name for name in interfaces if is_nic(self._files, name)]
+        families["network.mtu"].bounds = MTU_BOUNDS
         families["network.nic_count"].add(HOST, len(nics))
         for nic in nics:
             for name, value in self._nic(f"{CLASS}/{nic}").items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collectors import kernel_log
-from collectors.base import HOST, Absent, Family
+from collectors.base import HOST, Absent, Family, varying
 from collectors.kernel_events import EVENTS, PARTS, EventCounts
 from collectors.kernel_log import RingBuffer
 
@@ -114,9 +114,9 @@ class XidCollector:
 
     def collect(self) -> Iterable[Family]:
         try:
-            return _families(self._read_all() if self._full_snapshot else self._read_new())
+            return varying(_families(self._read_all() if self._full_snapshot else self._read_new()))
         except OSError as error:
-            return _families(Absent.error(f"{self._log}: {error.strerror}"))
+            return varying(_families(Absent.error(f"{self._log}: {error.strerror}")))
 
     def _read_all(self) -> ErrorCounts:
         log = kernel_log.read_log(self._log, self._commands)

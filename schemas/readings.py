@@ -65,13 +65,23 @@ class Reading:
     labels: tuple[str, ...] = ()
     """Labels of its scopes, the widest first; empty if its scope is the host."""
     counter: bool = False
+    varies: bool = False
+    """Whether the value may change while the host runs; that of a counter may."""
+    signed: bool = False
+    """Whether the value may be negative."""
+    fractional: bool = False
+    """Whether a value with the unit 1 may be other than a whole number."""
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest possible value, if those of the unit do not fit."""
     full_only: bool = False
     """Whether only the snapshots before and after a launch have it, because it is slow to read or never changes."""
 
 
 def _read() -> dict[str, Reading]:
     result = json.loads(PATH.read_text(encoding="utf-8"))
-    return {name: Reading(**{**item, "labels": tuple(item.get("labels", ()))}) for name, item in result.items()}
+    for item in result.values():
+        item.update((key, tuple(item[key])) for key in ("labels", "bounds") if key in item)
+    return {name: Reading(**item) for name, item in result.items()}
 
 
 READINGS: Mapping[str, Reading] = _read()

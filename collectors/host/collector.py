@@ -36,16 +36,19 @@ class HostCollector:
         virtual = self._read_once("virtual", lambda: processor.is_virtual(files))
         yield host_family("host.virtual_machine", "1", "The host is a virtual machine", virtual)
         load = files.required("proc/loadavg", load_average)
-        yield host_family("host.load", "1", "Load average over one minute", load)
+        family = host_family("host.load", "1", "Load average over one minute", load, varies=True)
+        family.fractional = True
+        yield family
         uptime = files.required("proc/uptime", lambda text: float(text.split()[0]))
-        yield host_family("host.uptime", "s", "Time since boot", uptime)
+        yield host_family("host.uptime", "s", "Time since boot", uptime, varies=True)
         for part in (memory.sizes, memory.errors, memory.nodes, kernel.health, kernel.modules, kernel.options):
             yield from part(files)
         if self._full_snapshot:
             for part in (memory.modules, processor.topology, processor.clocks, kernel.firmware, kernel.processes):
                 yield from part(files)
         gpus = self._bus.count(GPU)
-        yield host_family("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", gpus)
+        text = "NVIDIA GPUs on the PCI bus, with or without a driver"
+        yield host_family("gpu.pci_count", "1", text, gpus, varies=True)
 
     def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
         """Read a constant only once. Some kernels take 10 ms to open /proc/cpuinfo, because they then measure the clocks."""

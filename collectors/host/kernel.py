@@ -44,17 +44,16 @@ PERSISTENCE_DAEMON = "nvidia-persistenced"[:15]
 def health(files: Files) -> Iterable[Family]:
     """Yield the events since boot, and the current pressure."""
     tainted = files.read("proc/sys/kernel/tainted", int)
-    yield host_family("host.kernel.tainted", "1", "Taint flags of the kernel", tainted)
+    yield host_family("host.kernel.tainted", "1", "Taint flags of the kernel", tainted, varies=True)
     for name, (bit, text) in _TAINTS.items():
         flag = tainted if isinstance(tainted, Absent) else bool(tainted >> bit & 1)
-        yield host_family(f"host.kernel.{name}", "1", text, flag)
+        yield host_family(f"host.kernel.{name}", "1", text, flag, varies=True)
     kills = files.read("proc/vmstat", partial(vmstat, key="oom_kill"))
     yield host_family("host.oom_kills", "1", "Processes killed by the out-of-memory killer", kills, counter=True)
     for kind in ("cpu", "memory", "io"):
         share = files.read(f"proc/pressure/{kind}", stalled_share)
-        yield host_family(
-            f"host.pressure.{kind}", "ratio", f"Share of the last 10 s in which some task waited for {kind}", share
-        )
+        text = f"Share of the last 10 s in which some task waited for {kind}"
+        yield host_family(f"host.pressure.{kind}", "ratio", text, share, varies=True)
 
 
 def modules(files: Files) -> Iterable[Family]:
@@ -78,9 +77,11 @@ def options(files: Files) -> Iterable[Family]:
     for name, title, unit in (("memlock", "Max locked memory", "B"), ("nofile", "Max open files", "1")):
         limit = files.read("proc/self/limits", partial(soft_limit, name=title))
         is_unlimited = limit if isinstance(limit, Absent) else limit is None
-        yield host_family(f"host.ulimit.{name}_unlimited", "1", f"{title}: unlimited for this process", is_unlimited)
+        # The limits of an SSH session, a service and a job differ.
+        text = f"{title}: unlimited for this process"
+        yield host_family(f"host.ulimit.{name}_unlimited", "1", text, is_unlimited, varies=True)
         value = Absent.unsupported("unlimited") if limit is None else limit
-        yield host_family(f"host.ulimit.{name}", unit, f"{title} of this process", value)
+        yield host_family(f"host.ulimit.{name}", unit, f"{title} of this process", value, varies=True)
 
 
 def firmware(files: Files) -> Iterable[Family]:
@@ -101,11 +102,11 @@ def processes(files: Files) -> Iterable[Family]:
         ("uninterruptible", "D", "Processes in uninterruptible sleep (waiting for a device)"),
     ):
         count = states if isinstance(states, Absent) else sum(state in ("", current) for _, current in states)
-        yield host_family(f"host.process.{name}", "1", text, count)
+        yield host_family(f"host.process.{name}", "1", text, count, varies=True)
     runs = states if isinstance(states, Absent) else any(name == PERSISTENCE_DAEMON for name, _ in states)
     if not files.exists("proc/driver/nvidia"):
         runs = Absent.unsupported("no NVIDIA driver is loaded")
-    yield host_family("host.persistence_daemon", "1", "The NVIDIA persistence daemon runs", runs)
+    yield host_family("host.persistence_daemon", "1", "The NVIDIA persistence daemon runs", runs, varies=True)
 
 
 def _process_states(files: Files, pids: list[str]) -> Iterator[tuple[str, str]]:

@@ -30,10 +30,11 @@ def sizes(files: Files) -> Iterable[Family]:
     """Yield the sizes in /proc/meminfo."""
     for key, name in (("MemTotal", "total"), ("MemAvailable", "available")):
         value = files.required("proc/meminfo", partial(meminfo, key=key))
-        yield host_family(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value)
+        yield host_family(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value, varies=True)
     for name, unit, text, key in _MEMINFO:
-        yield host_family(name, unit, text, files.read("proc/meminfo", partial(optional_meminfo, key=key)))
-    yield host_family("host.swap.used", "B", "Swap in use", files.read("proc/meminfo", _swap_used))
+        value = files.read("proc/meminfo", partial(optional_meminfo, key=key))
+        yield host_family(name, unit, text, value, varies=True)
+    yield host_family("host.swap.used", "B", "Swap in use", files.read("proc/meminfo", _swap_used), varies=True)
     mode = files.read("sys/kernel/mm/transparent_hugepage/enabled", bracketed_choice)
     yield host_family("host.memory.transparent_hugepages", "1", "Mode of transparent huge pages", mode)
 
@@ -74,7 +75,7 @@ def nodes(files: Files) -> Iterable[Family]:
     yield host_family("host.numa.count", "1", "NUMA nodes", count)
     numbers = names if isinstance(names, Absent) else [name.removeprefix("node") for name in names]
     for key, name in (("MemTotal", "total"), ("MemFree", "free")):
-        family = Family(name=f"host.numa.memory_{name}", unit="B", help=f"{key} of the NUMA node")
+        family = Family(name=f"host.numa.memory_{name}", unit="B", help=f"{key} of the NUMA node", varies=True)
         yield add_parts(family, "numa", numbers, partial(_node_memory, files, key=key))
     for name, path, text in (
         ("balancing", "proc/sys/kernel/numa_balancing", "Automatic NUMA balancing; 0: off"),

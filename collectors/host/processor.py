@@ -50,15 +50,17 @@ def clocks(files: Files) -> Iterable[Family]:
     yield host_family("host.cpu.governor", "1", "Frequency governors of the processors", value)
     allowed = _policies(files, "scaling_max_freq", int)
     clock = allowed if isinstance(allowed, Absent) else min(allowed) * 1000
-    yield host_family("host.cpu.clock_allowed", "Hz", "Lowest of the processors' frequency limits", clock)
+    yield host_family("host.cpu.clock_allowed", "Hz", "Lowest of the processors' frequency limits", clock, varies=True)
     highest = _policies(files, "cpuinfo_max_freq", int)
     clock = highest if isinstance(highest, Absent) else max(highest) * 1000
     yield host_family("host.cpu.clock_max", "Hz", "Maximum clock of the fastest processor", clock)
     current = files.required("proc/cpuinfo", cpu_clocks)
     lowest = current if isinstance(current, Absent) else round(min(current))
-    yield host_family("host.cpu.clock_now_min", "Hz", "Lowest current clock; low if processors are idle", lowest)
+    text = "Lowest current clock; low if processors are idle"
+    yield host_family("host.cpu.clock_now_min", "Hz", text, lowest, varies=True)
     median = current if isinstance(current, Absent) else round(statistics.median(current))
-    yield host_family("host.cpu.clock_now_median", "Hz", "Median current clock; low if processors are idle", median)
+    text = "Median current clock; low if processors are idle"
+    yield host_family("host.cpu.clock_now_median", "Hz", text, median, varies=True)
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:

@@ -89,7 +89,7 @@ class NvmlCollector:
         self._open_count = 0
 
     def collect(self) -> Iterable[Family]:
-        host = empty_families(HOST_KINDS)
+        host = empty_families(HOST_KINDS, varying=["gpu.count"])
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -132,13 +132,7 @@ class NvmlCollector:
             {index: partial(self._read, index, refused) for index in indices}, self._deadline_s, self._stuck
         )
         families = {
-            kind.name: Family(
-                name=kind.name,
-                unit=kind.unit,
-                help=kind.help,
-                counter=kind.counter,
-                labels=("gpu", "uuid", "link") if kind.name in PER_LINK else (),
-            )
+            kind.name: kind.family(("gpu", "uuid", "link") if kind.name in PER_LINK else ())
             for kind in reading_kinds(self._full_snapshot, self._keep_open)
         }
         for index, result in results.items():
@@ -186,7 +180,7 @@ class NvmlCollector:
         uuids = {index: result.labels.get("uuid", "") for index, result in results.items()}
         if not self._full_snapshot and self._peers and self._peers[0] == uuids:
             return self._peers[1]
-        family = Family(name="gpu.peer.link", unit="1", help="Path between two GPUs")
+        family = Family(name="gpu.peer.link", unit="1", help="Path between two GPUs", varies=True)
         gpus = {index: result.gpu for index, result in results.items()}
         rows = call_with_deadline(
             {index: partial(_peer_list, index, gpus) for index in gpus}, PEERS_DEADLINE_S, self._stuck_peers

@@ -10,7 +10,7 @@ import pynvml as nvml
 from collectors.base import Absent, ReadingError
 from collectors.nvml.calls import not_supported, translate
 from collectors.nvml.gpu import NvmlGpu, field_value
-from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Getter, Row, attribute
+from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Getter, Row, attribute
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 _NOT_SUPPORTED, _COMPLETED = 0, 3
@@ -112,19 +112,19 @@ def _c2c_missing(gpu: NvmlGpu) -> int:
 
 
 FABRIC_ROWS = (
-    Row("gpu.fabric.state", "1", False, "Registration with the NVLink fabric; completed: registered and healthy", _state),
-    Row("gpu.fabric.clique_id", "1", False, "Clique ID in the fabric",
+    Row("gpu.fabric.state", "1", VARIES, "Registration with the NVLink fabric; completed: registered and healthy", _state),
+    Row("gpu.fabric.clique_id", "1", CONSTANT, "Clique ID in the fabric",
         _if_registered(lambda gpu: int(_fabric_info(gpu).clique)), SNAPSHOT_ONLY),
-    Row("gpu.fabric.cluster_uuid", "1", False, "Cluster UUID of the fabric",
+    Row("gpu.fabric.cluster_uuid", "1", CONSTANT, "Cluster UUID of the fabric",
         _if_registered(lambda gpu: str(uuid.UUID(bytes=bytes(_fabric_info(gpu).cluster)))), SNAPSHOT_ONLY),
-    Row("gpu.fabric.degraded_bandwidth", "1", False, "The fabric provides reduced bandwidth to the GPU", _health(0)),
-    Row("gpu.fabric.route_recovery", "1", False, "A route of the fabric is being recovered", _health(2)),
-    Row("gpu.fabric.route_unhealthy", "1", False, "A route of the fabric is unhealthy", _health(4)),
-    Row("gpu.fabric.access_timeout_recovery", "1", False, "The fabric is recovering from an access timeout", _health(6)),
-    Row("gpu.fabric.incorrect_configuration", "1", False, "The fabric configuration is incorrect",
+    Row("gpu.fabric.degraded_bandwidth", "1", VARIES, "The fabric provides reduced bandwidth to the GPU", _health(0)),
+    Row("gpu.fabric.route_recovery", "1", VARIES, "A route of the fabric is being recovered", _health(2)),
+    Row("gpu.fabric.route_unhealthy", "1", VARIES, "A route of the fabric is unhealthy", _health(4)),
+    Row("gpu.fabric.access_timeout_recovery", "1", VARIES, "The fabric is recovering from an access timeout", _health(6)),
+    Row("gpu.fabric.incorrect_configuration", "1", VARIES, "The fabric configuration is incorrect",
         _health(8, 0b1111, _CONFIGURATION_OK)),
-    Row("gpu.c2c.enabled", "1", False, "Chip-to-chip links to the processor are enabled",
+    Row("gpu.c2c.enabled", "1", CONSTANT, "Chip-to-chip links to the processor are enabled",
         attribute("C2cModeInfoV", "isC2cEnabled", bool), ONCE),
-    Row("gpu.c2c.link_count", "1", False, "Chip-to-chip links of the part", _c2c_links, SNAPSHOT_ONLY),
-    Row("gpu.c2c.missing_links", "1", False, "Chip-to-chip links that are down", _c2c_missing, SNAPSHOT_ONLY),
+    Row("gpu.c2c.link_count", "1", CONSTANT, "Chip-to-chip links of the part", _c2c_links, SNAPSHOT_ONLY),
+    Row("gpu.c2c.missing_links", "1", VARIES, "Chip-to-chip links that are down", _c2c_missing, SNAPSHOT_ONLY),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import pynvml as nvml
 from collectors.base import Absent, ReadingError, Value
 from collectors.nvml.calls import binding, call, not_supported, translate, try_read
 from collectors.nvml.gpu import NvmlGpu
+from collectors.nvml.rows import VARIES
 
 MIN_INTERVAL_S = 0.5
 """A call within this time after the last sample returns the previous values. (NVML needs more than 100 ms between samples.)"""
@@ -27,26 +28,26 @@ class GpmKind(NamedTuple):
 
     name: str
     unit: str
-    counter: bool
+    change: str
     help: str
     metric: int
     factor: float = PERCENT
 
 
 GPM_KINDS = (
-    GpmKind("gpu.gpm.graphics_active", "ratio", False, "Share of time in which compute or graphics work was active", 1),
-    GpmKind("gpu.gpm.sm_active", "ratio", False, "Share of SMs that were busy", 2),
-    GpmKind("gpu.gpm.sm_occupancy", "ratio", False, "Active warps as a share of the maximum", 3),
-    GpmKind("gpu.gpm.integer_active", "ratio", False, "Share of time in which SMs did integer operations", 4),
-    GpmKind("gpu.gpm.tensor_active", "ratio", False, "Share of time in which the tensor cores were active", 5),
-    GpmKind("gpu.gpm.memory_active", "ratio", False, "Memory bandwidth used as a share of the maximum", 10),
-    GpmKind("gpu.gpm.fp64_active", "ratio", False, "Share of time in which SMs did FP64 operations, tensor cores aside", 11),
-    GpmKind("gpu.gpm.fp32_active", "ratio", False, "Share of time in which SMs did FP32 operations, tensor cores aside", 12),
-    GpmKind("gpu.gpm.fp16_active", "ratio", False, "Share of time in which SMs did FP16 operations, tensor cores aside", 13),
-    GpmKind("gpu.gpm.pcie_sent", "B/s", False, "Data sent over PCIe", 20, MIB),
-    GpmKind("gpu.gpm.pcie_received", "B/s", False, "Data received over PCIe", 21, MIB),
-    GpmKind("gpu.gpm.nvlink_received", "B/s", False, "Data received over all NVLinks", 60, MIB),
-    GpmKind("gpu.gpm.nvlink_sent", "B/s", False, "Data sent over all NVLinks", 61, MIB),
+    GpmKind("gpu.gpm.graphics_active", "ratio", VARIES, "Share of time in which compute or graphics work was active", 1),
+    GpmKind("gpu.gpm.sm_active", "ratio", VARIES, "Share of SMs that were busy", 2),
+    GpmKind("gpu.gpm.sm_occupancy", "ratio", VARIES, "Active warps as a share of the maximum", 3),
+    GpmKind("gpu.gpm.integer_active", "ratio", VARIES, "Share of time in which SMs did integer operations", 4),
+    GpmKind("gpu.gpm.tensor_active", "ratio", VARIES, "Share of time in which the tensor cores were active", 5),
+    GpmKind("gpu.gpm.memory_active", "ratio", VARIES, "Memory bandwidth used as a share of the maximum", 10),
+    GpmKind("gpu.gpm.fp64_active", "ratio", VARIES, "Share of time in which SMs did FP64 operations, tensor cores aside", 11),
+    GpmKind("gpu.gpm.fp32_active", "ratio", VARIES, "Share of time in which SMs did FP32 operations, tensor cores aside", 12),
+    GpmKind("gpu.gpm.fp16_active", "ratio", VARIES, "Share of time in which SMs did FP16 operations, tensor cores aside", 13),
+    GpmKind("gpu.gpm.pcie_sent", "B/s", VARIES, "Data sent over PCIe", 20, MIB),
+    GpmKind("gpu.gpm.pcie_received", "B/s", VARIES, "Data received over PCIe", 21, MIB),
+    GpmKind("gpu.gpm.nvlink_received", "B/s", VARIES, "Data received over all NVLinks", 60, MIB),
+    GpmKind("gpu.gpm.nvlink_sent", "B/s", VARIES, "Data sent over all NVLinks", 61, MIB),
 )  # fmt: skip
 
 GpmValues = Mapping[str, Value | Absent]

@@ -8,7 +8,7 @@ import pynvml as nvml
 
 from collectors.nvml.calls import binding, decode
 from collectors.nvml.gpu import NvmlGpu
-from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Row, count, named, text
+from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Row, count, named, text
 
 _BRANDS = {
     1: "quadro",
@@ -65,26 +65,26 @@ def _inforom_valid(gpu: NvmlGpu) -> bool:
 
 
 IDENTITY_ROWS = (
-    Row("gpu.name", "1", False, "Product name", text("Name"), ONCE),
-    Row("gpu.serial", "1", False, "Serial number of the board", text("Serial"), ONCE),
-    Row("gpu.pci_bus_id", "1", False, "PCI address", lambda gpu: decode(gpu.query("PciInfo").busId)),
-    Row("gpu.vbios_version", "1", False, "VBIOS version", text("VbiosVersion"), ONCE),
-    Row("gpu.part_number", "1", False, "Board part number", text("BoardPartNumber"), ONCE),
-    Row("gpu.brand", "1", False, "Brand", named("Brand", _BRANDS), ONCE),
-    Row("gpu.architecture", "1", False, "Architecture", named("Architecture", _ARCHITECTURES), ONCE),
-    Row("gpu.compute_capability", "1", False, "CUDA compute capability", _capability, ONCE),
-    Row("gpu.core_count", "1", False, "CUDA cores", count("NumGpuCores"), ONCE),
-    Row("gpu.minor_number", "1", False, "Minor number of the /dev/nvidia device", count("MinorNumber"), ONCE),
-    Row("gpu.module_id", "1", False, "Slot of the module on its baseboard", _module, ONCE),
-    Row("gpu.board_id", "1", False, "Board ID; the GPUs of one board share it", count("BoardId"), ONCE),
-    Row("gpu.numa_node", "1", False, "NUMA node of the GPU's memory", count("NumaNodeId"), ONCE),
-    Row("gpu.virtualization", "1", False, "Virtualization mode",
+    Row("gpu.name", "1", CONSTANT, "Product name", text("Name"), ONCE),
+    Row("gpu.serial", "1", CONSTANT, "Serial number of the board", text("Serial"), ONCE),
+    Row("gpu.pci_bus_id", "1", CONSTANT, "PCI address", lambda gpu: decode(gpu.query("PciInfo").busId)),
+    Row("gpu.vbios_version", "1", CONSTANT, "VBIOS version", text("VbiosVersion"), ONCE),
+    Row("gpu.part_number", "1", CONSTANT, "Board part number", text("BoardPartNumber"), ONCE),
+    Row("gpu.brand", "1", CONSTANT, "Brand", named("Brand", _BRANDS), ONCE),
+    Row("gpu.architecture", "1", CONSTANT, "Architecture", named("Architecture", _ARCHITECTURES), ONCE),
+    Row("gpu.compute_capability", "1", CONSTANT, "CUDA compute capability", _capability, ONCE),
+    Row("gpu.core_count", "1", CONSTANT, "CUDA cores", count("NumGpuCores"), ONCE),
+    Row("gpu.minor_number", "1", CONSTANT, "Minor number of the /dev/nvidia device", count("MinorNumber"), ONCE),
+    Row("gpu.module_id", "1", CONSTANT, "Slot of the module on its baseboard", _module, ONCE),
+    Row("gpu.board_id", "1", CONSTANT, "Board ID; the GPUs of one board share it", count("BoardId"), ONCE),
+    Row("gpu.numa_node", "1", CONSTANT, "NUMA node of the GPU's memory", count("NumaNodeId"), ONCE, signed=True),
+    Row("gpu.virtualization", "1", CONSTANT, "Virtualization mode",
         named("VirtualizationMode", _VIRTUALIZATION), ONCE),
-    Row("gpu.addressing_mode", "1", False, "Addressing mode of host memory", named("AddressingMode", _ADDRESSING), ONCE),
-    Row("gpu.gsp.version", "1", False, "Firmware of the GPU System Processor", _gsp_version, ONCE),
-    Row("gpu.gsp.enabled", "1", False, "The driver runs on the GPU System Processor", _gsp_enabled, ONCE),
-    Row("gpu.inforom.version", "1", False, "InfoROM image version", text("InforomImageVersion"), ONCE),
-    Row("gpu.inforom.valid", "1", False, "The InfoROM checksums are valid", _inforom_valid, SNAPSHOT_ONLY),
-    Row("gpu.inforom.checksum", "1", False, "Checksum of the InfoROM configuration",
+    Row("gpu.addressing_mode", "1", CONSTANT, "Addressing mode of host memory", named("AddressingMode", _ADDRESSING), ONCE),
+    Row("gpu.gsp.version", "1", CONSTANT, "Firmware of the GPU System Processor", _gsp_version, ONCE),
+    Row("gpu.gsp.enabled", "1", CONSTANT, "The driver runs on the GPU System Processor", _gsp_enabled, ONCE),
+    Row("gpu.inforom.version", "1", CONSTANT, "InfoROM image version", text("InforomImageVersion"), ONCE),
+    Row("gpu.inforom.valid", "1", VARIES, "The InfoROM checksums are valid", _inforom_valid, SNAPSHOT_ONLY),
+    Row("gpu.inforom.checksum", "1", CONSTANT, "Checksum of the InfoROM configuration",
         lambda gpu: f"0x{gpu.query('InforomConfigurationChecksum'):08x}", SNAPSHOT_ONLY),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pynvml as nvml
 from collectors.base import Absent, Labels, ReadingError, Value, first_absent
 from collectors.nvml.calls import not_supported, try_read
 from collectors.nvml.gpu import NvmlGpu, field_value
-from collectors.nvml.rows import ONCE, Row, name_of
+from collectors.nvml.rows import CONSTANT, COUNTER, ONCE, VARIES, Row, name_of
 
 _NO_NVLINK = "the part has no NVLink"
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0"}
@@ -29,7 +29,7 @@ class LinkKind(NamedTuple):
 
     name: str
     unit: str
-    counter: bool
+    change: str
     help: str
     fields: tuple[int, ...] = ()
     error_counter: int | None = None
@@ -41,18 +41,18 @@ def _bit_error_ratio(code: int) -> float:
     return float(code >> 8 & 0xF) * 10.0 ** -(code & 0xFF)
 
 
-ACTIVE = LinkKind("gpu.nvlink.active", "1", False, "The NVLink is up")
+ACTIVE = LinkKind("gpu.nvlink.active", "1", VARIES, "The NVLink is up")
 LINK_KINDS = (
-    LinkKind("gpu.nvlink.speed", "B/s", False, "Speed of the NVLink, one way", (164, 90),
+    LinkKind("gpu.nvlink.speed", "B/s", CONSTANT, "Speed of the NVLink, one way", (164, 90),
              convert=lambda speed: speed * 1_000_000),
-    LinkKind("gpu.nvlink.replays", "1", True, "Replays on the NVLink", (), nvml.NVML_NVLINK_ERROR_DL_REPLAY),
-    LinkKind("gpu.nvlink.recoveries", "1", True, "Recoveries of the NVLink", (215,), nvml.NVML_NVLINK_ERROR_DL_RECOVERY),
-    LinkKind("gpu.nvlink.crc_errors", "1", True, "CRC errors on the NVLink", (), nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
-    LinkKind("gpu.nvlink.failed_recoveries", "1", True, "Failed recoveries of the NVLink (NVLink 5)", (214,)),
-    LinkKind("gpu.nvlink.receive_errors", "1", True, "Packets received with errors (NVLink 5)", (208,)),
-    LinkKind("gpu.nvlink.symbol_errors", "1", True, "Symbol errors on the NVLink (NVLink 5)", (221,)),
-    LinkKind("gpu.nvlink.effective_errors", "1", True, "Errors remaining after error correction (NVLink 5)", (219,)),
-    LinkKind("gpu.nvlink.effective_error_ratio", "ratio", False, "Bit error ratio after error correction (NVLink 5)",
+    LinkKind("gpu.nvlink.replays", "1", COUNTER, "Replays on the NVLink", (), nvml.NVML_NVLINK_ERROR_DL_REPLAY),
+    LinkKind("gpu.nvlink.recoveries", "1", COUNTER, "Recoveries of the NVLink", (215,), nvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+    LinkKind("gpu.nvlink.crc_errors", "1", COUNTER, "CRC errors on the NVLink", (), nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+    LinkKind("gpu.nvlink.failed_recoveries", "1", COUNTER, "Failed recoveries of the NVLink (NVLink 5)", (214,)),
+    LinkKind("gpu.nvlink.receive_errors", "1", COUNTER, "Packets received with errors (NVLink 5)", (208,)),
+    LinkKind("gpu.nvlink.symbol_errors", "1", COUNTER, "Symbol errors on the NVLink (NVLink 5)", (221,)),
+    LinkKind("gpu.nvlink.effective_errors", "1", COUNTER, "Errors remaining after error correction (NVLink 5)", (219,)),
+    LinkKind("gpu.nvlink.effective_error_ratio", "ratio", VARIES, "Bit error ratio after error correction (NVLink 5)",
              (220,), convert=_bit_error_ratio),
 )  # fmt: skip
 PER_LINK = frozenset(kind.name for kind in (ACTIVE, *LINK_KINDS))
@@ -99,10 +99,10 @@ def _missing_links(gpu: NvmlGpu) -> int:
 
 
 LINK_ROWS = (
-    Row("gpu.nvlink.link_count", "1", False, "NVLinks of the part", lambda gpu: len(read_link_states(gpu))),
-    Row("gpu.nvlink.active_links", "1", False, "NVLinks that are up", lambda gpu: sum(known_link_states(gpu).values())),
-    Row("gpu.nvlink.missing_links", "1", False, "NVLinks to a switch that are down", _missing_links),
-    Row("gpu.nvlink.version", "1", False, "NVLink version",
+    Row("gpu.nvlink.link_count", "1", CONSTANT, "NVLinks of the part", lambda gpu: len(read_link_states(gpu))),
+    Row("gpu.nvlink.active_links", "1", VARIES, "NVLinks that are up", lambda gpu: sum(known_link_states(gpu).values())),
+    Row("gpu.nvlink.missing_links", "1", VARIES, "NVLinks to a switch that are down", _missing_links),
+    Row("gpu.nvlink.version", "1", CONSTANT, "NVLink version",
         lambda gpu: name_of(gpu.query("NvLinkVersion", next(iter(read_link_states(gpu)))), _VERSIONS), ONCE),
 )  # fmt: skip
 

@@ -8,7 +8,21 @@ import pynvml as nvml
 
 from collectors.nvml.calls import binding
 from collectors.nvml.gpu import MEMORY_TEMPERATURE, NvmlGpu, field_value
-from collectors.nvml.rows import ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY, Getter, Row, attribute, count, flag, item
+from collectors.nvml.rows import (
+    ALWAYS,
+    CONSTANT,
+    COUNTER,
+    ONCE,
+    SLOW,
+    SNAPSHOT_ONLY,
+    VARIES,
+    Getter,
+    Row,
+    attribute,
+    count,
+    flag,
+    item,
+)
 
 CORRECTED, UNCORRECTED = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 VOLATILE, AGGREGATE = nvml.NVML_VOLATILE_ECC, nvml.NVML_AGGREGATE_ECC
@@ -53,28 +67,28 @@ def _errors(name: str, kind: int, counter: int, location: int, pace: str = ALWAY
     severity = "Corrected" if kind == CORRECTED else "Uncorrectable"
     period = "over the part's life" if counter == AGGREGATE else "since driver load"
     get = count("MemoryErrorCounter", kind, counter, location)
-    return Row(name, "1", True, f"{severity} {memory} errors {period}", get, pace)
+    return Row(name, "1", COUNTER, f"{severity} {memory} errors {period}", get, pace)
 
 
 _BANKS = {"max": "all", "high": "most", "partial": "some", "low": "few", "none": "none"}
 
 MEMORY_ROWS = (
-    Row("gpu.memory.total", "B", False, "Device memory", attribute("MemoryInfo", "total")),
-    Row("gpu.memory.used", "B", False, "Device memory in use", attribute("MemoryInfo", "used")),
-    Row("gpu.memory.temperature", "Cel", False, "Memory temperature", lambda gpu: field_value(gpu.field(MEMORY_TEMPERATURE))),
-    Row("gpu.memory.bus_width", "1", False, "Width of the memory bus in bits", count("MemoryBusWidth"), ONCE),
-    Row("gpu.bar1.total", "B", False, "BAR1, the window to device memory",
+    Row("gpu.memory.total", "B", CONSTANT, "Device memory", attribute("MemoryInfo", "total")),
+    Row("gpu.memory.used", "B", VARIES, "Device memory in use", attribute("MemoryInfo", "used")),
+    Row("gpu.memory.temperature", "Cel", VARIES, "Memory temperature", lambda gpu: field_value(gpu.field(MEMORY_TEMPERATURE))),
+    Row("gpu.memory.bus_width", "1", CONSTANT, "Width of the memory bus in bits", count("MemoryBusWidth"), ONCE),
+    Row("gpu.bar1.total", "B", CONSTANT, "BAR1, the window to device memory",
         attribute("BAR1MemoryInfo", "bar1Total"), ONCE),
-    Row("gpu.bar1.used", "B", False, "BAR1 in use", attribute("BAR1MemoryInfo", "bar1Used"), SLOW),
-    Row("gpu.ecc.enabled", "1", False, "ECC is active", item("EccMode", 0, bool), SLOW),
-    Row("gpu.ecc.change_pending", "1", False, "The next reset changes the ECC mode", is_change_pending("EccMode"), SLOW),
-    Row("gpu.ecc.corrected_volatile", "1", True, "Corrected errors since driver load",
+    Row("gpu.bar1.used", "B", VARIES, "BAR1 in use", attribute("BAR1MemoryInfo", "bar1Used"), SLOW),
+    Row("gpu.ecc.enabled", "1", VARIES, "ECC is active", item("EccMode", 0, bool), SLOW),
+    Row("gpu.ecc.change_pending", "1", VARIES, "The next reset changes the ECC mode", is_change_pending("EccMode"), SLOW),
+    Row("gpu.ecc.corrected_volatile", "1", COUNTER, "Corrected errors since driver load",
         count("TotalEccErrors", CORRECTED, VOLATILE)),
-    Row("gpu.ecc.uncorrectable_volatile", "1", True, "Uncorrectable errors since driver load",
+    Row("gpu.ecc.uncorrectable_volatile", "1", COUNTER, "Uncorrectable errors since driver load",
         count("TotalEccErrors", UNCORRECTED, VOLATILE)),
-    Row("gpu.ecc.corrected_aggregate", "1", True, "Corrected errors over the part's life",
+    Row("gpu.ecc.corrected_aggregate", "1", COUNTER, "Corrected errors over the part's life",
         count("TotalEccErrors", CORRECTED, AGGREGATE)),
-    Row("gpu.ecc.uncorrectable_aggregate", "1", True, "Uncorrectable errors over the part's life",
+    Row("gpu.ecc.uncorrectable_aggregate", "1", COUNTER, "Uncorrectable errors over the part's life",
         count("TotalEccErrors", UNCORRECTED, AGGREGATE)),
     _errors("gpu.ecc.uncorrectable_sram_aggregate", UNCORRECTED, AGGREGATE, _SRAM),
     _errors("gpu.ecc.uncorrectable_sram_volatile", UNCORRECTED, VOLATILE, _SRAM, SNAPSHOT_ONLY),
@@ -84,21 +98,21 @@ MEMORY_ROWS = (
     _errors("gpu.ecc.corrected_sram_volatile", CORRECTED, VOLATILE, _SRAM, SNAPSHOT_ONLY),
     _errors("gpu.ecc.corrected_dram_aggregate", CORRECTED, AGGREGATE, _DRAM, SNAPSHOT_ONLY),
     _errors("gpu.ecc.corrected_dram_volatile", CORRECTED, VOLATILE, _DRAM, SNAPSHOT_ONLY),
-    Row("gpu.ecc.sram_threshold_exceeded", "1", False, "SRAM errors exceed the threshold of NVIDIA's field diagnostics",
+    Row("gpu.ecc.sram_threshold_exceeded", "1", VARIES, "SRAM errors exceed the threshold of NVIDIA's field diagnostics",
         _sram_threshold, SNAPSHOT_ONLY),
-    Row("gpu.remapped_rows.correctable", "1", True, "Rows remapped for correctable errors", item("RemappedRows", 0, int)),
-    Row("gpu.remapped_rows.uncorrectable", "1", True, "Rows remapped for uncorrectable errors", item("RemappedRows", 1, int)),
-    Row("gpu.remapped_rows.pending", "1", False, "A row remapping is pending a reset", item("RemappedRows", 2, bool)),
-    Row("gpu.remapped_rows.failed", "1", False, "A row remapping has failed", item("RemappedRows", 3, bool)),
-    *(Row(f"gpu.remapped_rows.banks_{level}", "1", False, f"Memory banks with {share} of their spare rows left",
+    Row("gpu.remapped_rows.correctable", "1", COUNTER, "Rows remapped for correctable errors", item("RemappedRows", 0, int)),
+    Row("gpu.remapped_rows.uncorrectable", "1", COUNTER, "Rows remapped for uncorrectable errors", item("RemappedRows", 1, int)),
+    Row("gpu.remapped_rows.pending", "1", VARIES, "A row remapping is pending a reset", item("RemappedRows", 2, bool)),
+    Row("gpu.remapped_rows.failed", "1", VARIES, "A row remapping has failed", item("RemappedRows", 3, bool)),
+    *(Row(f"gpu.remapped_rows.banks_{level}", "1", VARIES, f"Memory banks with {share} of their spare rows left",
           attribute("RowRemapperHistogram", level), SNAPSHOT_ONLY) for level, share in _BANKS.items()),
-    Row("gpu.retired_pages.count", "1", True, "Retired memory pages (parts before Ampere)", _pages, SNAPSHOT_ONLY),
-    Row("gpu.retired_pages.pending", "1", False, "A page retirement is pending a reset",
+    Row("gpu.retired_pages.count", "1", COUNTER, "Retired memory pages (parts before Ampere)", _pages, SNAPSHOT_ONLY),
+    Row("gpu.retired_pages.pending", "1", VARIES, "A page retirement is pending a reset",
         flag("RetiredPagesPendingStatus"), SNAPSHOT_ONLY),
-    Row("gpu.memory.unrepairable", "1", False, "Memory has faults that cannot be repaired",
+    Row("gpu.memory.unrepairable", "1", VARIES, "Memory has faults that cannot be repaired",
         _unrepairable, SNAPSHOT_ONLY),
-    Row("gpu.repair.channel_pending", "1", False, "A memory channel repair is pending a reset",
+    Row("gpu.repair.channel_pending", "1", VARIES, "A memory channel repair is pending a reset",
         item("RepairStatus", 0, bool), SNAPSHOT_ONLY),
-    Row("gpu.repair.tpc_pending", "1", False, "A processing cluster (TPC) repair is pending a reset",
+    Row("gpu.repair.tpc_pending", "1", VARIES, "A processing cluster (TPC) repair is pending a reset",
         item("RepairStatus", 1, bool), SNAPSHOT_ONLY),
 )  # fmt: skip

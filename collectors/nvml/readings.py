@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from typing import NamedTuple
 
-from collectors.base import Absent, Labels, Value
+from collectors.base import Absent, Family, Labels, Value
 from collectors.nvml.calls import ResetRequired, decode, try_read
 from collectors.nvml.clocks import ANY_THERMAL, THROTTLE_REASONS, THROTTLE_TIMES, throttle_times, throttling
 from collectors.nvml.fabric import FABRIC_ROWS
@@ -15,33 +15,50 @@ from collectors.nvml.identity import IDENTITY_ROWS
 from collectors.nvml.links import ACTIVE, LINK_KINDS, LINK_ROWS, link_readings, link_states
 from collectors.nvml.memory import MEMORY_ROWS
 from collectors.nvml.power import POWER_ROWS
-from collectors.nvml.rows import ONCE, SLOW, SNAPSHOT_ONLY, Row
+from collectors.nvml.rows import CONSTANT, COUNTER, ONCE, SLOW, SNAPSHOT_ONLY, VARIES, Row
 from collectors.nvml.settings import RECOVERY, RESET, SETTINGS_ROWS
 
 GPU_READINGS: tuple[Row, ...] = (*IDENTITY_ROWS, *POWER_ROWS, *SETTINGS_ROWS, *MEMORY_ROWS, *LINK_ROWS, *FABRIC_ROWS)
 
 
 class ReadingKind(NamedTuple):
-    """Name, unit, type and help of a family. If a GPU does not answer, the family is absent with each of `labels`."""
+    """Declaration of a family. If a GPU does not answer, the family is absent with each of `labels`."""
 
     name: str
     unit: str
-    counter: bool
+    change: str
     help: str
     labels: tuple[Labels, ...] = ({},)
+    signed: bool = False
+
+    def family(self, label_names: tuple[str, ...]) -> Family:
+        """Return the family without readings."""
+        return Family(
+            name=self.name,
+            unit=self.unit,
+            help=self.help,
+            counter=self.change == COUNTER,
+            varies=self.change == VARIES,
+            signed=self.signed,
+            labels=label_names,
+        )
 
 
-UUID = ReadingKind("gpu.uuid", "1", False, "UUID of the GPU")
-THROTTLE_ACTIVE = ReadingKind("gpu.throttle.active", "1", False, "Clocks are throttled for this reason",
+def _kind(row: Row) -> ReadingKind:
+    return ReadingKind(*row[:4], signed=row.signed)
+
+
+UUID = ReadingKind("gpu.uuid", "1", CONSTANT, "UUID of the GPU")
+THROTTLE_ACTIVE = ReadingKind("gpu.throttle.active", "1", VARIES, "Clocks are throttled for this reason",
                               tuple({"reason": reason} for reason in THROTTLE_REASONS))  # fmt: skip
-THROTTLE_TIME = ReadingKind("gpu.throttle.time", "s", True, "Time for which clocks were throttled for this reason",
+THROTTLE_TIME = ReadingKind("gpu.throttle.time", "s", COUNTER, "Time for which clocks were throttled for this reason",
                             tuple({"reason": reason} for reason in (*THROTTLE_TIMES, ANY_THERMAL)))  # fmt: skip
 Sample = tuple[str, Labels, Value | Absent]
 """Name, labels in addition to those of the GPU, value."""
 
 
 SLOW_KINDS = (
-    *(ReadingKind(*row[:4]) for row in GPU_READINGS if row.pace == SLOW),
+    *(_kind(row) for row in GPU_READINGS if row.pace == SLOW),
     THROTTLE_TIME,
     *(ReadingKind(*kind[:4]) for kind in LINK_KINDS),
 )
@@ -50,7 +67,7 @@ SLOW_KINDS = (
 
 def reading_kinds(full_snapshot: bool, counters: bool = False) -> list[ReadingKind]:
     """Return every family, in the order of the output. With `counters`, include those of GPM."""
-    rows = [ReadingKind(*row[:4]) for row in GPU_READINGS if full_snapshot or row.pace != SNAPSHOT_ONLY]
+    rows = [_kind(row) for row in GPU_READINGS if full_snapshot or row.pace != SNAPSHOT_ONLY]
     links = [ReadingKind(*kind[:4]) for kind in (ACTIVE, *LINK_KINDS, *(GPM_KINDS if counters else ()))]
     return [UUID, *rows, THROTTLE_ACTIVE, THROTTLE_TIME, *links]
 

@@ -11,20 +11,23 @@ from collectors.nvml.gpu import NvmlGpu
 
 Getter = Callable[[NvmlGpu], Value]
 
+CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
+"""How a reading may change while the host runs: `Family.varies`, `Family.counter`, or not at all."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
 """When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS at every scrape, ONCE a single time
 because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY: very slow, or not useful in a graph."""
 
 
 class Row(NamedTuple):
-    """A reading with one value per GPU. `get` raises ReadingError."""
+    """A reading with one value per GPU. `change` is CONSTANT, VARIES or COUNTER; `get` raises ReadingError."""
 
     name: str
     unit: str
-    counter: bool
+    change: str
     help: str
     get: Getter
     pace: str = ALWAYS
+    signed: bool = False
 
 
 def number(getter: str, *arguments: int, factor: float = 1) -> Getter:

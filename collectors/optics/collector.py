@@ -18,7 +18,7 @@ from collectors.deadline import call_with_deadline
 from collectors.files import Files
 from collectors.optics import mlxlink
 from collectors.optics.ethtool import Ethtool
-from collectors.optics.kinds import KINDS, OF_LANES
+from collectors.optics.kinds import KINDS, OF_LANES, POWER_BOUNDS
 from collectors.optics.mlxlink_program import run_mlxlink
 from collectors.optics.module import NO_LINK, Module, Readings, absent_module
 from collectors.optics.port import COUNTERS, OF_LANE, PortReadings, absent_port, merge
@@ -61,9 +61,11 @@ class OpticsCollector:
         if not ports:
             return []
         labels = (*sorted({next(iter(port.labels)) for port in ports}), "port")
-        families = empty_families(KINDS, (f"port.{name}" for name in COUNTERS))
+        families = empty_families(KINDS, (f"port.{name}" for name in COUNTERS), varying=KINDS)
         for name, family in families.items():
             family.labels = (*labels, "lane") if name in OF_LANES else labels
+        for name in ("optics.rx_power", "optics.tx_power"):
+            families[name].bounds = POWER_BOUNDS
         ethtool = Ethtool(find_program(self._root, "ethtool"))
         found = (find_program(self._root, tool) for tool in _TOOLS)
         tool = next((path for path in found if path), None)

@@ -31,6 +31,8 @@ KINDS = {
     **{f"port.{name}": kind for name, kind in LINK.items()},
     **{f"port.{name}": ("1", text) for name, text in COUNTERS.items()},
 }
+POWER_BOUNDS = (0.0, 1.0)
+"""Lowest and highest possible power of a lane in watts. Modules send a few milliwatts."""
 OF_LANES = frozenset(f"optics.{name}{end}" for name in LANE for end in ("", ".alarm", ".warning")) | {
     *(f"optics.{name}" for name in FLAGS), *(f"port.{name}" for name in OF_LANE),
 }  # fmt: skip

@@ -42,6 +42,7 @@ KINDS = {
     "pcie.numa_node": ("1", "NUMA node of the device"),
 }
 COUNTERS = [name for name in KINDS if ".aer." in name]
+VARYING = [f"pcie.{name}" for name in ("device_count", "generation", "width", "slowed", "narrowed", "power_state")]
 
 
 class PcieCollector:
@@ -56,7 +57,7 @@ class PcieCollector:
         self._virtual: bool | None = None
 
     def collect(self) -> Iterable[Family]:
-        families = empty_families(KINDS, COUNTERS)
+        families = empty_families(KINDS, COUNTERS, VARYING)
         device_count = families["pcie.device_count"]
         try:
             devices = self._bus.devices()

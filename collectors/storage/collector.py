@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value, empty_families, host_family
+from collectors.base import HOST, Absent, Family, Value, empty_families, host_family, varying
 from collectors.files import Files
 from collectors.storage import disks, mapper, nvme, redundancy
 from collectors.storage.mounts import Mount, is_read_only, local_mounts, mount_of, parse_mounts
@@ -48,6 +48,9 @@ class StorageCollector:
         self._read_targets = read_targets
 
     def collect(self) -> Iterable[Family]:
+        return varying(self._families())
+
+    def _families(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)
         disk_names = disks.internal_disks(files)
         yield from disks.states(files, disk_names)

@@ -97,7 +97,7 @@ def _families(prefix: str, id_name: str, ports: Iterable[tuple[Labels, Neighbor 
     kinds = {f"{prefix}.{name}": (unit, text.format(id_name)) for name, (unit, text) in KINDS.items()}
     if prefix == "infiniband":
         del kinds["infiniband.switch_port_label"]  # a management packet does not have it
-    families = empty_families(kinds)
+    families = empty_families(kinds, varying=kinds)
     for labels, neighbor in ports:
         readings = neighbor if isinstance(neighbor, Absent) else neighbor.readings()
         for name, family in families.items():

@@ -21,24 +21,9 @@ from schemas.semantic_validation import COLLECTOR
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
-SIGNED_READINGS = frozenset(
-    {
-        "clock.offset",
-        "gpu.numa_node",
-        "gpu.temperature_margin",
-        "gpu.temperature_margin_slowdown",
-        "gpu.temperature_margin_shutdown",
-    }
-)
-"""Readings that may be negative. No figure of a benchmark is."""
-FRACTIONS = frozenset({"host.load"})
-"""Readings with the unit 1 that are not whole numbers."""
 LEAST = {"Cel": 2.0, "W": 1.0}
 """Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A part
 without a sensor reports 0."""
-BOUNDS = {"network.mtu": (68.0, 65_536.0), "optics.rx_power": (0.0, 1.0), "optics.tx_power": (0.0, 1.0)}
-"""Reading -> lowest and highest possible value. For an MTU: the lowest is from RFC 791, the highest is that of the loopback
-interface. Modules send a few milliwatts."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
@@ -68,7 +53,7 @@ def incredible(snapshot: Snapshot) -> Iterator[Problem]:
         reason, least, most = _bounds_of_reading(metric.name, metric.unit)
         if reason:
             yield metric.name, "host", reason, snapshot.stage
-        elif metric.unit == "1" and metric.name in READINGS and metric.name not in FRACTIONS and not metric.is_whole:
+        elif metric.unit == "1" and _is_count(metric.name) and not metric.is_whole:
             for scope, value in metric.values.items():
                 if isinstance(value, float) and not value.is_integer():
                     yield metric.name, scope, f"{value:g} is not credible: it must be a whole number", snapshot.stage
@@ -96,6 +81,12 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
     return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
 
 
+def _is_count(name: str) -> bool:
+    """Return whether the values of a reading with the unit 1 are whole numbers."""
+    reading = READINGS.get(name)
+    return reading is not None and not reading.fractional
+
+
 @cache
 def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
     """Return why the unit is wrong (empty: it is right), and the bounds of the value. An unknown reading may be negative."""
@@ -103,10 +94,10 @@ def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
     right = "s" if name.startswith(COLLECTOR) else reading.unit if reading else unit
     if unit != right:
         return f"has the unit {unit}, but this reading is in {right}", 0.0, 0.0
-    if name in BOUNDS:
-        return "", *BOUNDS[name]
-    is_known = reading is not None or name.startswith(COLLECTOR)
-    least = LEAST.get(unit, 0.0) if is_known and name not in SIGNED_READINGS else float("-inf")
+    if reading and reading.bounds:
+        return "", *reading.bounds
+    may_be_negative = reading.signed if reading else not name.startswith(COLLECTOR)
+    least = float("-inf") if may_be_negative else LEAST.get(unit, 0.0)
     return "", least, MOST.get(unit, float("inf")) + ROUNDING
 
 

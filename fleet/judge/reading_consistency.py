@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cache
 
 from schemas.readings import READINGS
@@ -43,32 +42,6 @@ CONSTANT_OF_OTHERS = (
     "compute_capability", "brand", "id",
 )  # fmt: skip
 """Last parts of the names of constant readings of other versions of Rackproof: text that names a part or its software."""
-
-CHANGING = (
-    # what the host does at that moment
-    "clock.*", "gpu.bar1.used", "gpu.clock.memory", "gpu.clock.sm", "gpu.fan.speed", "gpu.memory.temperature", "gpu.memory.used",
-    "gpu.*utilization", "gpu.pcie.generation", "gpu.performance_state", "gpu.power", "gpu.processes", "gpu.temperature",
-    "gpu.temperature_margin", "gpu.throttle.*", "host.cpu.clock_now_*", "host.hugepages.*", "host.load", "host.memory.available",
-    "host.numa.memory_*", "host.pressure.*", "host.process.*", "host.swap.*", "host.uptime", "pcie.generation",
-    "pcie.power_state", "pcie.slowed", "storage.mount.*", "storage.nvme.temperature",
-    # what a site or a power manager sets while the host runs
-    "gpu.clock.*application", "gpu.clock.lowered", "gpu.power_limit", "gpu.power_limit_lowered", "gpu.power_limit_set",
-    "host.cpu.clock_allowed", "host.memory.total",
-    # limits of the process that reads them, which differ between an SSH session, a service and a job
-    "host.ulimit.*",
-    # the state of a part or a service, which criteria judge in each snapshot
-    "*.missing_links", "container.*", "fabric.*.running", "fabric.imex.*", "fabric.manager.missing", "fabric.nvswitch.count",
-    "fabric.nvswitch.probed",
-    "gpu.*_pending", "gpu.count", "gpu.ecc.enabled", "gpu.ecc.sram_threshold_exceeded", "gpu.fabric.access_timeout_recovery",
-    "gpu.fabric.degraded_bandwidth", "gpu.fabric.incorrect_configuration", "gpu.fabric.route_*", "gpu.fabric.state",
-    "gpu.inforom.valid", "gpu.memory.unrepairable", "gpu.nvlink.active*", "gpu.nvlink.effective_error_ratio", "gpu.pci_count",
-    "gpu.pcie.width", "gpu.peer.link", "gpu.persistence.enabled", "gpu.recovery_action", "gpu.remapped_rows.*",
-    "gpu.retired_pages.*", "host.persistence_daemon", "host.kernel.bad_page",
-    "host.kernel.machine_check", "host.kernel.oops", "host.kernel.soft_lockup", "host.kernel.tainted", "host.memory.poisoned",
-    "infiniband.*", "kernel.event.*", "network.*", "optics.*", "pcie.device_count", "pcie.narrowed", "pcie.width",
-    "port.*", "storage.*", "sxid.*", "xid.*",
-)  # fmt: skip
-"""Readings that may change while the host runs; counters do too. All others describe a part or its configuration."""
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
@@ -86,7 +59,7 @@ def is_constant(name: str) -> bool:
     reading = READINGS.get(name)
     if reading is None:
         return not name.startswith(COLLECTOR) and name.rpartition(".")[2] in CONSTANT_OF_OTHERS
-    return not reading.counter and not any(fnmatchcase(name, pattern) for pattern in CHANGING)
+    return not reading.counter and not reading.varies
 
 
 @cache

@@ -105,14 +105,16 @@ def everything(
 
 
 def readings(root: Path) -> dict[str, dict[str, Any]]:
-    """Return name -> unit, help, whether it is a counter, the labels of its scopes, and whether only full snapshots have it."""
+    """Return name -> the declaration of the family, the labels of its scopes, and whether only full snapshots have it."""
     result: dict[str, dict[str, Any]] = {}
     fast = {family.name for collector in everything(root, full_snapshot=False) for family in collector.collect()}
     for family in (family for collector in everything(root) for family in collector.collect()):
         labels = [key for key in family.label_names() if key not in IDENTITY]
         result[family.name] = {"unit": family.unit, "help": family.help}
         result[family.name] |= {"labels": labels} if labels else {}
-        result[family.name] |= {"counter": True} if family.counter else {}
+        flags = ("counter", "varies", "signed", "fractional")
+        result[family.name] |= {flag: True for flag in flags if getattr(family, flag)}
+        result[family.name] |= {"bounds": list(family.bounds)} if family.bounds else {}
         result[family.name] |= {} if family.name in fast else {"full_only": True}
     return dict(sorted(result.items()))
 

@@ -56,7 +56,25 @@ def run(checkout: Path, *arguments: str, exit_code: int = 0, **environment: str)
     return done.stdout + done.stderr if exit_code else done.stdout
 
 
-def test_new_collector_is_exported_and_catalogued(checkout: Path) -> None:
+JUDGE_A_CHANGED_FAN = """
+import pathlib, sys
+from agent.diagnose.doctor import build_plan, judge_snapshots
+from agent.sampling.snapshot import take_snapshot
+from fleet.judge.criteria import read_packs
+from tests.fakes import whole
+
+root, snapshots = pathlib.Path(sys.argv[1]), []
+for phase, speed in (("before", 4200), ("after", 4350)):
+    (root / "sys/class/hwmon/hwmon0/fan1_input").write_text(f"{speed}\\n")
+    snapshot, gpus = take_snapshot(whole.everything(root), stage="doctor", phase=phase)
+    snapshots.append(snapshot)
+verdicts = judge_snapshots(build_plan("h1", 8, snapshots[0].at), snapshots, gpus, read_packs([]))
+print(len(verdicts) > 1000, [(item.name, item.verdict, item.reason) for item in verdicts if item.verdict != "pass"])
+"""
+"""Program for a checkout: judge the healthy host, whose fan changes its speed between two snapshots."""
+
+
+def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None:
     module, line, test = code_blocks("A collector")
     (checkout / "collectors/fan.py").write_text(module, encoding="utf-8")
     table = checkout / "collectors/__init__.py"
@@ -71,8 +89,11 @@ def test_new_collector_is_exported_and_catalogued(checkout: Path) -> None:
     host = whole.tree(checkout / "host")
     library = nvml.build(checkout / "nvml")
     driver = nvml.environment(library, nvml.write(checkout / "scenario", "healthy-h100x8", *whole.NVML))
-    readings = json.loads(run(checkout, "-m", "tests.fakes.whole", str(host), "readings", **driver))
+    text = run(checkout, "-m", "tests.fakes.whole", str(host), "readings", **driver)
+    readings = json.loads(text)
     assert readings["fan.speed"]["labels"] == ["chip", "fan"]
+    catalogue = checkout / "schemas/readings.json"
+    catalogue.write_text(text, encoding="utf-8")
     assert "| `rackproof_fan_speed` | gauge | chip, fan |" in run(
         checkout, "-m", "tests.fakes.whole", str(host), "metrics", **driver
     )
@@ -84,6 +105,12 @@ def test_new_collector_is_exported_and_catalogued(checkout: Path) -> None:
     scrape += "print(generate_latest(registry(collectors.build_collectors(root=pathlib.Path(sys.argv[1])))).decode())"
     page = run(checkout, "-c", scrape, str(host), **driver)
     assert 'rackproof_fan_speed{chip="hwmon0",fan="fan1"} 4200.0' in page
+
+    assert run(checkout, "-c", JUDGE_A_CHANGED_FAN, str(host), **driver) == "True []\n"
+    del readings["fan.speed"]["varies"]
+    catalogue.write_text(json.dumps(readings), encoding="utf-8")
+    contradiction = "[('fan.speed', 'inconclusive', 'changed during the run: 4200, then 4350')]"
+    assert run(checkout, "-c", JUDGE_A_CHANGED_FAN, str(host), **driver) == f"True {contradiction}\n"
 
 
 def test_new_benchmark_runs_and_is_planned(checkout: Path) -> None:
