@@ -225,9 +225,9 @@ def test_names_follow_the_rules_of_prometheus(healthy: str) -> None:
 
 def test_counters_and_units_match_the_nvml_readings(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
-    for name, unit, counter, *_ in reading_kinds(full_snapshot=False, counters=True):
+    for name, unit, change, *_ in reading_kinds(full_snapshot=False, counters=True):
         if prometheus_name(name, unit) in kinds:  # a text is in the info series instead
-            assert kinds[prometheus_name(name, unit)] == ("counter" if counter else "gauge")
+            assert kinds[prometheus_name(name, unit)] == ("counter" if change == "counter" else "gauge")
 
 
 def test_identity_is_in_one_info_series_per_scope(healthy: str) -> None:
