@@ -11,7 +11,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import Attempt, gang_attempts
 from fleet.scope_text import describe_scope
-from schemas.catalogue import BENCHMARKS, Expectation, can_observe
+from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
@@ -24,8 +24,6 @@ Identity = tuple[str, str]
 """Name of the reading that identifies a part, and its value."""
 MAC_ADDRESS = "network.address"
 ADAPTER_IDENTITIES = frozenset({"infiniband.hca.node_guid", MAC_ADDRESS})
-VERBS = "verbs"
-"""Benchmark of the RDMA ports."""
 
 
 def gpu_models(view: HostView) -> Iterator[Verdict]:
@@ -190,44 +188,6 @@ def unplanned_errors(view: HostView) -> Iterator[Verdict]:
         if not any(_is_planned(view, item, error) for item in planned[(error.stage, error.name)]):
             reason = f"error: {error.reason}"
             yield with_absence(view.inconclusive(error.name, error.scope, reason, error.stage, error.params), error)
-
-
-def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each stage that measured fewer RDMA ports than the inventory requires."""
-    stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
-    for stage in stages if view.host.verbs_required else ():
-        figures = [item for item in view.observations[f"{VERBS}.bandwidth"] if item.stage == stage]
-        ports = {Scope.parse(item.scope).device for item in figures if item.status == MEASURED}
-        if (stage != GANG or view.host.gang) and len(ports) < max(1, view.host.infiniband_ports):
-            reasons = dict.fromkeys(item.reason for item in figures if item.status != MEASURED)
-            why = "; ".join(reasons) or "the host has no RDMA port"
-            wanted = max(1, view.host.infiniband_ports)
-            reason = f"{len(ports)} of {wanted} RDMA ports were measured, and rackproof_verbs_required is set: {why}"
-            yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, stage)
-
-
-def silent_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each active InfiniBand port that a stage neither measured nor says why not.
-
-    The plan does not know the ports of a host, so it demands no figure of them.
-    """
-    layers, states = (_last_values(view, name) for name in ("infiniband.link_layer", "infiniband.active"))
-    ports = [scope for scope, layer in layers.items() if layer == "InfiniBand" and states.get(scope) is True]
-    for stage in view.plan.stages if ports else ():
-        launches = [launch for launch in view.evidence.launches() if launch.stage == stage.name]
-        if VERBS not in stage.benchmarks or stage.name == GANG or not launches or not launches[-1].succeeded:
-            continue  # a stage that did not finish is reported as such
-        names = {output.name for output in BENCHMARKS[VERBS].outputs}
-        stated = {item.scope for name in names for item in view.observations[name] if item.stage == stage.name}
-        for port in ports if "host" not in stated else ():  # a reason for the whole host
-            if port not in stated:
-                reason = "the port is active, but has neither a figure nor a reason why it was not measured"
-                yield view.inconclusive(f"{VERBS}.bandwidth", port, reason, stage.name)
-
-
-def _last_values(view: HostView, name: str) -> Mapping[str, Value]:
-    metrics = view.observations.metrics.get(name, ())
-    return metrics[-1][1].values if metrics else {}
 
 
 def _covers(measured: Observation, error: Observation) -> bool:

@@ -35,6 +35,7 @@ from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
+from fleet.judge.port_coverage import silent_pairs, silent_ports, unmeasured_ports
 from fleet.judge.presence import judge_presence
 from fleet.judge.refusals import refused_readings
 from fleet.judge.shared_gpus import with_other_processes
@@ -102,6 +103,7 @@ def judge_hosts(
         *judge_digests(with_record, stats.planned, stats.digests),
         *judge_domains(with_record, stats.domains),
         *judge_pairs(with_record, verdicts),
+        *silent_pairs(with_record),
         *expectations.duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),
         *expectations.contradictory_members(plan, evidence),
@@ -188,8 +190,8 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
         yield from expectations.missing_observations(view)
         yield from expectations.unplanned_errors(view)
     yield from expectations.unmeasured_gpus(view)
-    yield from expectations.unmeasured_ports(view)
-    yield from expectations.silent_ports(view)
+    yield from unmeasured_ports(view)
+    yield from silent_ports(view)
     yield from refused_readings(view)
     yield from judge_soak(view)
     yield from judge_presence(view)

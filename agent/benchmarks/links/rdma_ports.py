@@ -48,6 +48,8 @@ class RdmaPort:
     """Processors of its NUMA node."""
     unusable: str = ""
     """Why it is not measured; empty if it is."""
+    can_connect: bool = True
+    """Whether perftest can connect its queues. Those of adapters for iWARP and EFA it cannot."""
 
     @property
     def scope(self) -> str:
@@ -63,8 +65,8 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
             traffic, and the virtual NICs of a cloud look like RoCE ports.
     """
     ports = list(_ports(root))
-    ports.sort(key=lambda port: port.slot)
-    has_infiniband = any(port.link_layer == INFINIBAND for port in ports)
+    ports.sort(key=lambda port: (not port.can_connect, port.slot))
+    has_infiniband = any(port.link_layer == INFINIBAND and port.can_connect for port in ports)
     fastest = max((port.rate for port in ports if has_infiniband is (port.link_layer == INFINIBAND)), default=0.0)
     return [
         replace(port, rail=rail, unusable=port.unusable or _not_fabric(port, has_infiniband, fabric_stated, fastest))
@@ -98,15 +100,21 @@ def _ports(root: Path) -> Iterator[RdmaPort]:
     """Yield the ports of every adapter that is no virtual function."""
     for path in _entries(root / CLASS):
         device = path / "device"
-        if (
-            _text(path / "node_type") != CHANNEL_ADAPTER
-            or (device / "physfn").exists()
-            or not _NAME.fullmatch(path.name)
-        ):
+        if (device / "physfn").exists() or not _NAME.fullmatch(path.name):
             continue
-        for port in _entries(path / "ports"):
+        kind = _text(path / "node_type")
+        for port in _entries(path / "ports") if kind else ():
             if port.name.isdecimal():
-                yield _port(path.name, device, port)
+                found = _port(path.name, device, port)
+                yield (
+                    found
+                    if kind == CHANNEL_ADAPTER
+                    else replace(found, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
+                )
+
+
+def _wrong_kind(kind: str) -> str:
+    return f"perftest connects the queues of channel adapters ({CHANNEL_ADAPTER}); the type of this adapter is {kind}"
 
 
 def _port(hca: str, device: Path, path: Path) -> RdmaPort:

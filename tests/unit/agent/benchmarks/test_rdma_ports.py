@@ -81,10 +81,18 @@ def test_port_at_half_rate_is_measured(tmp_path: Path) -> None:
     assert reasons(tmp_path) == {"mlx5_0": "", "mlx5_1": ""}
 
 
-@pytest.mark.parametrize("change", [{"virtual": True}, {"kind": "4: RNIC"}, {"kind": "7: unspecified"}])
-def test_virtual_functions_and_other_kinds_of_adapters_are_left_out(tmp_path: Path, change: dict[str, object]) -> None:
-    add_adapter(tmp_path, "mlx5_0", "15", **change)  # type: ignore[arg-type]
+def test_virtual_function_is_left_out(tmp_path: Path) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15", virtual=True)
     assert fabric_ports(True, tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["4: RNIC", "7: unspecified"])
+def test_adapter_of_another_kind_has_a_reason_and_takes_no_rail_of_the_fabric(tmp_path: Path, kind: str) -> None:
+    add_adapter(tmp_path, "efa_0", "05", kind=kind, layer="Ethernet", rate="800 Gb/sec (8X NDR)")
+    add_adapter(tmp_path, "mlx5_0", "15")
+    first, second = fabric_ports(True, tmp_path)
+    assert (first.hca, first.rail, first.unusable) == ("mlx5_0", 0, "")
+    assert kind in second.unusable
 
 
 def test_roce_port_is_measured_only_if_the_inventory_states_a_fabric(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
-from fleet.judge.criteria import read_pack
+from fleet.judge.criteria import Pack, read_pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
 from schemas.records import Metric, Observation
@@ -35,36 +36,74 @@ def figure(name: str, value: float, port: int, stage: str = "benchmark", **setti
     )
 
 
-def healthy_port(port: int) -> list[Observation]:
+def healthy_port(port: int, host: str = "h1") -> list[Observation]:
+    """Return the figures of a port that the profile `standard` measures: alone, and with the ports of the other hosts."""
     return [
-        figure("bandwidth", 0.98 * RATE, port), figure("rate_ratio", 0.98, port), figure("mtu", 4096.0, port),
-        figure("latency", 2e-6, port), figure("message_rate", 4e6, port), figure("best_ratio", 0.97, port, "gang", partners=2),
+        *transfers(port, {"memory": "host"}), *transfers(port, {"memory": "gpu"}),
+        figure("latency", 2e-6, port, sharing="alone"), figure("message_rate", 4e6, port, sharing="alone"),
+        figure("best_ratio", 0.97, port, "gang", partners=2),
+        *(item for other in HOSTS if other != host for item in with_partner(port, host, other)),
     ]  # fmt: skip
+
+
+def transfers(port: int, settings: Mapping[str, Any], stage: str = "benchmark") -> list[Observation]:
+    ways = 2 if settings.get("direction") == "both_ways" else 1
+    values = {"bandwidth": 0.98 * RATE * ways, "rate_ratio": 0.98, "mtu": 4096.0}
+    return [figure(name, value, port, stage, **settings) for name, value in values.items()]
+
+
+def with_partner(port: int, host: str, other: str) -> list[Observation]:
+    """Return the figures of a port with the port of another host. The first host of a pair has the latency."""
+    items = [
+        *transfers(port, {"sharing": "together"}, "gang"),
+        *transfers(port, {"sharing": "together", "direction": "both_ways"}, "gang"),
+        *([figure("latency", 3e-6, port, "gang", sharing="together")] if host < other else []),
+    ]
+    return [replace(item, scope=f"{item.scope},partner={other}") for item in items]
 
 
 def absent(status: str, reason: str, scope: str = "host") -> Observation:
     return Observation(name="verbs.bandwidth", scope=scope, stage="benchmark", unit="B/s", status=status, reason=reason)
 
 
+@cache
+def packs() -> tuple[Pack, ...]:
+    """Return the pack of the GPUs, only with the criteria on RDMA ports."""
+    pack = read_pack("h200-sxm")
+    return (replace(pack, criteria=tuple(item for item in pack.criteria if item.name.startswith("verbs."))),)
+
+
 def findings(
-    figures: Mapping[str, Sequence[Observation]], readings: Sequence[Metric] = (), **variables: Any
+    figures: Mapping[str, Sequence[Observation]],
+    readings: Sequence[Metric] = (),
+    members: Sequence[str] = HOSTS,
+    **variables: Any,
 ) -> set[tuple[str, str, str, str]]:
-    """Return host, scope, criterion and verdict of what does not pass on RDMA ports. Every snapshot gets the `readings`."""
+    """Return host, scope, criterion and verdict of what does not pass on RDMA ports.
+
+    Args:
+        figures: host -> its figures.
+        readings: every snapshot has these.
+        members: the hosts of the launch. The others have no record of it.
+    """
     plan = builders.plan(*HOSTS, gpu_count=2, rackproof_gang="all", **variables)
-    evidence = {}
+    stages = {stage.name: {"verbs": stage.benchmarks["verbs"]} for stage in plan.stages if "verbs" in stage.benchmarks}
+    plan, evidence = builders.with_benchmarks(plan, **stages), {}
     for host, of_host in builders.evidence(plan).items():
         records = [
             replace(
                 record,
                 snapshots=tuple(replace(item, metrics=(*item.metrics, *readings)) for item in record.snapshots),
+                launches=tuple(replace(item, members=tuple(members) if record.gang else (host,)) for item in record.launches),
                 observations=(*record.observations, *(
                     item for item in figures.get(host, ()) if (item.stage == "gang") == bool(record.gang)
                 )),
             )
             for record in of_host.records
+            if host in members or not record.gang
         ]  # fmt: skip
         evidence[host] = Evidence(records=tuple(records))
-    verdicts = judge(plan, evidence, (read_pack("h200-sxm"),))
+    verdicts = judge(plan, evidence, packs())
     return {
         (item.host, item.scope, item.criterion, item.verdict)
         for item in verdicts
@@ -74,11 +113,15 @@ def findings(
 
 def fleet(**changed: Observation) -> dict[str, Sequence[Observation]]:
     """Return the figures of hosts with two ports; `changed`: host -> a figure that differs."""
-    healthy = {host: [*healthy_port(0), *healthy_port(1)] for host in HOSTS}
+    healthy = {host: [*healthy_port(0, host), *healthy_port(1, host)] for host in HOSTS}
     for host, bad in changed.items():
-        key = (bad.name, bad.scope, bad.stage)
-        healthy[host] = [bad if (item.name, item.scope, item.stage) == key else item for item in healthy[host]]
+        healthy[host] = [*(item for item in healthy[host] if same_figure(item) != same_figure(bad)), bad]
     return {host: tuple(items) for host, items in healthy.items()}
+
+
+def same_figure(item: Observation) -> tuple[object, ...]:
+    """Return what two observations of one figure have in common."""
+    return item.name, item.scope, item.stage, *(item.params.get(key) for key in SETTINGS)
 
 
 def test_healthy_ports_pass() -> None:
@@ -93,8 +136,8 @@ def test_healthy_ports_pass() -> None:
         (figure("rate_ratio", 0.49, 1, op="read"), {"verbs-port-rate-any"}),
         (figure("bandwidth", 0.80 * RATE, 1), {"verbs-port-fleet"}),
         (figure("mtu", 1024.0, 1), {"verbs-port-mtu"}),
-        (figure("latency", 9e-6, 1), {"verbs-port-latency"}),
-        (figure("message_rate", 1e6, 1), {"verbs-port-messages"}),
+        (figure("latency", 9e-6, 1, sharing="alone"), {"verbs-port-latency"}),
+        (figure("message_rate", 1e6, 1, sharing="alone"), {"verbs-port-messages"}),
         (figure("best_ratio", 0.49, 1, "gang", partners=2), {"verbs-best-partner"}),
         (figure("best_ratio", 0.49, 1, "gang", partners=1), set()),
     ],
@@ -119,40 +162,113 @@ def test_failed_test_of_a_port_is_inconclusive() -> None:
     (2, {}, 0), (2, {"rackproof_infiniband_ports": 2}, 0), (2, {"rackproof_infiniband_ports": 3}, 1), (0, {}, 1),
 ])  # fmt: skip
 def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str, Any], missing: int) -> None:
-    figures = {
-        host: [item for port in range(ports) for item in (*healthy_port(port), between(host, port))] for host in HOSTS
-    }
+    figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     found = findings(figures, rackproof_verbs_required=True, **variables)
     assert found == ({(host, "host", "plan", INCONCLUSIVE) for host in HOSTS} if missing else set())
     assert findings(figures, **variables) == set(), "without the variable nothing is required"
 
 
-def between(host: str, port: int) -> Observation:
-    """Return what a port sent to another host."""
-    other = next(name for name in HOSTS if name != host)
-    sent = figure("bandwidth", 0.97 * RATE, port, "gang", sharing="together")
-    return replace(sent, scope=f"{sent.scope},partner={other}")
+PORT = "hca=mlx5_1,port=1"
+"""The port whose figures are missing."""
+
+
+def readings(layer: str = "InfiniBand", *, is_active: bool = True) -> list[Metric]:
+    """Return the readings of the link of two ports."""
+    ports = [f"hca=mlx5_{number},port=1" for number in range(2)]
+    values = {"infiniband.link_layer": layer, "infiniband.active": is_active}
+    return [Metric(name=name, unit="1", values=dict.fromkeys(ports, value)) for name, value in values.items()]
+
+
+def without(of_port: str, stage: str = "", instead: Sequence[Observation] = ()) -> dict[str, Sequence[Observation]]:
+    """Return a fleet in which h1 has no figures of that port, in one stage or in all; it has other observations instead."""
+    figures = fleet()
+    kept = [item for item in figures["h1"] if not item.scope.startswith(of_port) or stage not in ("", item.stage)]
+    return figures | {"h1": [*kept, *instead]}
+
+
+@pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
+@pytest.mark.parametrize("stage", ["benchmark", "gang"])
+def test_active_port_without_figure_and_reason_is_inconclusive(layer: str, stage: str) -> None:
+    assert ("h1", PORT, "plan", INCONCLUSIVE) in findings(without(PORT, stage), readings(layer))
+    assert findings(fleet(), readings(layer)) == set()
+
+
+def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
+    """Also if no host has one: a launch that lost the figures of all of them is no success."""
+    ports = {"hca=mlx5_0,port=1", PORT}
+    assert findings({}, readings()) == {(host, port, "plan", INCONCLUSIVE) for host in HOSTS for port in ports}
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("stages", "instead"),
     [
-        ({}, {("h1", "hca=mlx5_1,port=1", "plan", INCONCLUSIVE)}),
-        ({"layer": "Ethernet"}, set()),
-        ({"is_active": False}, set()),
-        ({"instead": absent("skipped", "ib_write_bw not found")}, set()),
-        ({"instead": absent("unsupported", "not a port of the fabric", "hca=mlx5_1,port=1")}, set()),
+        (("benchmark", "gang"), absent("skipped", "ib_write_bw not found")),
+        (("benchmark", "gang"), absent("unsupported", "not a port of the fabric", PORT)),
     ],
-    ids=["silent", "RoCE", "no link", "perftest is missing", "with a reason"],
+    ids=["perftest is missing", "not of the fabric"],
 )
-def test_active_infiniband_port_without_figure_and_reason_is_inconclusive(
-    change: dict[str, Any], expected: set[tuple[str, str, str, str]]
-) -> None:
-    ports = [f"hca=mlx5_{number},port=1" for number in range(2)]
-    readings = [
-        Metric(name="infiniband.link_layer", unit="1", values=dict.fromkeys(ports, change.get("layer", "InfiniBand"))),
-        Metric(name="infiniband.active", unit="1", values=dict.fromkeys(ports, change.get("is_active", True))),
-    ]
+def test_reason_takes_the_place_of_all_figures(stages: Sequence[str], instead: Observation) -> None:
+    """The partners of the host state the reason too: it has no port on that rail."""
+    scope = "" if instead.scope == "host" else PORT
+    figures = without(scope or "hca", "", [replace(instead, stage=stage) for stage in stages])
+    lost = f"{scope or 'hca'}"
+    for other in ("h2", "h3"):
+        kept = [item for item in figures[other] if not (item.scope.startswith(lost) and "partner=h1" in item.scope)]
+        ports = [scope] if scope else ["hca=mlx5_0,port=1", PORT]
+        skipped = [absent("skipped", "h1 measures no port on this rail", f"{port},partner=h1") for port in ports]
+        figures[other] = [*kept, *(replace(item, stage="gang") for item in skipped)]
+    assert findings(figures, readings()) == set()
+
+
+def test_port_without_a_link_or_a_host_without_ports_is_asked_for_nothing() -> None:
+    assert findings({}, readings(is_active=False)) == set()
+    assert findings({}, readings("Unspecified")) == set()
+
+
+@pytest.mark.parametrize("lost", sorted({item.name + item.scope for item in fleet()["h1"] if PORT in item.scope}))
+def test_each_figure_of_a_port_or_pair_is_demanded(lost: str) -> None:
     figures = fleet()
-    of_h1 = [item for item in figures["h1"] if "mlx5_0" in item.scope or item.stage == "gang"]
-    assert findings(figures | {"h1": [*of_h1, *filter(None, [change.get("instead")])]}, readings) == expected
+    figures["h1"] = [item for item in figures["h1"] if item.name + item.scope != lost]
+    assert findings(figures, readings()) == {("h1", lost[lost.index("hca=") :], "plan", INCONCLUSIVE)}
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "latency"])
+def test_reason_of_one_test_takes_the_place_of_its_figures(name: str) -> None:
+    """A transfer without a result has no bandwidth, and so no share of the rate and no MTU."""
+    own, figures = ("bandwidth", "rate_ratio", "mtu") if name == "bandwidth" else (name,), fleet()
+    lost = [
+        item
+        for item in figures["h1"]
+        if item.scope == PORT and item.stage == "benchmark" and item.name.removeprefix("verbs.") in own
+        and item.params.get("memory") != "host"
+    ]  # fmt: skip
+    kept = [item for item in figures["h1"] if item not in lost]
+    reason = replace(lost[0], status="unsupported", value=None, reason="perftest is not built for CUDA")
+    assert findings({**figures, "h1": [*kept, reason]}, readings()) == set()
+    assert findings({**figures, "h1": kept}, readings()) == {("h1", PORT, "plan", INCONCLUSIVE)}
+
+
+def test_partner_that_did_not_take_part_in_a_round_is_one_reason() -> None:
+    """The host states it once, on its first port: an error, but nothing is silent."""
+    figures = fleet()
+    kept = [item for item in figures["h1"] if "partner=h2" not in item.scope]
+    error = replace(absent("error", "h2 did not take part in round 1", "hca=mlx5_0,port=1,partner=h2"), stage="gang")
+    figures["h1"] = [*kept, error]
+    found = {item for item in findings(figures, readings()) if item[0] == "h1" and item[2] == "plan"}
+    assert found == {("h1", "hca=mlx5_0,port=1,partner=h2", "plan", INCONCLUSIVE)}
+
+
+def test_ports_that_the_partners_measured_are_demanded_without_readings() -> None:
+    figures = fleet()
+    figures["h1"] = []
+    found = findings(figures)
+    assert found == {("h1", "host", "plan", INCONCLUSIVE)}
+
+
+def test_pair_of_a_round_that_did_not_run_is_not_demanded() -> None:
+    """The rounds of the launch decide: a host that was left out of it has no figures with the others."""
+    figures = {host: [item for item in items if "h3" not in item.scope] for host, items in fleet().items()}
+    best = {host: [replace(item, params={**item.params, "partners": 1}) if item.name.endswith("best_ratio") else item
+                   for item in items] for host, items in figures.items()}  # fmt: skip
+    assert findings(best, readings(), members=("h1", "h2")) == set()
+    assert findings(best, readings())

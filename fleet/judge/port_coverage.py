@@ -1,0 +1,267 @@
+"""Demand the figures of RDMA ports and of their pairs.
+
+The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port has every figure of
+`verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: a host
+with which they measured ports must have figures of as many ports.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.judge.host_view import HostView
+from schemas.catalogue import BENCHMARKS, settings
+from schemas.records import ERROR, MEASURED, Observation, Value
+from schemas.reports import Verdict
+from schemas.scopes import Scope
+from schemas.stages import GANG
+from schemas.tournament import partners
+
+VERBS = "verbs"
+"""Benchmark of the RDMA ports."""
+BEST = "verbs.best_ratio"
+LAYERS = ("InfiniBand", "Ethernet")
+"""Link layers of ports that `verbs` measures. Of other ports it measures nothing."""
+_TEST_OF = {"verbs.rate_ratio": "verbs.bandwidth", "verbs.mtu": "verbs.bandwidth"}
+"""Figure -> the figure of the same test that has the reason if the test has no result."""
+_BOTH_WAYS = {"direction": "both_ways"}
+_SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
+"""Settings of the figures of which a port reports the best of all partners."""
+
+
+@dataclass(frozen=True)
+class PortFigure:
+    """A figure that every port, or every pair of ports, must have."""
+
+    name: str
+    params: Mapping[str, Value]
+
+    @property
+    def test(self) -> str:
+        """Return the figure whose absence states why the test has no result."""
+        return _TEST_OF.get(self.name, self.name)
+
+    @property
+    def is_of_both_hosts(self) -> bool:
+        """Return whether each host of a pair must have it. Of the others only the first host of the pair has one."""
+        return "direction" in self.params
+
+    def is_stated_by(self, items: Sequence[Observation]) -> bool:
+        """Return whether one of the observations is this figure or the reason why it does not exist."""
+        return any(
+            item.name in (self.name, *((self.test,) if item.status != MEASURED else ()))
+            and self.params.items() <= item.params.items()
+            for item in items
+        )
+
+
+class PortStatements:
+    """What a host states about its ports in one stage: figures, and reasons why there are none."""
+
+    def __init__(self, view: HostView, stage: str) -> None:
+        self.by_scope: dict[str, list[Observation]] = defaultdict(list)
+        """Scope of a port, or of a port and a partner -> figures of its tests, and reasons for one test."""
+        self.excused: set[str] = set()
+        """Scopes with a reason for all tests."""
+        self.failed_partners: set[str] = set()
+        """Partners with which nothing was measured."""
+        self.is_excused = False
+        """Whether the host states a reason for all of its ports."""
+        for name in {output.name for output in BENCHMARKS[VERBS].outputs}:
+            for item in view.observations[name]:
+                if item.stage == stage:
+                    self._add(item)
+
+    def _add(self, item: Observation) -> None:
+        scope = Scope.parse(item.scope)
+        if item.status == MEASURED or "sharing" in item.params:
+            self.by_scope[item.scope].append(item)
+        elif not scope.get("hca"):
+            self.is_excused = True
+        else:
+            self.excused.add(item.scope)
+            if item.status == ERROR and scope.get("partner"):
+                self.failed_partners.add(scope.get("partner"))  # reported once, on the first port
+
+    def ports(self) -> set[str]:
+        """Return the scopes of the ports with figures, or with reasons for single tests."""
+        return {port_of(scope) for scope, items in self.by_scope.items() if any(item.name != BEST for item in items)}
+
+    def ports_with(self, partner: str) -> set[str]:
+        """Return the ports about which the host states something with this partner."""
+        scopes = {*self.by_scope, *self.excused}
+        return {port_of(scope) for scope in scopes if Scope.parse(scope).get("partner") == partner}
+
+    def has_share(self, port: str) -> bool:
+        """Return whether the port has a figure of those whose best is reported."""
+        return any(
+            item.name == "verbs.rate_ratio" and item.status == MEASURED and _SHARE.items() <= item.params.items()
+            for scope, items in self.by_scope.items()
+            if port_of(scope) == port
+            for item in items
+        )
+
+    def measured_with(self, partner: str) -> set[str]:
+        """Return the ports that measured a test with this partner that both hosts measure."""
+        return {
+            port_of(scope)
+            for scope, items in self.by_scope.items()
+            if Scope.parse(scope).get("partner") == partner
+            and any(item.status == MEASURED and "direction" in item.params for item in items)
+        }
+
+
+def port_of(scope: str) -> str:
+    """Return the scope of the port without the partner."""
+    labels = Scope.parse(scope).labels
+    return ",".join(f"{key}={value}" for key, value in labels.items() if key != "partner")
+
+
+def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each stage that measured fewer RDMA ports than the inventory requires."""
+    stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
+    for stage in stages if view.host.verbs_required else ():
+        figures = [item for item in view.observations[f"{VERBS}.bandwidth"] if item.stage == stage]
+        ports = {Scope.parse(item.scope).device for item in figures if item.status == MEASURED}
+        if (stage != GANG or view.host.gang) and len(ports) < max(1, view.host.infiniband_ports):
+            reasons = dict.fromkeys(item.reason for item in figures if item.status != MEASURED)
+            why = "; ".join(reasons) or "the host has no RDMA port"
+            wanted = max(1, view.host.infiniband_ports)
+            reason = f"{len(ports)} of {wanted} RDMA ports were measured, and rackproof_verbs_required is set: {why}"
+            yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, stage)
+
+
+def silent_ports(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each port that lacks a figure of its own without a reason.
+
+    A stage that did not finish is reported as such.
+    """
+    for stage, chosen in _stages(view, in_gang=False):
+        statements = PortStatements(view, stage)
+        if statements.is_excused:
+            continue
+        figures = list(_planned(chosen, ("alone",)))
+        for port in sorted(_ports(view) - statements.excused):
+            yield from _missing(view, stage, port, figures, statements.by_scope.get(port, ()))
+
+
+def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each pair of ports that lacks a figure without a reason.
+
+    Args:
+        views: the hosts of whole gangs.
+    """
+    of_gang: dict[str, dict[str, tuple[HostView, PortStatements]]] = defaultdict(dict)
+    for view in views:
+        if view.host.gang and any(_stages(view, in_gang=True)):
+            of_gang[view.host.gang][view.host.name] = view, PortStatements(view, GANG)
+    for hosts in of_gang.values():
+        for view, statements in hosts.values():
+            if not statements.is_excused:
+                yield from _silent_pairs_of(view, statements, {name: each for name, (_, each) in hosts.items()})
+
+
+def _silent_pairs_of(
+    view: HostView, statements: PortStatements, of_hosts: Mapping[str, PortStatements]
+) -> Iterator[Verdict]:
+    chosen, host = dict(_stages(view, in_gang=True))[GANG], view.host.name
+    planned, members = view.plan.gangs()[view.host.gang], view.members(GANG)
+    others = [name for name in partners(planned, host, int(chosen["rounds"])) if name in members]
+    figures = list(_planned(chosen, chosen["sharings"]))
+    stated = {port_of(scope) for scope in (*statements.by_scope, *statements.excused)}
+    ports = sorted(_ports(view) - statements.excused)
+    for port in ports if others else ():
+        if port not in stated:
+            yield from _missing(view, GANG, port, figures, ())
+        elif _has_best(chosen) and statements.has_share(port):
+            yield from _missing(view, GANG, port, [PortFigure(BEST, {})], statements.by_scope.get(port, ()))
+    for partner in others:
+        if partner in statements.failed_partners:
+            continue
+        theirs = of_hosts.get(partner)
+        yield from _uneven(view, partner, statements, theirs)
+        is_first = planned.index(host) < planned.index(partner)
+        for scope in [f"{port},partner={partner}" for port in ports if port in stated]:
+            expected = [
+                figure
+                for figure in figures
+                if is_first or (figure.is_of_both_hosts and not _failed_at(theirs, host, figure))
+            ]
+            if scope not in statements.excused:
+                yield from _missing(view, GANG, scope, expected, statements.by_scope.get(scope, ()))
+
+
+def _uneven(
+    view: HostView, partner: str, statements: PortStatements, theirs: PortStatements | None
+) -> Iterator[Verdict]:
+    """Yield a verdict if the partner measured more ports with this host than this host states."""
+    measured = len(theirs.measured_with(view.host.name)) if theirs else 0
+    stated = len(statements.ports_with(partner))
+    if stated < measured:
+        reason = f"{partner} measured {measured} RDMA ports with this host, whose record has {stated} with {partner}"
+        yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, GANG)
+
+
+def _failed_at(theirs: PortStatements | None, host: str, figure: PortFigure) -> bool:
+    """Return whether the partner, which is the client, states why a test in both directions at once has no result."""
+    if theirs is None or not _BOTH_WAYS.items() <= figure.params.items():
+        return False
+    items = (
+        item for scope, each in theirs.by_scope.items() if Scope.parse(scope).get("partner") == host for item in each
+    )
+    return any(item.status != MEASURED and figure.is_stated_by([item]) for item in items)
+
+
+def _missing(
+    view: HostView, stage: str, scope: str, figures: Sequence[PortFigure], items: Sequence[Observation]
+) -> Iterator[Verdict]:
+    """Yield one verdict if figures of a port or pair are neither measured nor explained."""
+    missing = [figure for figure in figures if not figure.is_stated_by(items)]
+    if not missing:
+        return
+    names = ", ".join(dict.fromkeys(figure.name for figure in missing))
+    reason = f"neither measured nor a reason why not, although the launch finished: {names}"
+    if not items and not Scope.parse(scope).get("partner") and missing[0].name != BEST:
+        reason = "the port is active, but has neither a figure nor a reason why it was not measured"
+    yield view.inconclusive(missing[0].name, scope, reason, stage, missing[0].params if items else None)
+
+
+def _stages(view: HostView, *, in_gang: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each stage with `verbs` whose last launch succeeded on the host, and the settings of `verbs`."""
+    for stage in view.plan.stages:
+        launches = [launch for launch in view.evidence.launches() if launch.stage == stage.name]
+        if VERBS in stage.benchmarks and (stage.name == GANG) is in_gang and launches and launches[-1].succeeded:
+            yield stage.name, settings(VERBS, stage.benchmarks[VERBS])
+
+
+def _planned(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Iterator[PortFigure]:
+    """Yield the figures of a port with these settings of `verbs`."""
+    for output in BENCHMARKS[VERBS].outputs:
+        if _TEST_OF.get(output.name, output.name).removeprefix(f"{VERBS}.") not in chosen["figures"]:
+            continue
+        values = [sharings if key == "sharing" else chosen[setting] for key, setting in output.over.items()]
+        for combination in itertools.product(*values):
+            yield PortFigure(output.name, dict(zip(output.over, combination, strict=True)))
+
+
+def _has_best(chosen: Mapping[str, Any]) -> bool:
+    """Return whether the ports report the best of their partners."""
+    bandwidth = next(output for output in BENCHMARKS[VERBS].outputs if output.name == "verbs.bandwidth")
+    in_settings = all(value in chosen[bandwidth.over[key]] for key, value in _SHARE.items())
+    return in_settings and "bandwidth" in chosen["figures"]
+
+
+def _ports(view: HostView) -> set[str]:
+    """Return the scopes of the ports that must have figures: those that were active, and those that any stage measured."""
+    layers, states = (
+        [metric for _, metric in view.observations.metrics.get(name, ())]
+        for name in ("infiniband.link_layer", "infiniband.active")
+    )
+    of_layer = {scope for metric in layers for scope, layer in metric.values.items() if layer in LAYERS}
+    active = {scope for metric in states for scope, state in metric.values.items() if state is True}
+    stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
+    return (of_layer & active).union(*(PortStatements(view, stage).ports() for stage in stages))
