@@ -19,6 +19,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "W": ((0.1, "W"), (1e-4, "mW"), (0, "µW")),
     "A": ((0.5, "A"), (0, "mA")),
     "Hz": ((1e6, "MHz"), (0, "Hz")),
+    "transfers/s": ((1e6, "MT/s"), (0, "transfers/s")),
     "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
     "FLOP/cycle": ((1e3, "kFLOP/cycle"), (0, "FLOP/cycle")),
 }
@@ -35,6 +36,7 @@ _FACTORS = {
     "µW": 1e-6,
     "mA": 1e-3,
     "MHz": 1e6,
+    "MT/s": 1e6,
     "TFLOP/s/W": 1e12,
     "GFLOP/s/W": 1e9,
     "kFLOP/cycle": 1e3,

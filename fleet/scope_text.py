@@ -8,7 +8,14 @@ from schemas.scopes import Scope
 
 _MAX_SUFFIXES = 4
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
-_KINDS = {"nic": "NIC", "hca": "adapter", "mc": "memory controller", "pci": "PCI device"}
+_KINDS = {
+    "nic": "NIC",
+    "hca": "adapter",
+    "mc": "memory controller",
+    "pci": "PCI device",
+    "dimm": "memory slot",
+    "numa": "NUMA node",
+}
 """Kind of device -> its name; other kinds are their own names."""
 
 

@@ -64,6 +64,10 @@ class PlannedHost:
     """InfiniBand and RoCE ports that must be up; 0 if not in the inventory."""
     verbs_required: bool = False
     """The RDMA ports must be measured by perftest: `infiniband_ports` of them, or at least one."""
+    dimm_count: int = 0
+    """Memory modules that the host was ordered with; 0 if not in the inventory."""
+    memory_mts: float = 0.0
+    """Millions of transfers per second at which the memory must run; 0 if not in the inventory."""
     driver_version: str = ""
     """Required driver version or branch; empty: any."""
     vbios_version: str = ""

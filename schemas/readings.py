@@ -24,6 +24,7 @@ PROMETHEUS_SUFFIX = {
     "s": "_seconds",
     "V": "_volts",
     "A": "_amperes",
+    "transfers/s": "_transfers_per_second",
 }
 """SI unit in the record -> Prometheus' base unit in the name of the exported series."""
 
@@ -36,6 +37,7 @@ PROMETHEUS_NAMES: Mapping[str, str] = {
     "gpu.nvlink.link_count": "gpu_nvlink_links",
     "gpu.pci_count": "pci_gpus",
     "host.cpu.count": "host_cpus",
+    "host.dimm.count": "host_dimms",
     "host.hugepages.count": "host_hugepages",
     "host.numa.count": "host_numa_nodes",
     "host.process.count": "host_processes",

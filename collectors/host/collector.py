@@ -9,6 +9,7 @@ from pathlib import Path
 from collectors.base import Absent, Family, Value, host_family
 from collectors.files import Files, nonempty
 from collectors.host import kernel, memory, processor
+from collectors.host.memory_modules import memory_modules
 from collectors.host.parsing import cpu_model, load_average
 from collectors.pcie.device import GPU, PciBus
 
@@ -46,6 +47,7 @@ class HostCollector:
         if self._full_snapshot:
             for part in (memory.modules, processor.topology, processor.clocks, kernel.firmware, kernel.processes):
                 yield from part(files)
+            yield from memory_modules(files, virtual)
         gpus = self._bus.count(GPU)
         text = "NVIDIA GPUs on the PCI bus, with or without a driver"
         yield host_family("gpu.pci_count", "1", text, gpus, varies=True)

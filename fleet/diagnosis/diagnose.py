@@ -131,7 +131,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     same_reading = not problem.kinds and matches(verdict, problem.shown_by)
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
-    if problem.explains_nics and Scope.parse(part).device_kind == "nic" and matches(verdict, problem.explains):
+    if Scope.parse(part).device_kind in problem.explains_parts and matches(verdict, problem.explains):
         return True
     if problem.stops and verdict.kind in STOPPED and verdict.verdict == INCONCLUSIVE:
         return True

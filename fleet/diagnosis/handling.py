@@ -68,6 +68,11 @@ _MODULE = Handling(
     "swap the module with that of a healthy port, then the cable, and replace what the fault moves with. The cause names vendor, "
     "part number and serial of the module.",
 )
+_MEMORY_MODULE = Handling(
+    "Read the event log of the BMC for the slot. Drain the host and power it off. Reseat the module, or insert the missing one.",
+    "swap the module with that of a neighboring slot. If the fault moves with it, replace it, otherwise inspect the slot and the "
+    "socket of the processor.",
+)
 HANDLING = {
     **{(problem, action, ""): _MODULE for problem in ("module", "port") for action in ("reseat", "inspect_hardware")},
     ("gpu-fell-off-bus", "reboot", ""): Handling(
@@ -150,6 +155,18 @@ HANDLING = {
     ("", "inspect_hardware", "nic"): _LINK,
     ("", "reseat", "disk"): Handling(
         "Reseat the disk. If it is not in a hot-plug bay, power the host off first.", "replace it."
+    ),
+    ("", "reseat", "dimm"): _MEMORY_MODULE,
+    ("", "inspect_hardware", "dimm"): Handling(
+        "Compare the label of the module with those of its neighbors, and replace it by one of the same part number.",
+        "inspect the slot, and the socket of the processor.",
+    ),
+    ("memory-modules-missing", "reseat", ""): _MEMORY_MODULE,
+    ("memory-modules-missing", "inspect_hardware", ""): _MEMORY_MODULE,
+    ("memory-speed", "inspect_hardware", ""): Handling(
+        "Read the event log of the BMC for failed memory training. Compare the BIOS settings, and the labels of the modules, "
+        "with those of a healthy host.",
+        "swap modules with a healthy host, and replace what the speed moves with.",
     ),
     ("", "inspect_hardware", "disk"): Handling(
         "Read the log of the disk (nvme smart-log, smartctl).", "replace the disk."

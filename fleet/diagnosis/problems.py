@@ -44,6 +44,13 @@ _PORT = (
     *(f"infiniband.{name}" for name in ("*err*", "link_*", "*state", "active", "rate", "width", "narrowed")),
     *(f"network.{name}" for name in ("rx_*", "carrier*", "operstate", "speed")),
 )
+_HOST_MEMORY = (
+    "host.dimm.count",
+    "host.memory.total",
+    "host.memory.speed",
+    "host.numa.memory_*",
+    "host_memory.*",
+)
 _NETWORK = ("pairs.*", "verbs.*", "collective.*", "gang.*")
 
 
@@ -63,8 +70,8 @@ class Problem:
     """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()
     """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
-    explains_nics: bool = False
-    """Whether it also explains, on every NIC of the host, the observations that `explains` names."""
+    explains_parts: tuple[str, ...] = ()
+    """Kinds of parts of the host on all of which it also explains the observations that `explains` names: `nic`, `numa`."""
     stops: bool = False
     """Whether missing results of the host and its gang follow from the problem."""
     confidence: str = CERTAIN
@@ -174,7 +181,7 @@ PROBLEMS = (
         kinds=(VerdictKind.SWAPPED,),
         explains=_NETWORK,
         explains_host=_NETWORK,
-        explains_nics=True,
+        explains_parts=("nic",),
         is_joint=True,
     ),
     Problem(
@@ -183,7 +190,37 @@ PROBLEMS = (
         shown_by=_WIRING,
         explains=_NETWORK,
         explains_host=_NETWORK,
-        explains_nics=True,
+        explains_parts=("nic",),
+    ),
+    Problem(
+        id="memory-module-missing",
+        title=words.module_missing,
+        shown_by=("host.dimm.populated",),
+        explains=_HOST_MEMORY,
+        explains_host=_HOST_MEMORY,
+        explains_parts=("numa",),
+    ),
+    Problem(
+        id="memory-modules-missing",
+        title=words.modules_missing,
+        shown_by=("host.dimm.count",),
+        explains=_HOST_MEMORY,
+        explains_parts=("numa",),
+    ),
+    Problem(
+        id="memory-module-differs",
+        title=words.differs,
+        shown_by=("host.dimm.size", "host.dimm.speed_rated"),
+        explains=_HOST_MEMORY,
+        explains_host=_HOST_MEMORY,
+        explains_parts=("numa",),
+    ),
+    Problem(
+        id="memory-speed",
+        title=words.memory_speed,
+        shown_by=("host.memory.speed",),
+        explains=("host_memory.*",),
+        explains_parts=("numa",),
     ),
     Problem(id="identity", title=words.identity, shown_by=_ALL, kinds=(VerdictKind.IDENTITY,)),
     Problem(

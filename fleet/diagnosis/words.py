@@ -236,6 +236,22 @@ def gpu_missing(shown: Sequence[Verdict]) -> str:
     return f"has {quantity(shown[0].value, '1')} of {quantity(shown[0].limit, '1')} GPUs"
 
 
+def module_missing(shown: Sequence[Verdict]) -> str:
+    """Return that a slot has no memory module."""
+    return "has no memory module, or one that the firmware does not detect"
+
+
+def modules_missing(shown: Sequence[Verdict]) -> str:
+    """Return how many memory modules a host has."""
+    return f"has {quantity(shown[0].value, '1')} of {quantity(shown[0].limit, '1')} memory modules"
+
+
+def memory_speed(shown: Sequence[Verdict]) -> str:
+    """Return at what speed the memory of a host runs."""
+    value, limit = format_pair(shown[0].value, shown[0].limit, shown[0].unit)
+    return f"runs its memory at {value} instead of {limit}"
+
+
 def wrong_results(shown: Sequence[Verdict]) -> str:
     """Return what computed or stored wrong results."""
     first = shown[0]

@@ -1,6 +1,6 @@
 """Which direction is better, by an observation's unit and the last part of its name."""
 
-RATE_UNITS = frozenset({"B/s", "FLOP/s", "FLOP/J", "FLOP/cycle", "images/s", "tokens/s", "1/s"})
+RATE_UNITS = frozenset({"B/s", "FLOP/s", "FLOP/J", "FLOP/cycle", "images/s", "tokens/s", "1/s", "transfers/s"})
 """Units where more is better."""
 HIGHER_IS_BETTER = frozenset(
     {"accuracy", "mfu", "tested_share", "hidden_share", "sufficiency", "generation", "width", "active_links"}

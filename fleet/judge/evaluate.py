@@ -83,6 +83,10 @@ def inventory_value(view: HostView, variable: str) -> Value:
         return view.fabric_port if host.fabric_gbps else 0.0
     if variable == "infiniband_ports":
         return host.infiniband_ports or int(view.uses_fabric)
+    if variable == "dimm_count":
+        return host.dimm_count
+    if variable == "memory_transfers_per_second":
+        return host.memory_mts * 1e6
     return host.driver_version if variable == "driver_version" else host.vbios_version
 
 

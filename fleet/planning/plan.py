@@ -217,6 +217,8 @@ def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -
         fabric_gbps=float(variables.get("rackproof_fabric_gbps", 0)),
         infiniband_ports=int(variables.get("rackproof_infiniband_ports", 0)),
         verbs_required=bool(variables.get("rackproof_verbs_required", False)),
+        dimm_count=int(variables.get("rackproof_dimm_count", 0)),
+        memory_mts=float(variables.get("rackproof_memory_mts", 0)),
         driver_version=_driver_version(variables),
         vbios_version=str(variables.get("rackproof_vbios_version", "")),
         environment=dict(variables.get("rackproof_environment", {})),

@@ -52,6 +52,11 @@ IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
         "pci_address": "storage.disk.pci_address",
     },
     "mc": {"label": "host.dimm.label"},
+    "dimm": {
+        "vendor": "host.dimm.manufacturer",
+        "part_number": "host.dimm.part_number",
+        "serial": "host.dimm.serial",
+    },
     HOST: {
         "vendor": "host.system.vendor",
         "model": "host.system.product",

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.simulate.cabling import adapter_scope
+from fleet.simulate.memory_modules import FAULTY_SLOT, LOWER_SPEED, OF_MODULE, SLOTS
 from fleet.simulate.modules import module_on_degrading_cable, module_with_dark_lane
 from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan, PlannedHost
-from schemas.records import ERROR, SKIPPED
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.scopes import Scope
 from schemas.stages import BENCHMARK, PREFLIGHT
 
@@ -482,6 +483,26 @@ def _degrading_cable(host: FaultyHost) -> None:
         snapshot["metrics"] += module_on_degrading_cable(launches)
 
 
+def _missing_dimm(host: FaultyHost) -> None:
+    """Empty a memory slot: the host has less memory, and a socket has one channel less than the other."""
+    share = (len(SLOTS) - 1) / len(SLOTS)
+    host.set_reading("host.dimm.populated", False, FAULTY_SLOT, late=False)
+    for name in OF_MODULE:
+        for metric in host.metrics(name, late=False):
+            del metric["values"][FAULTY_SLOT]
+            metric.setdefault("absent", {})[FAULTY_SLOT] = f"{UNSUPPORTED}: the slot is empty"
+    host.set_reading("host.dimm.count", len(SLOTS) - 1, "host", late=False)
+    for name in ("host.memory.total", "host.memory.available", "host.numa.memory_total", "host.numa.memory_free"):
+        for metric in host.metrics(name, late=False):
+            metric["values"] = {scope: round(value * share) for scope, value in metric["values"].items()}
+
+
+def _slow_dimm(host: FaultyHost) -> None:
+    """Insert a memory module for a lower speed, at which the firmware then runs all modules."""
+    host.set_reading("host.dimm.speed_rated", LOWER_SPEED, FAULTY_SLOT, late=False)
+    host.set_reading("host.memory.speed", LOWER_SPEED, "host", late=False)
+
+
 def _full_snapshots(host: FaultyHost) -> Iterator[tuple[Doc, Doc]]:
     """Yield each snapshot that has every reading, with its document, in the order of time."""
     for document in host.documents.values():
@@ -520,6 +541,8 @@ FAULTS: Mapping[str, Fault] = {
               in_gang=lambda gpu: Effect(speed=0.6, rails=(gpu,))),
         Fault("dark_lane", "a module of the host receives no light on one lane", apply=_dark_lane, of_gpu=False),
         Fault("degrading_cable", "a port of the host loses data in each launch", apply=_degrading_cable, of_gpu=False),
+        Fault("missing_dimm", "memory module missing, or not detected by the firmware", apply=_missing_dimm, of_gpu=False),
+        Fault("slow_dimm", "memory module for a lower speed than the others", apply=_slow_dimm, of_gpu=False),
         Fault("slow_host", "half the bandwidth to every other host", apply=_no_change, of_gpu=False,
               in_gang=_on_every_rail(0.5)),
         Fault("swapped_cables", "cables of two adapters swapped: the GPU's own and the next one", apply=_swapped_cables,

@@ -13,6 +13,7 @@ from fleet.judge.criteria import read_packs
 from fleet.simulate.cabling import cabling_metrics, cabling_values
 from fleet.simulate.figures import SimulatedRanks, healthy_observations
 from fleet.simulate.gpu_data import LEVELS, GpuData, json_numbers
+from fleet.simulate.memory_modules import memory_module_metrics
 from fleet.simulate.template import Placeholder, Slot, Template, compile_template
 from fleet.simulate.timelines import make_timeline
 from schemas import VERSION
@@ -189,7 +190,7 @@ def _record(
                 "duration_s": 0.5,
                 "metrics": [
                     *_metrics(data, shape, readings_phase, at),
-                    *(cabling_metrics(shape.devices) if phase != "during" else ()),
+                    *((*cabling_metrics(shape.devices), *memory_module_metrics()) if phase != "during" else ()),
                 ],
             }
             for stage, phase, readings_phase, at in _selected(snapshots, shape.readings)

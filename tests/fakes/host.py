@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.fakes import dmi
+
 NVIDIA, INTEL, MELLANOX = "0x10de", "0x8086", "0x15b3"
 CONTROLLER_3D, DISPLAY, AUDIO, BRIDGE, NETWORK = "0x030200", "0x030000", "0x040300", "0x068000", "0x020700"
 DRIVER = "580.95.05"
@@ -191,6 +193,8 @@ def tree(
         if text is not None:
             _write(root / path, text)
     (root / "scratch data").mkdir()
+    (root / dmi.TABLE).parent.mkdir(parents=True)
+    (root / dmi.TABLE).write_bytes(dmi.table(dmi.slots()))
     for path, prints in PROGRAMS.items():
         program(root / path, f"printf '{prints}'")
     for path, target in LINKS.items():

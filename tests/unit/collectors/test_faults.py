@@ -25,9 +25,10 @@ from agent.sampling.snapshot import utc_now
 from fleet.judge.criteria import Pack, read_pack, read_packs
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
-from tests.fakes import host, links, nvml, optics, whole
+from tests.fakes import dmi, host, links, nvml, optics, whole
 
 Change = Callable[[Path], object]
+SLOTS = dmi.slots()
 GPU_3_LOG_ADDRESS = links.GPUS[3].removesuffix(".0")
 """PCI address of GPU 3 in the form of the kernel log."""
 
@@ -97,6 +98,10 @@ def xid(code: int, details: str = "pid='<unknown>', name=<unknown>, something ha
 
 def sxid(code: int, severity: str) -> KernelMessages:
     return KernelMessages((f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {severity}",))
+
+
+def memory_modules(*slots: dmi.Slot) -> Change:
+    return lambda root: (root / dmi.TABLE).write_bytes(dmi.table(slots))
 
 
 def smart_log_byte(offset: int, value: int) -> Change:
@@ -408,6 +413,18 @@ FAULTS = [
     ),
     fault("uncorrected memory error", "host-memory-uncorrected", before=write_file(f"{EDAC}/ue_count", "1\n")),
     fault("corrected memory errors", "host-memory-corrected", later=write_file(f"{EDAC}/dimm1/dimm_ce_count", "11\n")),
+    fault(
+        "memory module for a lower speed",
+        "uniform-dimm-rated",
+        before=memory_modules(replace(SLOTS[2], rated=4400), *SLOTS[:2], *SLOTS[3:]),
+        scope="dimm=P1-DIMMC1",
+    ),
+    fault(
+        "memory module of another size",
+        "uniform-dimm-size",
+        before=memory_modules(replace(SLOTS[2], size=64 * dmi.GIB), *SLOTS[:2], *SLOTS[3:]),
+        scope="dimm=P1-DIMMC1",
+    ),
     fault("poisoned memory", "host-memory-poisoned", before=replace_text("proc/meminfo", "Corrupted:     0", "Corrupted:     4")),
     fault("machine check", "host-machine-check", before=write_file("proc/sys/kernel/tainted", f"{12289 | 1 << 4}\n")),
     fault("bad page", "host-bad-page", before=write_file("proc/sys/kernel/tainted", f"{12289 | 1 << 5}\n")),

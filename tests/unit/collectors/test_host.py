@@ -106,6 +106,8 @@ def test_healthy_host_reports_all_readings(tmp_path: Path) -> None:
 def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> None:
     values = changed(readings(host.tree(tmp_path)), healthy)
     assert {name: value for name, value in values.items() if "dimm" not in name} == {
+        "host.memory.speed": 4_800_000_000,
+        "host.memory.usable_share": 0.9841,
         "host.cpu.sockets": 2,
         "host.cpu.cores": 2,
         "host.cpu.threads": 4,
@@ -125,7 +127,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
         "host.persistence_daemon": True,
     }
     assert values["host.dimm.label mc=mc1,dimm=dimm0"] == "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
-    assert len([name for name in values if name.startswith("host.dimm.")]) == 3 * 4
+    assert len([name for name in values if name.startswith("host.dimm.")]) == 3 * 4 + 8 * 16 + 1
 
 
 @pytest.mark.parametrize(

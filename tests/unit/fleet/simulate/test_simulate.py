@@ -29,6 +29,7 @@ from fleet.rma.parts import PART_ACTIONS
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import values_by_level
+from fleet.simulate.memory_modules import FAULTY_SLOT
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
 from schemas import documents
@@ -176,6 +177,8 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "slow_nic": "localise",
     "dark_lane": "optics-rx-power-alarm optics-rx-los optics-rx-power-vs-fleet",
     "degrading_cable": "port-symbol-errors port-fec-uncorrectable",
+    "missing_dimm": "uniform-dimm-populated uniform-dimm-count uniform-host-memory uniform-numa-memory",
+    "slow_dimm": "uniform-dimm-rated uniform-memory-speed",
     "slow_host": "localise",
     "swapped_cables": "rail-switch",
     "wrong_driver": "uniform-driver",
@@ -209,6 +212,8 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "slow_nic": "slow-network",
     "dark_lane": "module",
     "degrading_cable": "port",
+    "missing_dimm": "memory-module-missing",
+    "slow_dimm": "memory-module-differs",
     "slow_host": "slow-network",
     "swapped_cables": "swapped-cables",
     "wrong_driver": "differs",
@@ -319,6 +324,8 @@ def test_fault_is_one_cause_with_the_right_part(
         "dark_lane": "hca=mlx5_0",
         "degrading_cable": "hca=mlx5_0",
         "swapped_cables": "hca=mlx5_0",  # the first of the two
+        "missing_dimm": FAULTY_SLOT,
+        "slow_dimm": FAULTY_SLOT,
         "wrong_clique": "gpu=0",  # the first of its GPUs, which are all in the clique
     }
     assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
@@ -391,6 +398,8 @@ EXPECTED_PACKAGES = {
     "slow_nic": "inspect_hardware",
     "dark_lane": "reseat",
     "degrading_cable": "reseat",
+    "missing_dimm": "reseat",
+    "slow_dimm": "inspect_hardware",
     "slow_host": "inspect_hardware",
     "hung": "inspect_hardware",
 }

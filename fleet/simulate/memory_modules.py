@@ -1,0 +1,33 @@
+"""The memory modules of a simulated host, and those of a host with a fault: one module in each channel of two processors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Doc = dict[str, Any]
+SLOTS = tuple(f"dimm=P{socket}-DIMM{channel}1" for socket in (1, 2) for channel in "ABCDEFGH")
+FAULTY_SLOT = SLOTS[10]
+SIZE, SPEED, LOWER_SPEED = 64 << 30, 4_800_000_000, 4_400_000_000
+_USABLE_SHARE = 0.98
+_OF_SLOTS: dict[str, tuple[str, Any]] = {
+    "host.dimm.populated": ("1", True),
+    "host.dimm.size": ("B", SIZE),
+    "host.dimm.type": ("1", "DDR5"),
+    "host.dimm.speed_rated": ("transfers/s", SPEED),
+}
+OF_MODULE = tuple(_OF_SLOTS)[1:]
+"""Readings that an empty slot does not have."""
+_OF_HOST: dict[str, tuple[str, Any]] = {
+    "host.dimm.count": ("1", len(SLOTS)),
+    "host.memory.speed": ("transfers/s", SPEED),
+    "host.memory.usable_share": ("ratio", _USABLE_SHARE),
+}
+
+
+def memory_module_metrics() -> Iterator[Doc]:
+    """Yield the readings of a healthy host."""
+    for name, (unit, value) in _OF_SLOTS.items():
+        yield {"name": name, "unit": unit, "values": dict.fromkeys(SLOTS, value)}
+    for name, (unit, value) in _OF_HOST.items():
+        yield {"name": name, "unit": unit, "values": {"host": value}}
