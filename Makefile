@@ -103,7 +103,7 @@ $(CRDS): | $(MADE)
 test: ## Run all linters, and all tests that need no GPU
 	@tests/install_packages.sh
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/checks.md, the alert rules, the role READMEs and docs/variables.md
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/agent/exporter/test_metrics_page.py

@@ -26,7 +26,7 @@ gc.disable()  # during collection nothing becomes garbage
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each of the four workers starts with one of these. The first installs the agent on lab hosts, which other labs wait for.
+    # The six workers start with the first six. The first installs the agent on lab hosts, which other labs wait for.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     "lab/test_roles",
     # These follow, in an order in which the workers with the longest files above get short ones next.
