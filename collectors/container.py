@@ -9,6 +9,7 @@ from pathlib import Path
 
 from collectors.base import Absent, Family, first_absent, host_family, varying
 from collectors.cdi import CDI_DIRECTORIES, CDI_KIND, device_names, driver_versions, specification_kind
+from collectors.container_versions import version_families
 from collectors.files import Files
 from collectors.programs import find_program, program_version
 from collectors.software import DRIVER, module_version
@@ -19,7 +20,7 @@ _CONTAINERD = ("etc/containerd/config.toml", "etc/containerd/conf.d/99-nvidia.to
 
 
 class ContainerCollector:
-    """Reads files under `root`. A full snapshot also reads the toolkit's version and the CDI specifications."""
+    """Reads files under `root`. A full snapshot also reads versions and the CDI specifications."""
 
     name = "container"
 
@@ -47,6 +48,7 @@ class ContainerCollector:
         if self._full_snapshot:
             version = program_version(self._root, "nvidia-ctk", r"CLI version (\S+)")
             yield host_family("container.toolkit.version", "1", "Version of NVIDIA's container toolkit", version)
+            yield from version_families(self._root)
             yield from _cdi(files)
 
 

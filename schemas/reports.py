@@ -339,6 +339,29 @@ class NotJudged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Vulnerability:
+    """A version with published vulnerabilities, and the hosts that have it. It changes no decision."""
+
+    product: str
+    reading: str
+    """Name of the reading that has the version."""
+    version: str
+    fixed: str
+    """First version that has all the fixes."""
+    severity: str
+    """Of the most severe vulnerability: critical, high, medium or low; empty if its source states none."""
+    score: float | None
+    """CVSS base score of the most severe vulnerability; None if its source states none."""
+    cves: tuple[str, ...]
+    """The most severe first."""
+    advisories: tuple[str, ...]
+    """Addresses of the advisories."""
+    text: str
+    """One sentence for people."""
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replaced:
     """A shipped criterion that a criterion of the operator replaced."""
 
@@ -407,6 +430,8 @@ class FleetReport:
     """Digest of the baseline that the run is compared with; empty without a baseline."""
     changes: tuple[Change, ...] = ()
     """Changes since the hosts were accepted, regressions and changed parts first."""
+    vulnerabilities: tuple[Vulnerability, ...] = ()
+    """Versions with published vulnerabilities, the most severe first."""
     schema: str = REPORT_SCHEMA
 
     def __post_init__(self) -> None:

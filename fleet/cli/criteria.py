@@ -1,14 +1,19 @@
-"""`rackproof criteria`: check criteria packs, list them, or print them as alert rules."""
+"""`rackproof criteria`: check criteria packs, list them, print them as alert rules; show the floors of versions."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
+from fleet.advisories.rebuild import rebuild
 from fleet.criteria_lint.lint import lint
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, rule_file
+from fleet.judge.advisories import shipped_advisories
 from fleet.judge.criteria import read_pack, read_packs, shipped_packs
+from fleet.report.advisories_table import floors_blocks, floors_json
 from fleet.report.checks import checks
 from fleet.report.criteria_table import criteria_blocks, criteria_of, criterion_json, pack_json, packs_blocks
 from fleet.report.terminal import add_color_option, has_colour, render_blocks, width_of
@@ -18,15 +23,16 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add criteria to the command."""
     criteria = verbs.add_parser(
         "criteria",
-        help="check criteria packs (exits 0 clean, 1 with findings), list them, or print them as alert rules",
+        help="check criteria packs (exits 0 clean, 1 with findings), list them, print them as alert rules; show version floors",
         epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list; "
-        "rackproof criteria list h200-sxm; "
+        "rackproof criteria list h200-sxm; rackproof criteria versions; "
         "rackproof criteria alerts my-pack.yml > /etc/prometheus/rackproof.rules.yml",
     )
     criteria.add_argument(
         "what",
-        choices=["lint", "list", "alerts"],
-        help="check packs against schema, catalogue and physics; print them; or print rules for Prometheus",
+        choices=["lint", "list", "alerts", "versions"],
+        help="check packs against schema, catalogue and physics; print them; print rules for Prometheus; or print the "
+        "lowest versions without a published vulnerability, and the age of that list",
     )
     criteria.add_argument(
         "packs",
@@ -36,10 +42,17 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     criteria.add_argument("--all", action="store_true", help="list: the criteria of every shipped pack")
     form = criteria.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="list: print JSON, with the source of each limit")
+    form.add_argument("--json", action="store_true", help="list, versions: print JSON, with all sources")
     form.add_argument("--markdown", action="store_true", help="list: print a Markdown page, as docs/checks.md")
     add_color_option(criteria)
     criteria.add_argument("--runbook", default=RUNBOOK, help="alerts: URL of docs/alerts.md (default: %(default)s)")
+    criteria.add_argument(
+        "--rebuild",
+        nargs=2,
+        type=Path,
+        metavar=("BULLETINS", "OSV"),
+        help="versions: build the list from checkouts of NVIDIA/product-security and golang/vulndb, and print it",
+    )
     criteria.set_defaults(call=call)
 
 
@@ -47,6 +60,8 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.what == "list":
         return _list(options)
+    if options.what == "versions":
+        return _versions(options)
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
@@ -64,6 +79,20 @@ def call(options: argparse.Namespace) -> int:
     if not findings:
         print(f"{len(packs)} packs with {checked} criteria: no findings")
     return 1 if findings else 0
+
+
+def _versions(options: argparse.Namespace) -> int:
+    """Print the floors of versions, or build the list of advisories."""
+    if options.rebuild:
+        print(rebuild(*options.rebuild), end="")
+        return 0
+    now, advisories = datetime.now(UTC).isoformat(), shipped_advisories()
+    if options.json:
+        print(json.dumps(floors_json(advisories, now), indent=1))
+    else:
+        blocks = floors_blocks(advisories, now)
+        print(render_blocks(blocks, width=width_of(), colour=has_colour(options.color)))
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -23,9 +23,11 @@ from schemas.readings import READINGS
 from schemas.records import Value
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 
-COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports"})
+COLLECTED = frozenset(
+    {name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports", "vulnerability"}
+)
 """First parts of the names that have no entry in the benchmark catalogue: readings of collectors, and what agent and judge add
-(launches, the status of collectors, drift over a soak, totals over the ports of a host)."""
+(launches, the status of collectors, drift over a soak, totals over the ports of a host, scores of published vulnerabilities)."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
 STAGES = MEASURING | {PREFLIGHT}
 SCOPES: Mapping[str, frozenset[str]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleet.judge.advisories import PRODUCTS
+from fleet.judge.vulnerabilities import SCORES
 from fleet.quantities import SIGNS, finite, format_pair, number, quantity
 from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
@@ -105,6 +107,10 @@ _SHOWN = {
     ),
 }
 """Reading -> what its failure means, for one and for several."""
+_SHOWN |= {
+    f"{SCORES}{key}": (f"has {product.title} with a published vulnerability of CVSS {{value}}",)
+    for key, product in PRODUCTS.items()
+}
 
 
 def label(name: str) -> str:

@@ -18,6 +18,7 @@ _CORRECTED = "counts errors that FEC corrects; the errors that remain are judged
 _VARIES = "healthy hosts of one order differ"
 _NAME = "a name or a place; the identity of parts is judged by serial, UUID, GUID and MAC address"
 _CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
+_ADVISORIES = "compared with published vulnerabilities, which a site may reject (versions.md)"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
@@ -39,9 +40,13 @@ INFORMATIONAL: Mapping[str, str] = {
     "container.containerd.nvidia_runtime": _CONTAINERS,
     "container.docker.default_runtime": _CONTAINERS,
     "container.docker.nvidia_runtime": _CONTAINERS,
+    "container.containerd.package_version": _ADVISORIES,
+    "container.containerd.version": _ADVISORIES,
+    "container.runc.package_version": _ADVISORIES,
+    "container.runc.version": _ADVISORIES,
     "container.runtime.present": _CONTAINERS,
     "container.toolkit.present": _CONTAINERS,
-    "container.toolkit.version": _CONTAINERS,
+    "container.toolkit.version": _ADVISORIES,
     "driver.cuda_version": _DRIVER,
     "fabric.imex.address": _NAME,
     "fabric.imex.connection": _IMEX,

@@ -41,6 +41,7 @@ from fleet.judge.refusals import refused_readings
 from fleet.judge.shared_gpus import with_other_processes
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
+from fleet.judge.vulnerabilities import with_advisory, with_scores
 from fleet.judge.waivers import WaiverMatcher
 from fleet.judge.wiring import judge_wiring
 from schemas.plans import Plan
@@ -80,8 +81,9 @@ def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pac
 
 
 def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
-    """Return the view of one host, with the drift of its soak and the totals of its ports among its observations."""
-    return HostView(plan, plan.host(name), with_port_totals(with_drift_observations(evidence)), packs)
+    """Return the view of one host, with what the judge derives among its observations: drift, totals of ports, scores."""
+    complete = with_scores(with_port_totals(with_drift_observations(evidence)), packs)
+    return HostView(plan, plan.host(name), complete, packs)
 
 
 def judge_hosts(
@@ -214,5 +216,5 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     for verdict in with_culprits(view, verdicts):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
-        annotated.append(with_other_processes(view, with_drift_time(view, verdict)))
+        annotated.append(with_advisory(view, with_other_processes(view, with_drift_time(view, verdict))))
     return annotated

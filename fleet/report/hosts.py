@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fleet.judge.advisories import NO_ADVISORIES, Advisories
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fleet_stats import FleetStats
@@ -63,10 +64,17 @@ class RunContext:
     planned: Planned
     positions: Mapping[str, int]
     """Host -> its position in the plan."""
+    advisories: Advisories = NO_ADVISORIES
+    """Published vulnerabilities to list."""
 
 
 def context_of(
-    plan: Plan, packs: Sequence[Pack], events: Mapping[str, Sequence[str]], *, in_full: bool | None = None
+    plan: Plan,
+    packs: Sequence[Pack],
+    events: Mapping[str, Sequence[str]],
+    *,
+    in_full: bool | None = None,
+    advisories: Advisories = NO_ADVISORIES,
 ) -> RunContext:
     """Return the context of a run. Unless `in_full` is given, the number of its hosts decides whether every verdict is listed."""
     return RunContext(
@@ -76,6 +84,7 @@ def context_of(
         in_full=len(plan.hosts) <= FULL_HOSTS if in_full is None else in_full,
         planned=Planned(plan),
         positions={host.name: position for position, host in enumerate(plan.hosts)},
+        advisories=advisories,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
+from fleet.judge.advisories import NO_ADVISORIES, Advisories
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.fleet_stats import FleetStats
@@ -30,6 +31,7 @@ from fleet.report.hosts import (
 from fleet.report.replaced import replaced_criteria
 from fleet.report.summary import SummaryInput, acceptance
 from fleet.report.unjudged import not_judged
+from fleet.report.vulnerabilities import compare_versions, vulnerabilities, vulnerability_lines
 from schemas import VERSION
 from schemas.plans import Plan
 from schemas.reports import (
@@ -58,6 +60,7 @@ def merge(
     *,
     events: Mapping[str, Sequence[str]] | None = None,
     quarantined: Iterable[Quarantined] = (),
+    advisories: Advisories = NO_ADVISORIES,
 ) -> FleetReport:
     """Return the report on a run.
 
@@ -67,8 +70,9 @@ def merge(
         packs: every pack that may apply.
         events: host -> events that the control node recorded.
         quarantined: rejected files of the run directory.
+        advisories: published vulnerabilities to list.
     """
-    context = context_of(plan, packs, events or {})
+    context = context_of(plan, packs, events or {}, advisories=advisories)
     stats = gather(context.planned, host_views(plan, evidence, packs))
     judge = HostJudge(context, stats)
     for unit in units(plan):
@@ -100,6 +104,8 @@ def fleet_report(
     replaced = replaced_criteria(context.packs, hosts)
     listed = verdicts if context.in_full else _limit_verdicts(exceptions)
     causes = diagnose(listed, plan.gangs())
+    versions = compare_versions(plan, hosts, context.advisories)
+    vulnerable = vulnerabilities(versions)
     summary = SummaryInput(
         plan=plan,
         hosts=hosts,
@@ -112,6 +118,7 @@ def fleet_report(
         wiring=wiring.summary,
         diff=diff,
         replaced=replaced,
+        version_caveats=tuple(vulnerability_lines(plan, versions, vulnerable, context.advisories)),
         compared={
             item.name.split(".")[0]
             for pack in context.packs
@@ -145,6 +152,7 @@ def fleet_report(
         baseline=plan.baseline.digest if plan.baseline else "",
         changes=diff.changes,
         replaced=replaced,
+        vulnerabilities=vulnerable,
         judged=rows,
         detail=ALL if context.in_full else EXCEPTIONS,
         left_out=total - len(listed),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fleet import progress
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
+from fleet.judge.advisories import shipped_advisories
 from fleet.judge.criteria import Pack
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import Gatherer
@@ -22,6 +23,7 @@ from fleet.report.hosts import HostJudge, JudgedHosts, RunContext, context_of, u
 from fleet.report.merge import fleet_report
 from fleet.report.replaced import replaced_lines
 from fleet.report.summary import allowances, cause_lines, pci_slots, status_of
+from fleet.report.vulnerabilities import compare_versions, vulnerabilities, vulnerability_lines
 from fleet.report.workers import Share, map_shares, process_count, shares
 from schemas.plans import Plan
 from schemas.reports import Acceptance, FleetReport, HostReport, LineKind, Quarantined, SummaryLine
@@ -54,7 +56,7 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
         packs: every pack that may apply.
         jobs: number of processes; by default one for few hosts, else as many as there are processors.
     """
-    job = _Job(run=run, context=context_of(run.plan, packs, run.events))
+    job = _Job(run=run, context=context_of(run.plan, packs, run.events, advisories=shipped_advisories()))
     all_shares = shares(units(run.plan), process_count(len(run.plan.hosts), jobs))
     stats = _statistics(job, all_shares)
     progress.begin("judging hosts", len(run.plan.hosts))
@@ -133,6 +135,8 @@ def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> Flee
     """Return a report with only this host of its gang."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     causes = diagnose(verdicts, plan.gangs())
+    versions = compare_versions(plan, [report], shipped_advisories())
+    vulnerable = vulnerabilities(versions)
     return replace(
         gang_report,
         hosts=(report,),
@@ -145,10 +149,12 @@ def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> Flee
                 SummaryLine(kind=LineKind.COUNT, title=f"Host {report.name} alone", text=report.decision),
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
+                *vulnerability_lines(plan, versions, vulnerable, shipped_advisories()),
                 *replaced_lines(gang_report.replaced),
                 *cause_lines(causes, verdicts, pci_slots((report.name, gpu) for gpu in report.gpus)),
             ),
         ),
         coverage=report.coverage,
+        vulnerabilities=vulnerable,
         judged=(),
     )

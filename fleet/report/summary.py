@@ -69,6 +69,8 @@ class SummaryInput:
     diff: BaselineDiff
     replaced: Sequence[Replaced] = ()
     """Shipped criteria that packs of the operator replaced."""
+    version_caveats: Sequence[SummaryLine] = ()
+    """Versions with published vulnerabilities."""
     compared: Collection[str] = ()
     """Benchmarks with figures that a criterion compares with the fleet."""
 
@@ -101,6 +103,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += unjudged_digests(plan, hosts, summary.facts)
     lines += uncompared_hosts(plan, hosts)
     lines += allowances(plan.hosts)
+    lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
     lines += changes_summary(plan, summary.diff)

@@ -128,6 +128,24 @@ def test_criteria_list_shows_packs_or_criteria(capsys: pytest.CaptureFixture[str
     assert {item["pack"] for item in json.loads(capsys.readouterr().out)} <= set(packs)
 
 
+def test_criteria_versions_shows_the_floors_and_their_age(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["criteria", "versions", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert all(item["cves"] and item["date"] and item["url"] for item in shown["floors"])
+    assert shown["stale"] == (shown["age_days"] > 90)
+    assert main(["criteria", "versions"]) == 0
+    text = capsys.readouterr().out
+    assert f"The list is of {shown['date']}, {shown['age_days']} days old." in text
+    assert ("older than 90 days" in text) == shown["stale"]
+    for item in shown["floors"]:
+        (row,) = (
+            line
+            for line in text.splitlines()
+            if item["version"] in line and item["branch"] in line and item["product"] in line
+        )
+        assert item["advisory"] in row
+
+
 def test_diff_folds_the_pairs_of_a_gpu_into_one_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,70 @@
+"""Versions of containerd and runc, and the packages that own them: a distribution adds fixes to old versions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from collectors.base import Absent, Family, host_family
+from collectors.programs import error_message, find_program, program_version, run_program
+
+PROGRAMS: Mapping[str, str] = {
+    "containerd": r"(?m)^containerd \S{1,200} v?(\d[\w.+~-]{0,60})",
+    "runc": r"(?m)^runc version v?(\d[\w.+~-]{0,60})",
+}
+"""Program -> its version in the output of `--version`."""
+UNOWNED = "no package"
+"""Value for a program that no package owns, such as one from an archive of its project."""
+_OWNER = re.compile(r"^([a-z0-9][a-z0-9+.-]{0,60})(?::[a-z0-9-]+)?: (/\S+)$", re.MULTILINE)
+_PACKAGE = re.compile(r"^([\w.+-]{1,60}) ([\w.+~^:-]{1,60})$", re.MULTILINE)
+_NOT_OWNED = ("no path found matching pattern", "is not owned by any package")
+
+
+def version_families(root: Path) -> Iterable[Family]:
+    """Yield version and package of each program under `root`."""
+    paths = {name: path for name in PROGRAMS if (path := find_program(root, name))}
+    owned = {name: f"/{path.relative_to(root)}" for name, path in paths.items()}
+    packages = _packages(root, list(owned.values())) if owned else {}
+    for name, pattern in PROGRAMS.items():
+        yield host_family(f"container.{name}.version", "1", f"Version of {name}", program_version(root, name, pattern))
+        text = f"Package that owns {name}, and its version; {UNOWNED}: none does"
+        package = packages[owned[name]] if name in owned else Absent.unsupported(f"no {name}")
+        yield host_family(f"container.{name}.package_version", "1", text, package)
+
+
+def _packages(root: Path, paths: list[str]) -> Mapping[str, str | Absent]:
+    """Return name and version of the Debian or RPM package that owns each file."""
+    if dpkg := find_program(root, "dpkg-query"):
+        # A search reads the file lists of all packages, so there is one for all files.
+        found = run_program(dpkg, "-S", *paths)
+        owners = {} if isinstance(found, Absent) else {path: name for name, path in _OWNER.findall(found.stdout)}
+        query = ("-W", "-f=${Package} ${Version}\\n", *dict.fromkeys(owners.values()))
+        versions = run_program(dpkg, *query) if owners else found
+        known = {} if isinstance(versions, Absent) else dict(_PACKAGE.findall(versions.stdout))
+        return {
+            path: f"{owners[path]} {known[owners[path]]}"
+            if owners.get(path) in known
+            else _why_unknown(versions if path in owners else found, path)
+            for path in paths
+        }
+    if rpm := find_program(root, "rpm"):
+        return {path: _rpm_package(rpm, path) for path in paths}
+    return dict.fromkeys(paths, Absent.unsupported("neither dpkg-query nor rpm is installed"))
+
+
+def _rpm_package(rpm: Path, path: str) -> str | Absent:
+    process = run_program(rpm, "-qf", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", path)
+    match = None if isinstance(process, Absent) else _PACKAGE.match(process.stdout)
+    return " ".join(match.groups()) if match else _why_unknown(process, path)
+
+
+def _why_unknown(process: subprocess.CompletedProcess[str] | Absent, path: str) -> str | Absent:
+    """Return UNOWNED if the package manager says that no package owns the file, otherwise what it says."""
+    if isinstance(process, Absent):
+        return process
+    lines = (process.stdout + process.stderr).splitlines()
+    if any(path in line.split() and text in line for line in lines for text in _NOT_OWNED):
+        return UNOWNED
+    return Absent.error(f"package of {path}: exit code {process.returncode}: {error_message(process)}")

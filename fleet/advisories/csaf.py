@@ -1,0 +1,121 @@
+"""Read NVIDIA's security bulletins: CSAF 2.0 documents, as in github.com/NVIDIA/product-security."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleet.judge.advisories import Advisory, AffectedRange, version_key
+
+URL = "https://github.com/NVIDIA/product-security"
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+_MELLANOX_PREFIX = "xx."
+"""Bulletins of 2024 write this in place of the number of the adapter."""
+
+_Version = tuple[Mapping[str, Any], str]
+"""A version of a product, and the name of its platform."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """How bulletins name a product and its platform; the first group of `line` is the branch."""
+
+    product: str
+    line: str
+
+
+_LISTED: Mapping[str, _Listed] = {
+    # Drivers for data centers are those of "Tesla".
+    "driver": _Listed(product=r"Tesla", line=r"Linux\((R\d+)\)"),
+    "container_toolkit": _Listed(product=r"NVIDIA Container Toolkit", line=r"Linux()|All()"),
+    "nic_firmware": _Listed(product=r"ConnectX (GA|LTS\d+)", line=r"ConnectX.*"),
+    "hgx_firmware": _Listed(product=r".*HGX.*", line=r".*"),
+}
+BY_BRANCH = ("driver", "nic_firmware")
+"""Products with branches. A version of a branch that the bulletin does not list needs the fix of the next branch that it lists:
+the bulletins say that other earlier branches may be affected, and advise to upgrade them."""
+
+
+def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
+    """Yield product and advisory of every bulletin (YEAR/NUMBER/NUMBER.json) in the directory. Raises OSError, ValueError."""
+    for path in sorted(directory.glob("[0-9]*/[0-9]*/[0-9]*.json")):
+        if path.stem == path.parent.name:
+            yield from bulletin_advisories(json.loads(path.read_text(encoding="utf-8")), path)
+
+
+def bulletin_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
+    """Yield product and advisory of one bulletin. Vulnerabilities that the same versions fix are one advisory."""
+    number, date = path.stem, document["document"]["tracking"]["current_release_date"][:10]
+    products = {item["product"]["product_id"]: (item, line) for item, line in _versions(document)}
+    for key, listed in _LISTED.items():
+        fixes = [
+            (vulnerability, dict(_fixes(key, listed, _fixed_versions(vulnerability, products))))
+            for vulnerability in document["vulnerabilities"]
+        ]
+        every_line = {line: fixed for _, of_one in fixes for line, fixed in of_one.items()}
+        groups: dict[tuple[AffectedRange, ...], list[tuple[float, str, str]]] = {}
+        for vulnerability, of_one in fixes:
+            if ranges := tuple(_ranges(key, every_line, of_one)):
+                groups.setdefault(ranges, []).append((*_rating(vulnerability), vulnerability["cve"]))
+        for ranges, rated in groups.items():
+            score, severity, _ = max(rated)
+            yield (
+                key,
+                Advisory(
+                    id=f"NVIDIA {number}",
+                    url=f"{URL}/tree/main/{path.parent.parent.name}/{number}",
+                    date=date,
+                    severity=severity,
+                    score=score or None,
+                    cves=tuple(cve for _, _, cve in sorted(rated, key=lambda item: (-item[0], item[2]))),
+                    ranges=ranges,
+                ),
+            )
+
+
+def _fixed_versions(vulnerability: Mapping[str, Any], products: Mapping[str, _Version]) -> list[_Version]:
+    return [products[each] for each in vulnerability["product_status"].get("fixed", ()) if each in products]
+
+
+def _versions(document: Mapping[str, Any]) -> Iterator[_Version]:
+    """Yield each version of a product with the name of its platform."""
+    for vendor in document["product_tree"]["branches"]:
+        for platform in vendor.get("branches", ()):
+            if platform["category"] != "product_family":
+                yield from ((item, platform["name"]) for item in platform.get("branches", ()) if "product" in item)
+
+
+def _fixes(key: str, listed: _Listed, fixed: list[_Version]) -> Iterator[tuple[str, str]]:
+    """Yield branch and version of each fix of a product."""
+    for item, platform in fixed:
+        product, line = re.fullmatch(listed.product, item["name"]), re.fullmatch(listed.line, platform)
+        version = _VERSION.search(item["product"]["name"].removeprefix(_MELLANOX_PREFIX))
+        if product and line and version:
+            groups = [*product.groups(), *line.groups(), f"{item['name']}, {platform}" if key == "hgx_firmware" else ""]
+            yield next(filter(None, groups), ""), version.group()
+
+
+def _ranges(key: str, every_line: Mapping[str, str], fixes: Mapping[str, str]) -> Iterator[AffectedRange]:
+    """Yield the versions that a vulnerability affects.
+
+    Args:
+        key: product.
+        every_line: branch -> first version with the fixes, of all branches of the bulletin. A branch without a fix of this
+            vulnerability does not have the vulnerability.
+        fixes: the same, of the branches that have a fix of this vulnerability.
+    """
+    first = "0"
+    for line, newest in sorted(every_line.items(), key=lambda item: version_key(item[1])):
+        if line in fixes:
+            yield AffectedRange(first=first, fixed=fixes[line], line=line)
+        first = str(int(newest.split(".")[0]) + 1) if key in BY_BRANCH else "0"
+
+
+def _rating(vulnerability: Mapping[str, Any]) -> tuple[float, str]:
+    scores = [item["cvss_v3"] for item in vulnerability.get("scores", ()) if "cvss_v3" in item]
+    rated = [(float(item["baseScore"]), str(item["baseSeverity"]).lower()) for item in scores]
+    return max(rated, default=(0.0, ""))

@@ -1,0 +1,98 @@
+"""Read vulnerabilities of Go modules: OSV documents, as in github.com/golang/vulndb or github.com/github/advisory-database."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.judge.advisories import Advisory, AffectedRange
+
+MODULES: Mapping[str, tuple[str, str]] = {
+    "github.com/opencontainers/runc": ("runc", "0"),
+    "github.com/containerd/containerd": ("containerd", "0"),
+    "github.com/containerd/containerd/v2": ("containerd", "2"),
+}
+"""Go module -> product, and the first version of the module."""
+_INCOMPATIBLE = "+incompatible"
+_UNKNOWN_DATE = "0001"
+_SEVERITIES = {"moderate": "medium"}
+SCORES: Mapping[str, tuple[float, str]] = {
+    "CVE-2026-50195": (8.8, "high"),
+    "CVE-2026-53488": (8.3, "high"),
+    "CVE-2026-53492": (6.8, "medium"),
+    "CVE-2026-53489": (6.5, "medium"),
+    "CVE-2026-47262": (6.5, "medium"),
+}
+"""Scores that the Go vulnerability database does not have, from the AWS security bulletin 2026-046-AWS of 2026-06-18."""
+
+
+def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]]:
+    """Yield product and advisory of every document below the directory that is about a module of MODULES.
+
+    Vulnerabilities from before `since` (a year) are left out: databases add some of them years later.
+
+    Raises OSError, ValueError.
+    """
+    for path in sorted(directory.rglob("*.json")):
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text) if any(f'"{module}"' in text for module in MODULES) else None
+        if isinstance(document, dict) and "affected" in document:
+            names = [document["id"], *document.get("aliases", ())]
+            if any(name.startswith("CVE-") for name in names) and not any(
+                f"CVE-{since}" <= name < "CVE-3" for name in names
+            ):
+                continue
+            yield from document_advisories(document, path)
+
+
+def document_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
+    """Yield product and advisory of one document; none if it is withdrawn, or no version has a fix."""
+    ranges: dict[str, list[AffectedRange]] = {}
+    for affected in () if "withdrawn" in document else document.get("affected", ()):
+        if module := MODULES.get(affected["package"]["name"]):
+            ranges.setdefault(module[0], []).extend(_ranges(affected, module[1]))
+    if not any(ranges.values()):
+        return
+    names = [document["id"], *document.get("aliases", ())]
+    cves = tuple(name for name in names if name.startswith("CVE-"))
+    score, severity = max((SCORES[cve] for cve in cves if cve in SCORES), default=(None, _severity(document)))
+    advisory = Advisory(
+        id=next((name for name in names if name.startswith("GHSA-")), names[0]),
+        url=next((item["url"] for item in document.get("references", ()) if item["type"] == "ADVISORY"), ""),
+        date=_date(document, path),
+        severity=severity,
+        score=score,
+        cves=cves or (names[0],),
+        ranges=(),
+    )
+    for product, found in ranges.items():
+        yield product, Advisory(**{**vars(advisory), "ranges": tuple(dict.fromkeys(found))})
+
+
+def _ranges(affected: Mapping[str, Any], lowest: str) -> Iterator[AffectedRange]:
+    """Yield the ranges that end with a fix. Without a fix there is no version to update to."""
+    for events in (item["events"] for item in affected.get("ranges", ()) if item["type"] in ("SEMVER", "ECOSYSTEM")):
+        first = ""
+        for event in events:
+            first = event.get("introduced", first).removesuffix(_INCOMPATIBLE)
+            first = lowest if first == "0" else first
+            if fixed := event.get("fixed", "").removesuffix(_INCOMPATIBLE):
+                yield AffectedRange(first=first, fixed=fixed)
+
+
+def _severity(document: Mapping[str, Any]) -> str:
+    """Return the rating of the GitHub advisory database; the Go vulnerability database has none."""
+    stated = str(document.get("database_specific", {}).get("severity", "")).lower()
+    return _SEVERITIES.get(stated, stated)
+
+
+def _date(document: Mapping[str, Any], path: Path) -> str:
+    """Return the date of publication. Where the document has none, it is that of the commit that added the file."""
+    published = str(document.get("published", _UNKNOWN_DATE))
+    if not published.startswith(_UNKNOWN_DATE):
+        return published[:10]
+    command = ["git", "-C", str(path.parent), "log", "-1", "--diff-filter=A", "--format=%cs", "--", path.name]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.strip()

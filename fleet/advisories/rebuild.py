@@ -1,0 +1,70 @@
+"""Build advisories.json from checkouts of what the vendors publish."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleet.advisories.csaf import nvidia_advisories
+from fleet.advisories.osv import osv_advisories
+from fleet.judge.advisories import PRODUCTS, Advisory
+from schemas.errors import UsageError
+
+SINCE = "2023"
+"""Advisories of earlier years are left out: the versions that they fix are fixed by later ones too."""
+
+
+def rebuild(bulletins: Path, vulnerabilities: Path) -> str:
+    """Return the content of advisories.json.
+
+    Args:
+        bulletins: a checkout of NVIDIA/product-security.
+        vulnerabilities: a checkout, or a folder of one, with OSV documents: golang/vulndb, or github/advisory-database.
+
+    Raises:
+        UsageError: a directory is no checkout, or has no advisory, or a document is not as expected.
+    """
+    products: dict[str, list[Advisory]] = {key: [] for key in PRODUCTS}
+    read_osv = partial(osv_advisories, since=SINCE)
+    for directory, read in ((bulletins, nvidia_advisories), (vulnerabilities, read_osv)):
+        known = sum(map(len, products.values()))
+        try:
+            for product, advisory in read(directory):
+                if advisory.date >= SINCE:
+                    products[product].append(advisory)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UsageError(f"{directory}: not readable as advisories: {error!r}; see docs/versions.md") from error
+        if known == sum(map(len, products.values())):
+            raise UsageError(f"{directory}: no advisory found; give a checkout as in docs/versions.md")
+    sources = [_source(bulletins), _source(vulnerabilities)]
+    document = {
+        "date": min(source["date"] for source in sources),
+        "sources": sources,
+        "products": {key: list(_newest_first(items)) for key, items in products.items()},
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _newest_first(advisories: list[Advisory]) -> Iterator[dict[str, Any]]:
+    for item in sorted(advisories, key=lambda item: (item.date, item.id), reverse=True):
+        yield asdict(item)
+
+
+def _source(directory: Path) -> dict[str, str]:
+    """Return address, commit and date of a checkout."""
+    url = _git(directory, "remote", "get-url", "origin").removesuffix(".git")
+    commit, date = _git(directory, "log", "-1", "--format=%H %cs").split(" ")
+    return {"url": url, "commit": commit, "date": date}
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(directory), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        raise UsageError(f"{directory}: not a git checkout: {done.stderr.strip()[:200]}; see docs/versions.md")
+    return done.stdout.strip()

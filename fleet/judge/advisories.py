@@ -1,0 +1,207 @@
+"""Published vulnerabilities of the software and firmware of GPU hosts, and the versions that fix them.
+
+`advisories.json` is data with a date. `rackproof criteria versions --rebuild` builds it from what the vendors publish
+(`fleet/advisories`). A fix is compared within its branch: R535 with the fix is not older than R580 without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from schemas.times import epoch_seconds
+
+PATH = Path(__file__).with_name("advisories.json")
+SEVERITIES = ("critical", "high", "medium", "low", "")
+"""Ratings of CVSS, most severe first. Empty: the source states none."""
+MOST_SEVERE = 10.0
+STALE_AFTER_DAYS = 90
+UNOWNED = "no package"
+"""Value of the reading of a package if none owns the program."""
+VersionKey = tuple[tuple[int, int, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """Software or firmware whose versions are compared."""
+
+    title: str
+    reading: str = ""
+    """Reading that has the version; empty if no reading does, and the fixes are only listed."""
+    pattern: str = r"v?(\d+(?:\.\d+)+(?:-[a-z]+\.\d+)?)"
+    """The part of the version that is compared. A text that does not match is not compared."""
+    package: str = ""
+    """Reading with name and version of the package that owns the program. Packages of a distribution have its own fixes."""
+    vendor_packages: tuple[str, ...] = ()
+    """Packages in which the version is that of the vendor."""
+
+
+PRODUCTS: Mapping[str, Product] = {
+    "driver": Product(title="NVIDIA driver", reading="driver.version", pattern=r"(\d{3}\.\d+(?:\.\d+)?)"),
+    "container_toolkit": Product(title="NVIDIA Container Toolkit", reading="container.toolkit.version"),
+    "containerd": Product(
+        title="containerd",
+        reading="container.containerd.version",
+        package="container.containerd.package_version",
+        vendor_packages=("containerd.io",),
+    ),
+    "runc": Product(
+        title="runc",
+        reading="container.runc.version",
+        package="container.runc.package_version",
+        vendor_packages=("containerd.io",),
+    ),
+    # The first number is the adapter: ConnectX-5 16, -6 20, -6 Dx 22, -6 Lx 26, -7 28, -8 40, BlueField-2 24, -3 32.
+    "nic_firmware": Product(
+        title="ConnectX and BlueField firmware",
+        reading="infiniband.hca.firmware_version",
+        pattern=r"(?:16|20|22|24|26|28|32|40)\.(\d\d\.\d{4})",
+    ),
+    "hgx_firmware": Product(title="HGX and DGX firmware"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffectedRange:
+    """Versions from `first` on are affected, up to `fixed`, which has the fix."""
+
+    first: str
+    fixed: str
+    line: str = ""
+    """Branch, release line or board of the fix, as the vendor names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advisory:
+    """One bulletin of a vendor, or the vulnerabilities in it that the same versions fix."""
+
+    id: str
+    url: str
+    date: str
+    severity: str
+    """One of SEVERITIES, of the most severe vulnerability."""
+    score: float | None
+    """CVSS base score of the most severe vulnerability; None if the source states none."""
+    cves: tuple[str, ...]
+    """The most severe first."""
+    ranges: tuple[AffectedRange, ...]
+
+    def range_of(self, version: str) -> AffectedRange | None:
+        """Return the range that has the version, or None if the version is not affected."""
+        key = version_key(version)
+        return next((item for item in self.ranges if version_key(item.first) <= key < version_key(item.fixed)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advisories:
+    """All advisories, and where they come from."""
+
+    date: str = ""
+    """Date of the oldest of the sources: later advisories may be missing."""
+    sources: tuple[Mapping[str, str], ...] = ()
+    """Name, URL, commit and date of each source."""
+    products: Mapping[str, tuple[Advisory, ...]]
+    """Key of PRODUCTS -> its advisories, the newest first."""
+
+    def age_days(self, now: str) -> int:
+        """Return the age at a time (ISO 8601) in whole days."""
+        return int((epoch_seconds(now) - epoch_seconds(f"{self.date}T00:00:00Z")) // 86400)
+
+
+NO_ADVISORIES = Advisories(products={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingFixes:
+    """The fixes that a version does not have."""
+
+    product: Product
+    version: str
+    fixed: str
+    """First version that has all of them: of the same branch if its vendor published one, else of a later one."""
+    advisories: tuple[Advisory, ...]
+    """The most severe first."""
+
+    @property
+    def cves(self) -> tuple[str, ...]:
+        """All vulnerabilities, those of the most severe advisory first."""
+        return tuple(dict.fromkeys(cve for item in self.advisories for cve in item.cves))
+
+    @property
+    def score(self) -> float:
+        """The highest CVSS base score; MOST_SEVERE if the source of an advisory states none."""
+        return max(MOST_SEVERE if item.score is None else item.score for item in self.advisories)
+
+    def __str__(self) -> str:
+        worst, newest = self.advisories[0], max(self.advisories, key=lambda item: item.date)
+        more = f" and {len(self.cves) - 1} more" if len(self.cves) > 1 else ""
+        rating = f"{worst.severity or 'severity not stated'}{f', CVSS {worst.score:g}' if worst.score else ''}"
+        return (
+            f"update {self.product.title} {self.version} to {self.fixed} or later: {self.cves[0]}{more} ({rating}); "
+            f"{newest.id} of {newest.date}"
+        )
+
+
+def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -> MissingFixes | None:
+    """Return the fixes that a version does not have; None if it has all, or cannot be compared."""
+    match = re.fullmatch(product.pattern, text)
+    if not match:
+        return None
+    known = list(advisories)
+    affecting = [item for item in known if item.range_of(match.group(1))]
+    if not affecting:
+        return None
+    fixed = match.group(1)
+    while found := [item for item in (each.range_of(fixed) for each in known) if item]:
+        # The first version with one fix may still lack another.
+        fixed = max((item.fixed for item in found), key=version_key)
+    affecting.sort(key=lambda item: (SEVERITIES.index(item.severity), -(item.score or 0.0)))
+    return MissingFixes(
+        product=product, version=text, fixed=text[: match.start(1)] + fixed, advisories=tuple(affecting)
+    )
+
+
+def is_comparable(product: Product, text: str) -> bool:
+    """Return whether a text is a version of the product: other vendors of adapters have versions of another form."""
+    return re.fullmatch(product.pattern, text) is not None
+
+
+def is_vendor_version(product: Product, package: str) -> bool:
+    """Return whether the version says which of the vendor's fixes the program has.
+
+    `package` is the value of the package reading, empty if there is none. Distributions add fixes to old versions.
+    """
+    return not product.package or package == UNOWNED or package.split(" ")[0] in product.vendor_packages
+
+
+@cache
+def version_key(text: str) -> VersionKey:
+    """Return a key by which versions are ordered: `1.3.0-rc.1` < `1.3` < `1.3.0` < `1.10`."""
+    parts = re.findall(r"\d+|[a-z]+", text.lower())
+    # The end of a version is between a letter, which begins a pre-release, and a number.
+    return (*((1, int(part), "") if part.isdigit() else (-1, 0, part) for part in parts), (0, 0, ""))
+
+
+@cache
+def shipped_advisories() -> Advisories:
+    """Return the advisories that come with this version of Rackproof."""
+    return advisories_from(json.loads(PATH.read_text(encoding="utf-8")))
+
+
+def advisories_from(document: Mapping[str, Any]) -> Advisories:
+    """Return the advisories of a document in the form of advisories.json."""
+    return Advisories(
+        date=document["date"],
+        sources=tuple(document["sources"]),
+        products={key: tuple(map(_advisory, items)) for key, items in document["products"].items()},
+    )
+
+
+def _advisory(item: Mapping[str, Any]) -> Advisory:
+    ranges = tuple(AffectedRange(**each) for each in item["ranges"])
+    return Advisory(**{**item, "cves": tuple(item["cves"]), "ranges": ranges})

@@ -1,0 +1,96 @@
+"""Show the lowest versions without a published vulnerability as a table for a terminal, or as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fleet.judge.advisories import PRODUCTS, STALE_AFTER_DAYS, Advisories, Advisory, AffectedRange, version_key
+from fleet.report.terminal import plain_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The first version of a branch that has all published fixes."""
+
+    product: str
+    reading: str
+    """Reading that is compared; empty if none is."""
+    line: str
+    version: str
+    advisory: Advisory
+    """The newest advisory that this version fixes."""
+
+
+def floors(advisories: Advisories) -> Iterator[Floor]:
+    """Yield the floors of every product: released versions that no advisory affects. Boards are listed separately."""
+    for key, product in PRODUCTS.items():
+        items = advisories.products.get(key, ())
+        found: dict[tuple[str, str], tuple[AffectedRange, Advisory]] = {}
+        for advisory in items:  # the newest first
+            for fix in advisory.ranges:
+                is_release = re.fullmatch(r"[\d.]+", fix.fixed)
+                if not product.reading or (is_release and not any(other.range_of(fix.fixed) for other in items)):
+                    found.setdefault((fix.line, fix.fixed), (fix, advisory))
+        for fix, advisory in sorted(found.values(), key=lambda pair: (version_key(pair[0].fixed), pair[0].line)):
+            yield Floor(
+                product=product.title,
+                reading=product.reading,
+                line=fix.line,
+                version=fix.fixed,
+                advisory=advisory,
+            )
+
+
+def floors_blocks(advisories: Advisories, now: str) -> list[Table | Text]:
+    """Return a table of the floors, and the age of the list at a time (ISO 8601)."""
+    table = plain_table("PRODUCT", "BRANCH", "FLOOR", "SEVERITY", "PUBLISHED", "ADVISORY", "FIXES")
+    for item in floors(advisories):
+        severity = item.advisory.severity or "not stated"
+        rating = f"{severity} {item.advisory.score:g}" if item.advisory.score else severity
+        product = item.product if item.reading else f"{item.product} (not read)"
+        cves = f"{item.advisory.cves[0]}{f' +{len(item.advisory.cves) - 1}' * (len(item.advisory.cves) > 1)}"
+        table.add_row(product, item.line, item.version, rating, item.advisory.date, item.advisory.id, cves)
+    return [table, *(Text(line) for line in _age_lines(advisories, now))]
+
+
+def floors_json(advisories: Advisories, now: str) -> dict[str, Any]:
+    """Return the floors for a program."""
+    return {
+        "date": advisories.date,
+        "age_days": advisories.age_days(now),
+        "stale": advisories.age_days(now) > STALE_AFTER_DAYS,
+        "sources": list(advisories.sources),
+        "floors": [
+            {
+                "product": item.product,
+                "reading": item.reading,
+                "branch": item.line,
+                "version": item.version,
+                "severity": item.advisory.severity,
+                "score": item.advisory.score,
+                "cves": list(item.advisory.cves),
+                "advisory": item.advisory.id,
+                "url": item.advisory.url,
+                "date": item.advisory.date,
+            }
+            for item in floors(advisories)
+        ],
+    }
+
+
+def _age_lines(advisories: Advisories, now: str) -> Iterator[str]:
+    for source in advisories.sources:
+        yield f"source: {source['url']} at {source['commit'][:12]} of {source['date']}"
+    age = advisories.age_days(now)
+    yield f"The list is of {advisories.date}, {age} days old."
+    if age > STALE_AFTER_DAYS:
+        yield (
+            f"It is older than {STALE_AFTER_DAYS} days, and later advisories are not in it. To renew it: rackproof criteria "
+            "versions --rebuild, as in docs/versions.md"
+        )

@@ -1,0 +1,110 @@
+"""List the published vulnerabilities of the versions that hosts reported. They are a caveat and change no decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.judge.advisories import (
+    PRODUCTS,
+    SEVERITIES,
+    STALE_AFTER_DAYS,
+    Advisories,
+    MissingFixes,
+    Product,
+    is_vendor_version,
+    missing_fixes,
+)
+from fleet.report.formatting import clean
+from schemas.plans import Plan
+from schemas.reports import HostReport, LineKind, SummaryLine, Vulnerability
+
+MAX_LINES, MAX_NAMES = 5, 5
+
+
+@dataclass(kw_only=True)
+class Versions:
+    """The versions of a fleet that were compared with advisories, and those that could not be."""
+
+    compared: bool = False
+    """Whether any version was compared."""
+    vulnerable: dict[tuple[str, str], tuple[MissingFixes, list[str]]] = field(default_factory=dict)
+    """Product and version -> missing fixes, hosts."""
+    of_distribution: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """Title of the product and package -> hosts."""
+
+
+def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Advisories) -> Versions:
+    """Return the comparison; empty if the run tested no GPU, because its versions are not those of GPU hosts."""
+    result = Versions()
+    if plan.rehearsal or plan.simulated or not advisories.products:
+        return result
+    groups: dict[int, tuple[Mapping[str, str], list[str]]] = {}
+    for host in hosts:  # hosts with the same versions share one object
+        groups.setdefault(id(host.software), (host.software, []))[1].append(host.name)
+    for software, names in groups.values():
+        for key, product in PRODUCTS.items():
+            package = software.get(product.package, "")
+            for text in dict.fromkeys(_versions(software, product)):
+                if not is_vendor_version(product, package):
+                    what = package or f"{text}, unknown package"
+                    result.of_distribution.setdefault((product.title, what), []).extend(names)
+                    continue
+                result.compared = True
+                if fixes := missing_fixes(product, advisories.products.get(key, ()), text):
+                    result.vulnerable.setdefault((key, text), (fixes, []))[1].extend(names)
+    return result
+
+
+def vulnerabilities(versions: Versions) -> tuple[Vulnerability, ...]:
+    """Return the vulnerable versions, the most severe first."""
+    found = [
+        Vulnerability(
+            product=fixes.product.title,
+            reading=fixes.product.reading,
+            version=fixes.version,
+            fixed=fixes.fixed,
+            severity=fixes.advisories[0].severity,
+            score=fixes.advisories[0].score,
+            cves=fixes.cves,
+            advisories=tuple(dict.fromkeys(item.url for item in fixes.advisories)),
+            text=str(fixes),
+            hosts=tuple(hosts),
+        )
+        for fixes, hosts in versions.vulnerable.values()
+    ]
+    return tuple(sorted(found, key=lambda item: (SEVERITIES.index(item.severity), -(item.score or 0.0), item.text)))
+
+
+def vulnerability_lines(
+    plan: Plan, versions: Versions, found: Sequence[Vulnerability], advisories: Advisories
+) -> Iterator[SummaryLine]:
+    """Yield a caveat for each vulnerable version, for versions that were not compared, and for an old list of advisories."""
+    for item in found[:MAX_LINES]:
+        yield _caveat("Vulnerable version", f"{item.text} [{_names(item.hosts)}]", len(item.hosts))
+    if rest := found[MAX_LINES:]:
+        affected = {host for item in rest for host in item.hosts}
+        yield _caveat("Vulnerable versions", f"{len(rest)} more, in the JSON report", len(affected))
+    for (title, package), hosts in sorted(versions.of_distribution.items())[:MAX_LINES]:
+        text = f"{title} ({clean(package)}): the distribution adds fixes to old versions; see its own advisories"
+        yield _caveat("Version not compared", f"{text} [{_names(hosts)}]", len(hosts))
+    age = advisories.age_days(plan.created) if versions.compared else 0
+    if age > STALE_AFTER_DAYS:
+        text = f"the list of published vulnerabilities is of {advisories.date}, {age} days before this run: later ones are "
+        yield _caveat("Old advisories", f"{text}not in it; rackproof criteria versions --rebuild renews it", 0)
+
+
+def _versions(software: Mapping[str, str], product: Product) -> Iterator[str]:
+    """Yield each version of a product on a host; parts with different versions have one entry each (`name[scope]`)."""
+    for name, text in software.items() if product.reading else ():
+        if name == product.reading or name.startswith(f"{product.reading}["):
+            yield text
+
+
+def _caveat(title: str, text: str, hosts: int) -> SummaryLine:
+    return SummaryLine(kind=LineKind.CAVEAT, title=title, text=text, values={"hosts": hosts} if hosts else {})
+
+
+def _names(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - MAX_NAMES} more hosts" if len(hosts) > MAX_NAMES else ""
+    return f"{', '.join(map(clean, hosts[:MAX_NAMES]))}{more}"

@@ -1,0 +1,170 @@
+"""A criterion of the site rejects hosts whose versions have published vulnerabilities; without one they change no decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.judge import vulnerabilities
+from fleet.judge.advisories import Advisories, Advisory, AffectedRange
+from fleet.judge.criteria import Pack, read_packs
+from fleet.judge.evidence import Evidence
+from fleet.report.merge import merge
+from schemas.records import Metric
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, FleetReport
+from tests import builders
+
+SITE = """---
+schema: rackproof.criteria/1
+summary: no known vulnerability
+criteria:
+  - {{id: no-vulnerability, name: "{name}", operator: lt, value: 7.0, unit: "1", optional: true, action: configure,
+     source: "site policy"}}
+"""
+
+
+def published(severity: str, score: float, *ranges: tuple[str, str]) -> Advisory:
+    return Advisory(
+        id="NVIDIA 5821",
+        url="https://example.com",
+        date="2026-05-21",
+        severity=severity,
+        score=score,
+        cves=("CVE-2026-24187",),
+        ranges=tuple(AffectedRange(first=first, fixed=fixed) for first, fixed in ranges),
+    )
+
+
+KNOWN = Advisories(
+    date="2026-08-18",
+    products={
+        "driver": (published("high", 8.8, ("0", "535.309.01"), ("536", "580.159.03")),),
+        "container_toolkit": (published("medium", 4.1, ("0", "1.17.8")),),
+        "runc": (published("critical", 9.0, ("0", "1.2.8")),),
+        "nic_firmware": (published("critical", 9.0, ("40", "43.8002")),),
+    },
+)
+
+
+@pytest.fixture(autouse=True)
+def advisories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vulnerabilities, "shipped_advisories", lambda: KNOWN)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> tuple[Pack, ...]:
+    path = tmp_path / "site.yml"
+    path.write_text(SITE.format(name="vulnerability.*"), encoding="utf-8")
+    return checked_packs([str(path)])
+
+
+def report(packs: tuple[Pack, ...], *metrics: Metric) -> FleetReport:
+    """Return the report on one host whose snapshots have these readings too."""
+    plan = builders.plan("h1", rackproof_gang="none")
+    (evidence,) = builders.evidence(plan).values()
+    records = [
+        replace(
+            record,
+            snapshots=tuple(
+                replace(
+                    item,
+                    metrics=(
+                        *(metric for metric in item.metrics if metric.name not in {m.name for m in metrics}),
+                        *metrics,
+                    ),
+                )
+                for item in record.snapshots
+            ),
+        )
+        for record in evidence.records
+    ]
+    return merge(plan, {"h1": Evidence(records=tuple(records))}, packs)
+
+
+def reading(name: str, value: str, scope: str = "host") -> Metric:
+    return Metric(name=name, unit="1", values={scope: value})
+
+
+DRIVER = "driver.version"
+OLD_DRIVER = reading(DRIVER, "580.95.05")
+
+
+def test_without_a_criterion_of_the_site_no_decision_changes() -> None:
+    accepted = report(read_packs([]), OLD_DRIVER, reading("container.toolkit.version", "1.0.0"))
+    assert accepted.decision == ACCEPTED
+    assert not [item for item in accepted.verdicts if item.name.startswith("vulnerability.")]
+
+
+def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: tuple[Pack, ...]) -> None:
+    rejected = report(site, OLD_DRIVER)
+    assert rejected.decision == REJECTED
+    (failed,) = (item for item in rejected.verdicts if item.verdict != PASS)
+    assert (failed.name, failed.scope, failed.action, failed.value) == (
+        "vulnerability.driver",
+        "host",
+        "configure",
+        8.8,
+    )
+    assert failed.detail == (
+        "update NVIDIA driver 580.95.05 to 580.159.03 or later: CVE-2026-24187 (high, CVSS 8.8); NVIDIA 5821 of 2026-05-21"
+    )
+    (cause,) = rejected.causes
+    assert cause.title == "h1 has NVIDIA driver with a published vulnerability of CVSS 8.8"
+    assert failed.detail in cause.why
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        reading(DRIVER, "580.159.03"),
+        reading(DRIVER, "535.309.01"),
+        reading(DRIVER, "610.43.02"),
+        reading("container.toolkit.version", "1.17.4"),  # CVSS 4.1
+    ],
+)
+def test_versions_with_the_fixes_are_accepted(site: tuple[Pack, ...], metric: Metric) -> None:
+    assert report(site, metric).decision == ACCEPTED
+
+
+def test_an_adapter_of_another_vendor_is_not_judged(site: tuple[Pack, ...]) -> None:
+    verdicts = report(site, reading("infiniband.hca.firmware_version", "229.2.48.0", "hca=bnxt_re0")).verdicts
+    assert not [item for item in verdicts if item.name == "vulnerability.nic_firmware"]
+
+
+def test_a_host_without_these_products_is_accepted(site: tuple[Pack, ...]) -> None:
+    absent = Metric(name="container.runc.version", unit="1", absent={"host": "unsupported: no runc"})
+    assert report(site, reading(DRIVER, "580.159.03"), absent).decision == ACCEPTED
+
+
+def test_a_version_that_could_not_be_read_is_inconclusive(site: tuple[Pack, ...]) -> None:
+    absent = Metric(name="container.runc.version", unit="1", absent={"host": "error: no answer within 5 s"})
+    incomplete = report(site, reading(DRIVER, "580.159.03"), absent)
+    assert incomplete.decision == INCOMPLETE
+    (item,) = (item for item in incomplete.verdicts if item.verdict != PASS)
+    assert (item.name, item.reason) == ("vulnerability.runc", "error: no answer within 5 s")
+
+
+@pytest.mark.parametrize(
+    ("package", "decision"),
+    [("no package", REJECTED), ("containerd.io 1.7.27-1", REJECTED), ("runc 1.1.12-0ubuntu3.1", ACCEPTED)],
+)
+def test_a_package_of_the_distribution_is_not_compared(site: tuple[Pack, ...], package: str, decision: str) -> None:
+    runc = reading("container.runc.version", "1.1.12"), reading("container.runc.package_version", package)
+    assert report(site, reading(DRIVER, "580.159.03"), *runc).decision == decision
+
+
+def test_the_adapter_with_old_firmware_is_named(site: tuple[Pack, ...]) -> None:
+    firmware = {"hca=mlx5_0": "28.43.8002", "hca=mlx5_1": "28.43.1014"}
+    metric = Metric(name="infiniband.hca.firmware_version", unit="1", values=firmware)
+    (failed,) = (item for item in report(site, metric).verdicts if item.verdict == FAIL)
+    assert (failed.name, failed.scope) == ("vulnerability.nic_firmware", "hca=mlx5_1")
+    assert "28.43.1014 to 28.43.8002 or later" in failed.reason
+
+
+def test_a_criterion_for_one_product_judges_only_that(tmp_path: Path) -> None:
+    path = tmp_path / "site.yml"
+    path.write_text(SITE.format(name="vulnerability.nic_firmware"), encoding="utf-8")
+    assert report(checked_packs([str(path)]), OLD_DRIVER).decision == ACCEPTED
